@@ -189,6 +189,7 @@ class SavedRun:
         """
         from surefoot.tracking.jsonl import stream_records
         from surefoot.tracking.record import KINDS
+        from surefoot.tracking.run_reader import unreadable_records
 
         if kind is not None and kind not in KINDS:
             raise ConfigError(
@@ -202,12 +203,7 @@ class SavedRun:
         try:
             lines = list(stream_records(self._directory() / "metrics.jsonl"))
         except OSError as problem:
-            path = self.path / "metrics.jsonl"
-            raise ConfigError(
-                "records-unreadable",
-                problem=f"cannot read {path}: {problem.strerror or problem}",
-                path=path,
-            ) from problem
+            raise unreadable_records(self.path / "metrics.jsonl", problem) from problem
         return [record for record in lines if kind in (None, record["kind"])]
 
     @at_boundary

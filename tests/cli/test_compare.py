@@ -356,7 +356,7 @@ def test_a_second_comparison_in_the_directory_is_refused_and_disturbs_nothing(
         with pytest.raises(SystemExit) as end:
             main(["compare", "both"])
         assert end.value.code == 2
-        assert "another process is training into both" in capfd.readouterr().err
+        assert "[run-in-training]" in capfd.readouterr().err
         assert parent.poll() is None
         parent.send_signal(signal.SIGTERM)
 

@@ -629,10 +629,7 @@ def test_a_relative_path_of_data_is_explained_in_another_directory(
     monkeypatch.chdir(tmp_path / "other")
     for verb in ("resume", "evaluate"):
         assert refused(verb, "../runs/a") == 3
-        assert (
-            f"this run was started in {tmp_path}: relative paths start there"
-            in capsys.readouterr().err
-        )
+        assert f"start in {tmp_path}" in capsys.readouterr().err
 
 
 def test_commands_to_type_are_those_that_work_here(

@@ -211,7 +211,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         built(**wrong)
     missing = [name for name in wrong if name not in str(refused.value)]
     assert missing == ["trackers"]  # the tracker is named
-    assert "no tracker 'neptune'" in str(refused.value)
+    assert "neptune" in str(refused.value)
 
 
 @pytest.mark.parametrize("changes", [{"max_bad_steps": 0}, {"max_bad_steps": 7}, {}])

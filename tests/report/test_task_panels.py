@@ -20,6 +20,7 @@ from PIL import Image
 from torch import nn
 
 import surefoot as sf
+from refused import refused
 
 BPE = sf.tokenizers.BPETokenizer.train(
     ["the cät sat on 日本 mats, the cät ran 🐈 off"] * 9, vocab_size=300
@@ -79,7 +80,7 @@ def test_a_loss_that_is_no_number_has_none_and_a_negative_zero_is_zero() -> None
 
 
 def test_losses_of_another_number_are_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="2 tokens and 2 losses"):
+    with refused("panel-invalid"):
         sf.report.TextHeatmap.from_losses(
             "", [97, 98], [1.0, 2.0], tokenizer=sf.tokenizers.ByteTokenizer()
         )
@@ -121,7 +122,7 @@ def test_of_many_classes_those_with_most_mistakes_are_shown_and_nothing_is_lost(
 
 
 def test_a_matrix_for_other_classes_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match=r"shape \(1, 1\) for 2 classes"):
+    with refused("panel-invalid"):
         sf.report.ConfusionMatrix.from_counts("", [[1]], classes=("a", "b"))
 
 

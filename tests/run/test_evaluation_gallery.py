@@ -135,7 +135,7 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
         ),
         (
             lambda model: ["text"],
-            "warning: no panels: the run's panels include a str: give a list of TextHeatmap, ",
+            "warning: no panels: a panel cannot be shown: it is a str: give a list of TextHeatmap, ",
             None,
         ),
         (
@@ -239,7 +239,7 @@ def test_a_run_without_panels_refuses_to_make_some() -> None:
 
 
 def test_panels_json_is_surefoots_own_name() -> None:
-    with pytest.raises(sf.ConfigError, match="is not a plain name, or is reserved"):
+    with refused("extra-file-name", value="panels.json"):
         build(None, extra_files={"panels.json": "{}"})
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import surefoot as sf
 from in_one import in_one
+from refused import refused
 from surefoot.tracking.panels import Panel
 from surefoot.tracking.panels_file import MOST_BYTES, fitting, panel_to_dict, panels_from_json
 
@@ -58,21 +59,21 @@ def test_a_run_without_panels_has_none(tmp_path: Path) -> None:
 
 @in_one
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    "changes",
     [
-        ({"unit": "bits"}, "nats or fraction"),
-        ({"pieces": (("a", float("nan")),)}, "is nan"),
-        ({"pieces": (("a", -1.0),)}, "is -1.0"),
-        ({"unit": "fraction", "pieces": (("a", 1.5),)}, "is 1.5"),
-        ({"pieces": (("a", True),)}, "is a bool"),
-        ({"pieces": ((3, 1.0),)}, "a text is a int"),
-        ({"title": "x" * 30_000}, "30,000 characters"),
-        ({"title": "\ud800"}, "half a surrogate pair"),
-        ({"pieces": (("a", 1.0),) * 6000}, "6,000 pieces"),
+        {"unit": "bits"},
+        {"pieces": (("a", float("nan")),)},
+        {"pieces": (("a", -1.0),)},
+        {"unit": "fraction", "pieces": (("a", 1.5),)},
+        {"pieces": (("a", True),)},
+        {"pieces": ((3, 1.0),)},
+        {"title": "x" * 30_000},
+        {"title": "\ud800"},
+        {"pieces": (("a", 1.0),) * 6000},
     ],
 )
-def test_a_text_that_cannot_be_shown_is_refused(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(sf.ConfigError, match=why):
+def test_a_text_that_cannot_be_shown_is_refused(changes: dict[str, Any]) -> None:
+    with refused("panel-invalid"):
         text(**changes)
 
 
@@ -84,27 +85,26 @@ def header(wide: int, high: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("png", "why"),
+    "png",
     [
-        ("no base64!", "not base64"),
-        ('"><script>', "not base64"),
-        ("é", "not base64"),
-        (b"iVBORw0K", "not base64"),
-        (base64.b64encode(b"<svg onload=alert(1)>" * 3).decode(), "not a PNG file"),
-        (header(100_000, 1), "100000 x 1 pixels"),
-        (header(0, 1), "0 x 1 pixels"),
+        "no base64!",
+        '"><script>',
+        "é",
+        b"iVBORw0K",
+        base64.b64encode(b"<svg onload=alert(1)>" * 3).decode(),
+        header(100_000, 1),
+        header(0, 1),
     ],
 )
-def test_a_picture_that_is_no_small_png_is_refused(png: Any, why: str) -> None:
-    with pytest.raises(sf.ConfigError, match=why):
+def test_a_picture_that_is_no_small_png_is_refused(png: Any) -> None:
+    with refused("panel-invalid"):
         sf.report.ImageGrid(title="wrong", images=(sf.report.Image(png=png),))
 
 
 def test_a_matrix_that_is_not_square_is_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="one row and column per class"):
-        sf.report.ConfusionMatrix(title="t", classes=("a", "b"), counts=((1, 2),))
-    with pytest.raises(sf.ConfigError, match="must be integers, 0 or more"):
-        sf.report.ConfusionMatrix(title="t", classes=("a",), counts=((-1,),))
+    for classes, counts in ((("a", "b"), ((1, 2),)), (("a",), ((-1,),))):
+        with refused("panel-invalid"):
+            sf.report.ConfusionMatrix(title="t", classes=classes, counts=counts)
 
 
 HOSTILE = [
@@ -133,19 +133,16 @@ HOSTILE = [
 @pytest.mark.parametrize("held", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
     (tmp_path / "panels.json").write_text(held)
-    with pytest.raises(sf.DataError, match=r"panels\.json is not a valid file of panels"):
+    with refused("panels-unreadable", sf.DataError, path=tmp_path / "panels.json"):
         sf.load(tmp_path).panels()
 
 
 def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "panels.json").write_text(
-        sf.report.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES
-    )
-    with pytest.raises(sf.DataError, match="more than 300,000 bytes"):
-        sf.load(tmp_path).panels()
-    (tmp_path / "panels.json").write_bytes(b"\xff\xfe")
-    with pytest.raises(sf.DataError, match="is not a valid file of panels"):
-        sf.load(tmp_path).panels()
+    too_large = sf.report.Panels(step=1, panels=()).to_json() + " " * MOST_BYTES
+    for content in (too_large.encode(), b"\xff\xfe"):
+        (tmp_path / "panels.json").write_bytes(content)
+        with refused("panels-unreadable", sf.DataError):
+            sf.load(tmp_path).panels()
 
 
 @given(

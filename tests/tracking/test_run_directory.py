@@ -135,9 +135,9 @@ def test_a_link_where_a_run_writes_is_refused_by_name(
         shutil.rmtree(stopped / name)
     (stopped / name).unlink(missing_ok=True)
     (stopped / name).symlink_to(outside / target)
-    with pytest.raises(sf.ConfigError, match=rf"{name} is a link to .*{target}") as refused:
+    with refused("run-directory-with-strange-file", path=(stopped / name).absolute()) as error:
         build(stopped).train()
-    assert len(str(refused.value).splitlines()) == 3
+    assert str(outside / target) in str(error.value.problem)
 
 
 def test_a_link_in_the_place_of_a_small_file_is_replaced(stopped: Path, outside: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_link_in_the_place_of_a_log_is_refused_by_name(
 ) -> None:
     (stopped / name).parent.mkdir(exist_ok=True)
     (stopped / name).symlink_to(outside / "thesis.txt")
-    with pytest.raises(sf.ConfigError, match=f"{name} is a link"):
+    with refused("run-directory-with-strange-file", path=(stopped / name).absolute()):
         build(stopped).train()
 
 
@@ -298,11 +298,9 @@ def test_a_run_goes_on_over_no_pipe_device_or_directory_in_the_place_of_a_file(
     name: str, kind: str, what: str, stopped: Path
 ) -> None:
     planted(stopped, name, kind)
-    with pytest.raises(
-        sf.ConfigError, match=rf"{name} is not a {what}\n.*\n  remove it"
-    ) as refused:
+    with refused("run-directory-with-strange-file", path=(stopped / name).absolute()) as error:
         in_time(lambda: build(stopped).train())
-    assert len(str(refused.value).splitlines()) == 3
+    assert what in str(error.value.problem)
 
 
 def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
@@ -599,7 +597,7 @@ def test_of_two_trainers_in_one_directory_the_first_saves_no_more(
         )
         assert wait_until(opened.exists)
 
-    with pytest.raises(sf.CheckpointError, match="another process is training into"):
+    with refused("run-directory-taken-over", sf.CheckpointError):
         train_and(run_dir, 9, start_another)
     assert Store(run_dir / "checkpoints").steps()[-1] <= 9
     over.touch()

@@ -622,7 +622,7 @@ def test_early_stopping_ends_where_keras_ends(
     [
         (["--plateau.patience", "0"], "[setting-out-of-range]"),
         (["--plateau.patience", "2", "--plateau.factor", "1.5"], "[setting-out-of-range]"),
-        (["--plateau.factor", "0.5"], "has no effect without a patience"),
+        (["--plateau.factor", "0.5"], "[setting-without-patience]"),
         (
             ["--plateau.patience", "3", "--early-stopping.patience", "3"],
             "[stopping-before-reduction]",

@@ -16,6 +16,7 @@ from surefoot.config.setting import checked, default, ordered, setting
 from surefoot.config.train_settings import TrainSettings, number
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
+from surefoot.errors import Setting
 from surefoot.optim.optimizers import OPTIMIZERS, named
 from surefoot.schedules import lr_schedule as schedules
 from surefoot.schedules.curves import SHAPES
@@ -229,8 +230,11 @@ def _watch_from_flags(
     if flags and "patience" not in flags:
         key, value = next(iter(flags.items()))
         raise sf.ConfigError(
-            f"{name}.{key} = {value!r} has no effect without a patience\n"
-            f"  add one: --{name.replace('_', '-')}.patience 3"
+            "setting-without-patience",
+            problem=f"{name}.{key} = {value!r} has no effect without a patience",
+            remedy=Setting(f"{name}.patience", 3),
+            setting=f"{name}.{key}",
+            value=value,
         )
     return kind(**({"monitor": monitor} | flags)) if flags else None
 
@@ -241,7 +245,12 @@ def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping
     """
     if path is None and preset is not None and preset in meant_for:
         raise sf.ConfigError(
-            f"--preset {preset} needs your data, and data.path is not set\n  use {meant_for[preset]}"
+            "preset-without-data",
+            problem=f"preset = {preset} needs your data, and data.path is not set",
+            reason=f"it is meant for {meant_for[preset]}",
+            remedy=Setting("data.path", "PATH"),
+            setting="preset",
+            value=preset,
         )
 
 

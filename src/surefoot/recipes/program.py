@@ -19,7 +19,7 @@ from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text, local_path
 from surefoot.config.tree import default_values, did_you_mean, flatten, layered
 from surefoot.distributed.environment import import_torch
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
 from surefoot.tracking.commands import script_command
@@ -61,10 +61,14 @@ class Program:
                 )
             )
         if name not in presets:
-            meant = did_you_mean(
-                name, presets, otherwise=f"available: {', '.join(presets) or 'none'}"
+            available = f"available: {', '.join(presets) or 'none'}"
+            raise ConfigError(
+                "preset-unknown",
+                problem=f"no preset {name!r}",
+                remedy=did_you_mean(name, presets, otherwise=available),
+                setting="preset",
+                value=name,
             )
-            raise ConfigError(f"no preset {name!r}: {meant}")
         return dict(presets[name])
 
     def config_text(
@@ -122,9 +126,12 @@ class Program:
 
         run = self.build(*config)
         if not isinstance(run, Run):
+            function = self.described.get("function", "build")
             raise ConfigError(
-                f"{self.described.get('function', 'build')}() returned {type(run).__name__}, not a sf.Run:"
-                " does it end in `return sf.Run(...)`?"
+                "program-builds-no-run",
+                problem=f"{function}() returned {type(run).__name__}, not a sf.Run",
+                reason="does it end in `return sf.Run(...)`?",
+                function=function,
             )
         return run
 
@@ -145,10 +152,13 @@ def find_program(name: str) -> Program:
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(local_path(path, setting="the program"), function or "build")
-    meant = did_you_mean(
-        name, NAMES, otherwise=f"choose from {', '.join(NAMES)}, or name FILE.py:build"
+    available = f"choose from {', '.join(NAMES)}, or name FILE.py:build"
+    raise ConfigError(
+        "recipe-or-program-unknown",
+        problem=f"no recipe {name!r}",
+        remedy=did_you_mean(name, NAMES, otherwise=available),
+        value=name,
     )
-    raise ConfigError(f"no recipe {name!r}: {meant}")
 
 
 def program_again(
@@ -161,9 +171,13 @@ def program_again(
         case {"kind": "recipe", "recipe": str(name)}:
             if name not in NAMES:
                 raise ConfigError(
-                    f"{run / 'config.toml'} names the recipe {name!r}, which this version of surefoot does not have\n"
-                    "  surefoot writes only the names of its own recipes there, and never runs a file instead\n"
-                    f"  available: {', '.join(NAMES)}; if a newer version wrote the run, install that version"
+                    "recipe-of-other-version",
+                    problem=f"{run / 'config.toml'} names the recipe {name!r},"
+                    " which this version of surefoot does not have",
+                    reason="surefoot writes only the names of its own recipes there, and never"
+                    f" runs a file instead; available: {', '.join(NAMES)}",
+                    remedy="if a newer version wrote the run, install that version",
+                    value=name,
                 )
             return find_program(name)
         case {"kind": "file", "path": str(path), "function": str(function), "sha256": str(digest)}:
@@ -175,12 +189,20 @@ def program_again(
             return _in_file(Path(path), function)
         case {"kind": "script", "command": list(command)}:
             raise ConfigError(
-                f"{run} was built by a script, and only the script can rebuild it:\n  {script_command(run, command)}\n"
-                "  in the script, sf.load(run) has evaluate(), replay(step) and verify(); elsewhere, load its weights into a model:\n"
-                f"  sf.load({str(run)!r}).load_model(model)"
+                "run-of-script",
+                problem=f"{run} was built by a script, and only the script can rebuild it",
+                remedy=[
+                    Command(script_command(run, command)),
+                    "in the script, sf.load(run) has evaluate(), replay(step) and verify();"
+                    f" elsewhere, load its weights: sf.load({str(run)!r}).load_model(model)",
+                ],
+                path=run,
             )
     raise ConfigError(
-        "config.toml does not name the program of this run: [program] is missing or damaged"
+        "config-without-program",
+        problem=f"{run / 'config.toml'} does not name the program of this run",
+        reason="its table [program] is missing or damaged",
+        path=run / "config.toml",
     )
 
 
@@ -223,9 +245,8 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
             started_in = None if of is None else directory_of_start(of)
             if started_in in (None, os.getcwd()):
                 raise
-            raise DataError(
-                f"{problem}\n  this run was started in {started_in}: relative paths start there"
-            ) from problem
+            place = f"relative paths start in {started_in}, where this run was started"
+            raise problem.inside(place) from problem
 
 
 @contextmanager
@@ -294,9 +315,13 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
         if which == "best":
             return store.at(store.best_step(chosen)), damaged
         if not (which.isascii() and which.isdigit()):
+            steps = ", ".join(str(step) for step in store.steps())
             raise ConfigError(
-                f"--checkpoint {which!r}: choose newest, best, a step ({', '.join(str(step) for step in store.steps())}),"
-                ' or "average 5" for the last five'
+                "checkpoint-unknown",
+                problem=f"checkpoint = {which!r} is no checkpoint",
+                remedy=f'choose newest, best, a step ({steps}), or "average 5" for the last five',
+                setting="checkpoint",
+                value=which,
             )
         return store.at(int(which)), damaged
 
@@ -326,6 +351,10 @@ def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:
     kind = typing.get_type_hints(build).get(parameters[0])
     if len(parameters) > 1 or not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise ConfigError(
-            f"{path}: {build.__name__} must take no argument, or one argument annotated with a dataclass of its settings"
+            "program-arguments",
+            problem=f"{path}: {build.__name__} must take no argument,"
+            " or one argument annotated with a dataclass of its settings",
+            path=path,
+            function=build.__name__,
         )
     return kind

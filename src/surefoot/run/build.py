@@ -35,7 +35,7 @@ from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.exact_ddp import spread
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
 from surefoot.distributed.world import World, joined
-from surefoot.errors import CheckpointError, in_user_syntax
+from surefoot.errors import in_user_syntax
 from surefoot.optim.build import optimizer_identity, refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
@@ -50,7 +50,12 @@ from surefoot.tracking.console import RankLog, Screen, TextLog
 from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 from surefoot.tracking.run_directory import RunDirectory, checked_files
-from surefoot.tracking.run_reader import Beginning, other_format, read_beginning
+from surefoot.tracking.run_reader import (
+    Beginning,
+    other_format,
+    read_beginning,
+    unreadable_format,
+)
 from surefoot.train.buffer_check import refuse_order
 from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
 from surefoot.train.components import bound_to, group_counts, printed
@@ -258,10 +263,10 @@ def beginning_of(directory: Path, world: World, *, shown: Path | str) -> Beginni
     gave it. Collective.
     """
     beginning = read_beginning(directory)
-    reads = (other_format(directory, shown=shown), None if beginning is None else asdict(beginning))
+    reads = (other_format(directory), None if beginning is None else asdict(beginning))
     other_format_of_main, beginning_of_main = world.from_main(reads)
     if other_format_of_main is not None:
-        raise CheckpointError(other_format_of_main)
+        raise unreadable_format(other_format_of_main, run=shown)
     return None if beginning_of_main is None else Beginning(**beginning_of_main)
 
 

@@ -16,7 +16,12 @@ _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
 def check(holds: bool, otherwise: str) -> None:
     """Raise `ConfigError` with the text `otherwise` unless a condition holds."""
     if not holds:
-        raise ConfigError(f"a panel cannot be shown: {otherwise}")
+        raise invalid_panel(otherwise)
+
+
+def invalid_panel(why: str) -> ConfigError:
+    """Return the error for a panel that a page cannot show."""
+    return ConfigError("panel-invalid", problem=f"a panel cannot be shown: {why}")
 
 
 def check_texts(*texts: Any) -> None:
@@ -67,7 +72,7 @@ def check_png(text: Any) -> None:
     try:
         data = base64.b64decode(text.encode("ascii"), validate=True)
     except (AttributeError, ValueError) as problem:
-        raise ConfigError("a panel cannot be shown: an image's png is not base64") from problem
+        raise invalid_panel("an image's png is not base64") from problem
     check(data.startswith(_PNG) and len(data) >= len(_PNG) + 8, "an image's png is not a PNG file")
     wide, high = (int.from_bytes(data[offset : offset + 4], "big") for offset in (16, 20))
     check(

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from surefoot.config.paths import open_regular, run_path
 from surefoot.errors import ConfigError, DataError, first_line
-from surefoot.tracking.panel_checks import check, is_count
+from surefoot.tracking.panel_checks import check, invalid_panel, is_count
 from surefoot.tracking.panels import Example, Image, Panel
 
 FILE = "panels.json"
@@ -93,9 +93,7 @@ def build_panels(
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
                 kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
-                raise ConfigError(
-                    f"the run's panels include a {type(panel).__name__}: give a list of {kinds}"
-                )
+                raise invalid_panel(f"it is a {type(panel).__name__}: give a list of {kinds}")
             panels.append(panel)
             if stop():
                 notes.append(f"panels after number {len(panels)} are missing: a stop was requested")
@@ -129,11 +127,12 @@ def read_panels(run: Path | str) -> Panels | None:
         return panels_from_json(text.decode())
     except FileNotFoundError:
         return None
-    except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
-    except (ConfigError, UnicodeDecodeError) as problem:
+    except (ConfigError, OSError, UnicodeDecodeError) as problem:
         raise DataError(
-            f"{path} is not a valid file of panels: {problem}\n  remove it; `surefoot report` builds it again"
+            "panels-unreadable",
+            problem=f"{path} is not a file of panels: {first_line(problem)}",
+            remedy="remove it; `surefoot report` builds it again",
+            path=path,
         ) from problem
 
 
@@ -168,7 +167,7 @@ def panels_from_json(text: str) -> Panels:
         AttributeError,
         RecursionError,
     ) as problem:
-        raise ConfigError(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
+        raise invalid_panel(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
 
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:

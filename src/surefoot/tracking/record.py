@@ -159,5 +159,8 @@ def refuse_own(names: Iterable[str]) -> None:
     if taken := _RESERVED.intersection(names):
         name = min(taken)
         raise ConfigError(
-            f"a value named {name!r} cannot be logged: records already have a key {name!r}\n  choose another name, such as my_{name}"
+            "logged-name-reserved",
+            problem=f"a value named {name!r} cannot be logged: records already have this key",
+            remedy=f"choose another name, such as my_{name}",
+            name=name,
         )

@@ -74,29 +74,33 @@ class RunDirectory:
         """
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
-            raise ConfigError(
-                f"this process is already training into {self.shown}: choose another --run-dir"
-            )
+            raise self._in_training("this")
         try:
             _make(resolved)
-            if (link := self._link()) is not None:
-                raise ConfigError(
-                    f"{link} is a link to {os.readlink(link)}\n"
-                    "  a run writes and deletes files only in its own directory, and does not follow links\n"
-                    f"  remove it (rm {shlex.quote(str(link))}), or choose another directory: --run-dir DIR"
-                )
-            self._refuse_other_kinds()
+            self._refuse_strange_files()
             lock, locked = self._locked()
         except OSError as problem:
             raise ConfigError(
-                f"cannot write to {self.shown}: {problem.strerror or problem}\n  choose another directory: --run-dir DIR"
+                "run-directory-not-writable",
+                problem=f"cannot write to {self.shown}: {problem.strerror or problem}",
+                remedy=Setting("run_dir", "DIR"),
+                setting="run_dir",
+                value=str(self.shown),
             ) from problem
         if locked is False:
-            raise ConfigError(
-                f"another process is training into {self.shown}: wait for it, or choose another --run-dir"
-            )
+            raise self._in_training("another")
         self.lock, self.is_locked = lock, locked is not None
         HELD.add(resolved)
+
+    def _in_training(self, process: str) -> ConfigError:
+        return ConfigError(
+            "run-in-training",
+            problem=f"{process} process is training into {self.shown}",
+            remedy=["wait for it", Setting("run_dir", "DIR")],
+            setting="run_dir",
+            value=str(self.shown),
+            process=process,
+        )
 
     def refuse_files_of_others(self, files: Iterable[str]) -> None:
         """Raise `ConfigError` for files that a run would overwrite, append to or remove, in a
@@ -145,13 +149,19 @@ class RunDirectory:
             lock, locked = self._locked()
         except OSError as problem:
             raise CheckpointError(
-                f"cannot recreate {self.shown}, which was deleted: {problem}"
+                "run-directory-not-recreated",
+                problem=f"cannot recreate {self.shown}, which was deleted: {problem}",
+                path=self.path,
             ) from problem
         if locked is False:
             raise CheckpointError(
-                f"another process is training into {self.shown}: the .lock of this run was deleted or replaced\n"
-                "  two runs in one directory would delete each other's checkpoints, so this run stops saving\n"
-                "  stop one of them, and resume the other with the same command"
+                "run-directory-taken-over",
+                problem=f"another process is training into {self.shown}: the .lock of this run was"
+                " deleted or replaced",
+                reason="two runs in one directory would delete each other's checkpoints,"
+                " so this run stops saving",
+                remedy="stop one of them, and resume the other with the same command",
+                path=self.path,
             )
         self.lock.close()
         self.lock = lock
@@ -185,16 +195,15 @@ class RunDirectory:
     def _named(self, names: Iterable[str]) -> list[Path]:
         return [self.path / name for name in names]
 
-    def _refuse_other_kinds(self) -> None:
+    def _refuse_strange_files(self) -> None:
+        link = self._link()
+        if link is not None:
+            raise _strange(link, f"a link to {os.readlink(link)}")
         kinds = dict.fromkeys(self._named(_DIRECTORIES), "directory")
         kinds |= dict.fromkeys([*self._files(), *self._named(_REPLACED)], "regular file")
         for path, kind in kinds.items():
             if path.exists() and not (path.is_dir() if kind == "directory" else path.is_file()):
-                raise ConfigError(
-                    f"{path} is not a {kind}\n"
-                    f"  a run needs a {kind} there: anything else would fail or block\n"
-                    f"  remove it (rm -r {shlex.quote(str(path))}), or choose another directory: --run-dir DIR"
-                )
+                raise _strange(path, f"not a {kind}")
 
     def _is_of_run(self) -> bool:
         """Return True if a run has begun in the directory: then its files are a run's. A run begins
@@ -237,7 +246,9 @@ class RunDirectory:
             write_whole(target, data)
         except OSError as problem:
             raise CheckpointError(
-                f"cannot write {target}: {problem.strerror or problem}"
+                "run-file-not-written",
+                problem=f"cannot write {target}: {problem.strerror or problem}",
+                path=target,
             ) from problem
         if target.parent == self.path:
             self.small_files[name] = data
@@ -256,6 +267,16 @@ class RunDirectory:
         self.write_text(file.name, json.dumps({"sessions": [*earlier, session]}, indent=1) + "\n")
 
 
+def _strange(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        "run-directory-with-strange-file",
+        problem=f"{path} is {what}",
+        reason="a run writes only regular files and directories of its own, and follows no links",
+        remedy=[f"remove it (rm -r {shlex.quote(str(path))})", Setting("run_dir", "DIR")],
+        path=path,
+    )
+
+
 def directory_of_start(run: Path) -> str | None:
     """Return the working directory of a run's first command, or None if unknown."""
     try:
@@ -269,12 +290,14 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     file name.
     """
     ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, _REPORT, TEXT_LOG}
-    if wrong := [
-        name for name in files if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours
-    ]:
-        raise ConfigError(
-            f"extra_files: {wrong[0]!r} is not a plain name, or is reserved: choose another name"
-        )
+    for name in files:
+        if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours:
+            raise ConfigError(
+                "extra-file-name",
+                problem=f"extra_files: {name!r} is not a plain name, or is reserved",
+                setting="extra_files",
+                value=name,
+            )
     return dict(files)
 
 

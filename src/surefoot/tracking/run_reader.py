@@ -33,10 +33,7 @@ from surefoot.tracking.record import Record
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories locked by runs of this process
 _MAX_CRASHES = 10
-_OTHER_FORMAT = (
-    "another version of surefoot wrote {} (format {}; this version reads"
-    f" {FORMATS[0]} to {FORMATS[-1]}): install that version, or train a new run in another directory"
-)
+
 _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # struct flock in fcntl.h
 
@@ -253,17 +250,27 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
     return 0, None
 
 
-def other_format(path: Path, *, shown: Path | str | None = None) -> str | None:
-    """Return one sentence if another surefoot version wrote the run's checkpoints in an unreadable
-    format, else None. `shown` is the path as the user gave it.
-    """
+def other_format(path: Path) -> int | None:
+    """Return the format of a run's checkpoints if this version does not read it, else None."""
     for file in sorted((path / "checkpoints").glob(f"step-*/{MANIFEST}"), reverse=True):
         with suppress(OSError, ValueError, RecursionError):
             manifest = json.loads(read_regular(file))
             version = manifest.get("format_version") if isinstance(manifest, dict) else None
             if isinstance(version, int):
-                return None if version in FORMATS else _OTHER_FORMAT.format(shown or path, version)
+                return None if version in FORMATS else version
     return None
+
+
+def unreadable_format(version: int, *, run: Path | str) -> CheckpointError:
+    """Return the error for a run of another format. `run` is the path as the user gave it."""
+    return CheckpointError(
+        "run-format-unknown",
+        problem=f"another version of surefoot wrote {run} (format {version}; this version reads"
+        f" {FORMATS[0]} to {FORMATS[-1]})",
+        remedy="install that version, or train a new run in another directory",
+        run=str(run),
+        format=version,
+    )
 
 
 _NEAREST = 5  # runs that the error for a missing run names
@@ -307,9 +314,9 @@ def refuse_other_format(path: Path, *, shown: Path | str | None = None) -> None:
     """Raise `CheckpointError` if a run has a format that this version does not read. `shown` is the
     path as the user gave it.
     """
-    why = other_format(path, shown=shown)
-    if why is not None:
-        raise CheckpointError(why)
+    version = other_format(path)
+    if version is not None:
+        raise unreadable_format(version, run=shown or path)
 
 
 def standing_of(run: Path) -> Standing:

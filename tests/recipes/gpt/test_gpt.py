@@ -531,9 +531,7 @@ def test_a_preset_is_a_complete_configuration_whose_model_can_be_built(name: str
 @pytest.mark.parametrize("name", ["shakespeare", "gpt2-124m", "gpt2-1558m", "modern-124m"])
 def test_a_preset_for_other_text_does_not_train_on_the_standard_library(name: str) -> None:
     asked = layered(gpt.Config, [("preset", gpt.PRESETS[name]), ("flag", {"preset": name})])[0]
-    with pytest.raises(
-        sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"
-    ):
+    with refused("preset-without-data", value=name):
         gpt.build(asked)
 
 

@@ -619,9 +619,7 @@ def test_a_preset_for_other_data_does_not_train_on_digits(name: str) -> None:
     asked = layered(images.Config, [("preset", images.PRESETS[name]), ("flag", {"preset": name})])[
         0
     ]
-    with pytest.raises(
-        sf.ConfigError, match=f"--preset {name} needs your data, and data.path is not set"
-    ):
+    with refused("preset-without-data", value=name):
         images.build(asked)
 
 

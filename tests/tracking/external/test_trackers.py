@@ -29,7 +29,9 @@ import pytest
 
 import small_runs
 import surefoot as sf
+from refused import refused
 from surefoot.config.toml import to_toml
+from surefoot.errors import Setting
 from surefoot.tracking.external import client, registry, worker
 from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.external.registry import About, TrackerState
@@ -456,23 +458,34 @@ def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "code", "value"),
     [
-        ("wandbb", "did you mean wandb?"),
-        ("tensorboard", "TensorBoard has its own setting, tensorboard=True"),
-        ("neptune", "available: wandb, mlflow, trackio"),
-        ("wandb,wandb", "twice"),
-        ((3,), "expected text in quotes or a list, each text in quotes"),
+        ("wandbb", "tracker-unknown", "wandbb"),
+        ("tensorboard", "tracker-unknown", "tensorboard"),
+        ("neptune", "tracker-unknown", "neptune"),
+        ("wandb,wandb", "tracker-named-twice", "wandb,wandb"),
     ],
 )
-def test_a_tracker_that_there_is_not_is_refused(given: Any, words: str, tmp_path: Path) -> None:
-    with pytest.raises(sf.ConfigError) as refused:
+def test_a_tracker_that_there_is_not_is_refused(
+    given: str, code: str, value: str, tmp_path: Path
+) -> None:
+    with refused(code, setting="trackers", value=value):
         built(tmp_path / "run", trackers=given)
-    assert words in str(refused.value)
+
+
+def test_trackers_are_names(tmp_path: Path) -> None:
+    with pytest.raises(sf.ConfigError):
+        built(tmp_path / "run", trackers=(3,))
+
+
+def test_tensorboard_is_no_tracker_and_has_a_setting(tmp_path: Path) -> None:
+    with refused("tracker-unknown") as error:
+        built(tmp_path / "run", trackers="tensorboard")
+    assert error.value.remedies == (Setting("tensorboard", True),)
 
 
 def test_without_a_directory_trackers_are_refused() -> None:
-    with pytest.raises(sf.ConfigError, match="give one: run_dir=DIR"):
+    with refused("trackers-without-directory", value="trackio"):
         small_runs.build(None, trackers="trackio")
 
 

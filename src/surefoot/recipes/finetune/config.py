@@ -103,6 +103,4 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-MEANT_FOR = {
-    "instruct": "a model and conversations of your own: --model DIR --data.path FILE.jsonl"
-}
+MEANT_FOR = {"instruct": "conversations of your own, and the directory of a model (model)"}

@@ -226,9 +226,5 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 MEANT_FOR = {
-    name: "text or token shards, of billions of tokens: --data.path PATH"
-    for name in PRESETS
-    if name.endswith("m")
-} | {
-    "shakespeare": "a text of about a million characters, such as tiny-shakespeare: --data.path FILE"
-}
+    name: "text or token shards, of billions of tokens" for name in PRESETS if name.endswith("m")
+} | {"shakespeare": "a text of about a million characters, such as tiny-shakespeare"}

@@ -112,13 +112,13 @@ _FASHION = (
     "ankle boot",
 )
 
-_FASHION_FILES = "the directory of Fashion-MNIST's four files: --data.path DIR"
+_FASHION_FILES = "the directory of Fashion-MNIST's four files"
 
 MEANT_FOR = {
     "fashion-mnist": _FASHION_FILES,
     "fashion-mnist-fast": _FASHION_FILES,
-    "cifar10": "the directory of CIFAR-10's binary version: --data.path DIR",
-    "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class: --data.path DIR",
+    "cifar10": "the directory of CIFAR-10's binary version",
+    "imagenet": "a directory with train/ and val/, each with a folder of pictures for each class",
 }
 
 _RESNET: dict[str, Any] = {  # as ResNets were first trained

@@ -173,9 +173,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-_LARGE = "a directory with train.en and train.de, or a .tsv or .jsonl file, of millions of pairs: --data.path PATH"
+_LARGE = "a directory with train.en and train.de, or a .tsv or .jsonl file, of millions of pairs"
 
-_MULTI30K = "the directory of Multi30k (train.en, train.de, val.en, val.de ...): --data.path DIR"
+_MULTI30K = "the directory of Multi30k (train.en, train.de, val.en, val.de ...)"
 
 MEANT_FOR = {"multi30k": _MULTI30K, "multi30k-fast": _MULTI30K, "base": _LARGE, "big": _LARGE}
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 from surefoot.config.extras import TRACKERS, refuse_missing
 from surefoot.config.paths import read_regular, write_whole
-from surefoot.config.tree import nearest
-from surefoot.errors import ConfigError
+from surefoot.config.tree import did_you_mean
+from surefoot.errors import ConfigError, Remedy, Setting
 from surefoot.tracking.record import Record
 
 _USUAL = ("runs", "outputs", "experiments")  # common parent directories that are not project names
@@ -37,20 +37,33 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
     )
     for name in names:
         if name not in TRACKERS:
-            meant = nearest(name, TRACKERS)
-            cure = f"did you mean {meant}?" if meant else f"available: {', '.join(TRACKERS)}"
-            cure = (
-                "TensorBoard has its own setting, --tensorboard True"
-                if name == "tensorboard"
-                else cure
+            remedy: Remedy = did_you_mean(
+                name, TRACKERS, otherwise=f"available: {', '.join(TRACKERS)}"
             )
-            raise ConfigError(f"no tracker {name!r}: {cure}")
+            if name == "tensorboard":
+                remedy = Setting("tensorboard", True)
+            raise ConfigError(
+                "tracker-unknown",
+                problem=f"no tracker {name!r}",
+                remedy=remedy,
+                setting="trackers",
+                value=name,
+            )
     if len(set(names)) < len(names):
-        raise ConfigError(f"trackers = {trackers!r} names a tracker twice")
+        raise ConfigError(
+            "tracker-named-twice",
+            problem=f"trackers = {trackers!r} names a tracker twice",
+            setting="trackers",
+            value=trackers,
+        )
     if names and out is None:
         raise ConfigError(
-            f"trackers = {trackers!r}: the tracker's run id is stored in the run directory, and this run has no directory\n"
-            "  give one: --run-dir DIR"
+            "trackers-without-directory",
+            problem=f"trackers = {trackers!r}: a tracker's run id is stored in the run directory,"
+            " and this run has none",
+            remedy=Setting("run_dir", "DIR"),
+            setting="trackers",
+            value=trackers,
         )
     return names
 
