@@ -20,7 +20,16 @@ from surefoot.checkpoint.tensor_file import Stored
 from surefoot.checkpoint.weight_files import Written, write_weights
 from surefoot.config.paths import run_path
 from surefoot.distributed.world import World
-from surefoot.errors import CheckpointError, ConfigError, DataError
+from surefoot.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Setting,
+    SurefootError,
+    first_line,
+    out_of_range,
+    together,
+)
 from surefoot.memory import in_words, parsed_bytes
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.tokenizers.bpe import from_json
@@ -83,7 +92,11 @@ def export(
     run = run_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
         raise ConfigError(
-            f"{run / 'export'} is a link, and exports are not written through links\n  choose a directory: --out DIR"
+            "export-through-link",
+            problem=f"{run / 'export'} is a link, and exports are not written through links",
+            remedy=("another directory:", Setting("out", "DIR")),
+            setting="out",
+            path=run / "export",
         )
     out = run / "export" if out is None else run_path(out, setting="out")
     limit = _checked(run, out, checkpoint, weights, layout, max_file)
@@ -101,8 +114,12 @@ def export(
             return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
         if layout == "transformers":
             raise ConfigError(
-                f"layout = {layout}: {run} was not started by surefoot train finetune\n"
-                "  only this recipe trains a model of transformers\n  type --layout native"
+                "layout-of-another-recipe",
+                problem=f"layout = transformers: {run} was not started by surefoot train finetune",
+                reason="only this recipe trains a model of transformers",
+                remedy=Setting("layout", "native"),
+                setting="layout",
+                value=layout,
             )
         tensors = [
             Written(name, each)
@@ -136,25 +153,29 @@ def _checked(
     run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str
 ) -> int:
     limit = 0
-    accepted = {
-        f"checkpoint = {checkpoint!r} must be newest, best or a step": checkpoint
-        in ("newest", "best")
-        or _is_step(checkpoint),
-        f"weights = {weights!r} must be auto, averaged or trained": weights in get_args(Weights),
-        f"layout = {layout!r} must be auto, native, gpt2, transformers or peft": layout
-        in get_args(Layout),
-    }
-    problems = [text for text, holds in accepted.items() if not holds]
+    problems: list[SurefootError] = []
+    if checkpoint not in ("newest", "best") and not _is_step(checkpoint):
+        problems.append(out_of_range("checkpoint", checkpoint, "newest, best or a step"))
+    for setting, value, choices in (("weights", weights, Weights), ("layout", layout, Layout)):
+        names = get_args(choices)
+        if value not in names:
+            problems.append(out_of_range(setting, value, f"one of {', '.join(names)}"))
     try:
         limit = parsed_bytes(max_file, setting="max_file")
     except ConfigError as problem:
-        problems.append(str(problem))
+        problems.append(problem)
     if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
         problems.append(
-            f"out = {str(out)!r} is the directory of a run or a checkpoint\n  choose a separate directory, such as {run}/export"
+            ConfigError(
+                "export-into-run",
+                problem=f"out = {str(out)!r} is the directory of a run or a checkpoint",
+                remedy=Setting("out", f"{run}/export"),
+                setting="out",
+                value=out,
+            )
         )
     if problems:
-        raise ConfigError("\n  ".join(problems))
+        raise together(problems)
     if not (run / "checkpoints").is_dir():
         raise without_checkpoint(run)
     return limit
@@ -189,11 +210,20 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
             name.removeprefix("model-") for name in there if name.partition("-")[0] == "model"
         )
         raise ConfigError(
-            f"model = {model!r} is not a model of this run; available: {', '.join(names)}"
+            "model-not-in-run",
+            problem=f"model = {model!r} is not a model of this run; available: {', '.join(names)}",
+            setting="model",
+            value=model,
+            available=names,
         )
     if weights == "averaged" and averaged not in there:
         raise ConfigError(
-            "weights = averaged: this run has no averaged weights (from an EMA or a schedule-free optimizer)\n  try: --weights trained"
+            "weights-not-averaged",
+            problem="weights = averaged: this run has no averaged weights (from an EMA or a"
+            " schedule-free optimizer)",
+            remedy=Setting("weights", "trained"),
+            setting="weights",
+            value=weights,
         )
     return trained if weights == "trained" or averaged not in there else averaged
 
@@ -203,12 +233,25 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
         shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
         raise ConfigError(
-            f"layout = gpt2: {run} is not a run of surefoot train gpt, so transformers has no class for its network"
+            "layout-without-gpt",
+            problem=f"layout = gpt2: {run} is not a run of surefoot train gpt",
+            reason="transformers has no class for its network",
+            remedy=Setting("layout", "native"),
+            setting="layout",
+            value="gpt2",
         ) from problem
     if shape.family != "gpt2" or not shape.tie_embeddings:
+        head = "" if shape.tie_embeddings else " with an untied head"
         raise ConfigError(
-            f"layout = gpt2: a model of the family {shape.family}{'' if shape.tie_embeddings else ' with an untied head'} is not a GPT-2\n"
-            "  export it with --layout native, or train a GPT-2 with --model.family gpt2"
+            "layout-of-another-family",
+            problem=f"layout = gpt2: a model of the family {shape.family}{head} is not a GPT-2",
+            remedy=[
+                Setting("layout", "native"),
+                ("train a GPT-2 with", Setting("model.family", "gpt2")),
+            ],
+            setting="layout",
+            value="gpt2",
+            family=shape.family,
         )
     tokenizer = run / "tokenizer.json"
     try:
@@ -216,5 +259,9 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
             from_json(tokenizer.read_text(encoding="utf-8")).eos_id if tokenizer.is_file() else None
         )
     except (DataError, OSError, ValueError) as problem:
-        raise CheckpointError(f"{tokenizer} is damaged: {problem}") from problem
+        raise CheckpointError(
+            "tokenizer-damaged",
+            problem=f"{tokenizer} is damaged: {first_line(problem)}",
+            path=tokenizer,
+        ) from problem
     return gpt2_settings(shape, eos_id=eos_id)
