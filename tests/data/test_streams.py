@@ -254,12 +254,8 @@ def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
         for each in endless():
             yield {*each["x"].tolist()}
 
-    with pytest.raises(
-        DataError, match=r"row 0 of the stream cannot be recorded: the row is a set"
-    ) as caught:
+    with refused("stream-row-not-recordable", DataError, row=0):
         build(None, train_data=sets)
-    assert "encode_fn=" in str(caught.value)
-    assert "decode_fn=" in str(caught.value)
     both = {"encode_fn": sorted, "decode_fn": lambda numbers: (torch.tensor(numbers), 1)}
     assert len(train(build(None, sets, stream=both, length="2 steps"))) == 2
 
@@ -405,7 +401,7 @@ def test_a_damaged_first_step_is_named(tmp_path: Path) -> None:
     train(build(run_dir, length="3 steps"))
     file = run_dir / "tape" / "rows-000000000000.bin"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(DataError, match=r"row \d+ of .*rows-000000000000\.bin is damaged"):
+    with refused("stream-tape-damaged", DataError, path=file):
         build(run_dir, length="3 steps")
 
 
@@ -421,11 +417,12 @@ def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
         )
     )
     mine = (run_dir / "tape").rename(tmp_path / "tape")
-    with pytest.raises(DataError, match="the tape of this run is missing"):
+    code = "stream-tape-not-of-checkpoint"
+    with refused(code, DataError, rows=72, known=0):
         train(build(run_dir))
     assert not (run_dir / "tape" / "tape.json").exists()
     (other / "tape").rename(run_dir / "tape")
-    with pytest.raises(DataError, match="is not that of the checkpoint, which has read 72 rows"):
+    with refused(code, DataError, rows=72):
         train(build(run_dir))
     (run_dir / "tape").rename(other / "tape")
     mine.rename(run_dir / "tape")
@@ -438,18 +435,15 @@ def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_pat
     with pytest.raises(sf.CheckpointError, match="the training data"):
         train(build(run_dir, stream={"decode_fn": lambda each: (each["x"] * 2, each["y"])}))
     (run_dir / "tape").rename(tmp_path / "tape")
-    with pytest.raises(
-        DataError, match=r"the tape of this run is missing: (.|\n)*its checkpoint has read 16 rows"
-    ):
+    code = "stream-tape-not-of-checkpoint"
+    with refused(code, DataError, rows=16, known=0):
         train(build(run_dir))
     assert not (run_dir / "tape").exists()
     (tmp_path / "tape").rename(run_dir / "tape")
     for file in (run_dir / "tape").glob("rows-*"):
         if file.stem != "rows-000000000000":
             file.unlink()
-    with pytest.raises(
-        DataError, match="is not that of the checkpoint, which has read 16 rows: it has 8 rows"
-    ):
+    with refused(code, DataError, rows=16, known=8):
         train(build(run_dir))
 
 
@@ -640,7 +634,7 @@ def test_a_source_that_gives_other_rows_after_a_resume_is_named(
         "WARNING: the source gives other rows than the tape has recorded before row" not in text
     )  # all are on the tape
     run_dir = tmp_path / "second"
-    with pytest.raises(DataError, match="OSError: broken"):
+    with refused("stream-row-failed", DataError, row=50):
         train(build(run_dir, broken_after(50), length="9 steps"))
     text = notes_of(run_dir, others, capsys, length="9 steps")
     assert "WARNING: the source gives other rows than the tape has recorded before row 50" in text
@@ -658,9 +652,7 @@ def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(
     uninterrupted: list[Any], tmp_path: Path
 ) -> None:
     run_dir, ids = tmp_path / "run", tmp_path / "ids"
-    with pytest.raises(
-        DataError, match="row 50 of the stream cannot be read: OSError: broken"
-    ) as raised:
+    with refused("stream-row-failed", DataError, row=50) as raised:
         train(build(run_dir, broken_after(50)), ids)
     (trace,) = raised.value.__notes__  # of the source alone
     assert trace.count("Traceback") == 1
@@ -676,7 +668,7 @@ def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
         yield from itertools.islice(endless(), 20)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(DataError, match="has ended unexpectedly"):
+    with refused("stream-reader-killed", DataError, signal="SIGKILL"):
         train(build(tmp_path / "run", dying, time_limit="5 min"))  # a hang ends
 
 
@@ -730,19 +722,13 @@ def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
         range(24)
     )
     assert Shards(tmp_path / "run" / "tape").look() == 24
-    with pytest.raises(DataError, match=r"ended after 20 rows, and samples = 24"):
+    with refused("stream-ended-early", DataError, rows=20, samples=24):
         train(build(None, finite(20), stream={"samples": 24}, length="1 epochs"))
 
 
 def test_an_epoch_of_a_stream_of_unknown_length_is_refused() -> None:
-    with pytest.raises(ConfigError, match="samples=") as caught:
+    with refused("length-of-stream-unknown", setting="length", value="2 epochs"):
         build(None, length="2 epochs")
-    assert 'length="1000 steps"' in str(caught.value)
-
-
-def test_an_empty_stream_is_refused() -> None:
-    with pytest.raises(DataError, match="empty"):
-        build(None, finite(0))
 
 
 # --- the budget -----------------------------------------------------------------------------------
@@ -779,10 +765,7 @@ def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> Non
     from surefoot.verify.verify import verify
 
     assert any(f"at step {first:,} or later" in line for line in batch_arithmetic(run.parts, None))
-    with pytest.raises(
-        DataError,
-        match=rf"the rows of step \d+ are no longer(.|\n)*checkpoint at step {first} or later",
-    ):
+    with refused("stream-steps-dropped", DataError, first=first):
         replay_step(run.parts, first - 1, path=run_dir, samples=1, say=None)
     again = replay_step(build(run_dir, heavy, **HEAVY).parts, 57, path=run_dir, samples=1, say=None)
     assert again.logged is None or again.logged.equal
@@ -813,12 +796,12 @@ def test_a_full_tape_asks_for_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="its second epoch needs the rows before"):
+    with refused("stream-repeats-dropped-rows", DataError, rows=300):
         train(build(tmp_path / "run", lambda: itertools.islice(heavy(), 300), **HEAVY))
 
 
 def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"the tape is full after \d+ rows"):
+    with refused("stream-tape-full", DataError, setting="tape_size"):
         train(
             build(
                 tmp_path / "run",
@@ -855,7 +838,7 @@ def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(
             stream_runs.Disk.append(self, handle, data)
 
     run_dir = tmp_path / "run"
-    with pytest.raises(DataError, match=r"cannot be written to the tape .*No space left on device"):
+    with refused("stream-tape-not-written", DataError):
         train(build(run_dir, heavy, disk=Full(3), length="60 steps"))
     assert train(build(run_dir, heavy, length="60 steps"))[-1][0] == 59
 
@@ -943,10 +926,7 @@ def test_batches_of_other_libraries_are_no_rows() -> None:
         rows.with_format("torch").batch(4),
         rows.batch(4).map(dict).shuffle(seed=0).take(2),
     ):
-        with pytest.raises(
-            DataError,
-            match=r"batches of 4 rows, .*\n  leave out its batching, and write Run\(batch_size=4\)",
-        ):
+        with refused("stream-source-of-batches", DataError, batch_size=4):
             sf.data.Stream(batches)
     unbatched = rows.batch(4).map(
         lambda batch: {"x": list(itertools.chain(*batch["x"]))}, batched=True
@@ -961,7 +941,7 @@ def test_batches_of_other_libraries_are_no_rows() -> None:
         (shards.batched(batchsize=5), 5),
         (webdataset.WebLoader(shards, batch_size=3), 3),
     ):
-        with pytest.raises(DataError, match=f"batches of {size} rows"):
+        with refused("stream-source-of-batches", DataError, batch_size=size):
             sf.data.Stream(batches)
 
 
@@ -980,7 +960,7 @@ def test_a_directory_of_ones_own_holds_the_tape(uninterrupted: list[Any], tmp_pa
     assert (tmp_path / "tape" / "mine.json").read_text() == "{}"
     with (
         build(None, stream=named, length="30 steps"),
-        pytest.raises(ConfigError, match="another run records into"),
+        refused("stream-tape-locked", path=tmp_path / "tape"),
     ):
         build(None, stream=named, length="30 steps").train()
 
@@ -1001,46 +981,45 @@ def test_only_runs_with_a_stream_have_a_tape_in_their_checkpoints(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("source", "why"),
+    ("source", "code"),
     [
-        (endless(), "can be iterated only once"),
-        (iter([1, 2]), "can be iterated only once"),
-        (lambda: 3, "which is not an iterator"),
-        (lambda a: iter([]), "missing 1 required positional argument"),
+        (endless(), "stream-source-read-once"),
+        (iter([1, 2]), "stream-source-read-once"),
+        (lambda: 3, "stream-source-not-iterable"),
+        (lambda a: iter([]), "stream-source-failed"),
     ],
 )
-def test_what_is_no_source_is_refused_with_what_to_write(source: Any, why: str) -> None:
-    with pytest.raises(DataError, match=why):
+def test_what_is_no_source_is_refused_with_what_to_write(source: Any, code: str) -> None:
+    with refused(code, DataError):
         build(None, train_data=source)
 
 
 @pytest.mark.parametrize("order", ["lanes", sf.data.Weighted([1.0, 2.0])])
 def test_an_order_with_a_stream_is_refused(order: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"order = \w+: a stream has the order of its source\n  leave out order"
-    ):
+    with refused("order-of-stream", setting="order"):
         build(None, order=order)
 
 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"tape_size": "10"}, "less than 1 MB"),
+        ({"tape_size": "10"}, "[stream-tape-too-small]"),
         ({"tape_size": "much"}, "with a unit"),
-        ({"samples": 0}, "samples = 0"),
-        ({"encode_fn": 3}, "encode_fn = 3 must be a function"),
+        ({"samples": 0}, "[stream-samples-invalid]"),
+        ({"encode_fn": 3}, "[stream-function-not-callable]"),
         ({"encode": len}, "encode_fn"),
     ],
 )
 def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError) as caught:
         sf.data.Stream(endless, **settings)
+    assert why in str(caught.value)
 
 
 def test_a_class_and_a_loader_of_batches_are_no_stream() -> None:
-    with pytest.raises(DataError, match=r"a DataLoader that makes batches \(batch_size=4\)"):
+    with refused("stream-source-of-batches", DataError, source="DataLoader", batch_size=4):
         sf.data.Stream(DataLoader(Plain(), batch_size=4))
-    with pytest.raises(DataError, match="the class Plain"):
+    with refused("stream-source-is-class", DataError, source="Plain"):
         sf.data.Stream(Plain)
 
 
@@ -1133,7 +1112,7 @@ def test_a_split_of_a_stream_that_ends_early_says_so(
     said = " ".join(capsys.readouterr().out.split())
     assert "split 'val': the first 6 rows of finite.<locals>.<lambda>, recorded once" in said
     assert "they are all that the stream gave, and samples = 10" in said
-    with pytest.raises(DataError, match="the stream is empty"):
+    with refused("stream-empty", DataError):
         build(None, **scored(finite(0), 10))
 
 
@@ -1158,12 +1137,12 @@ def test_a_loader_of_a_stream_is_no_split_and_the_cure_can_be_typed() -> None:
 
 def test_a_decode_fn_with_a_generator_of_its_own_is_refused() -> None:
     own = np.random.default_rng(0)
-    with pytest.raises(DataError, match="differs when it is read again under the same seed"):
+    with refused("sample-not-repeatable", DataError):
         build(None, stream={"decode_fn": lambda each: (each["x"] + own.random(), each["y"])})
 
 
 def test_batches_in_tokens_are_refused() -> None:
-    with pytest.raises(ConfigError, match="in samples"):
+    with refused("batch-size-of-unknown-lengths", setting="batch_size"):
         build(None, batch_size="64 tokens", micro_batch_size=None)
 
 

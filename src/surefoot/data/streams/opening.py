@@ -22,7 +22,7 @@ from surefoot.data.dataset_checks import check_samples
 from surefoot.data.streams.own_source import check_own_sources
 from surefoot.data.streams.reader import HowToRead
 from surefoot.data.streams.recorder import Recorder
-from surefoot.data.streams.shards import recorded_head
+from surefoot.data.streams.shards import not_of_checkpoint, recorded_head
 from surefoot.data.streams.stream import Stream, as_stream, built_by_rank
 from surefoot.data.streams.tape import Tape
 from surefoot.data.streams.writer import is_unlocked
@@ -56,8 +56,14 @@ def build_tape(
     planned_length = planned(length, samples_per_epoch=1, batch_size=1)
     if stream.samples is None and planned_length.in_epochs:
         raise ConfigError(
-            f"length = {length!r}: the number of rows of a stream is not known beforehand\n"
-            '  write length="1000 steps", or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)'
+            "length-of-stream-unknown",
+            problem=f"length = {length!r}: the number of rows of a stream is not known beforehand",
+            remedy=[
+                Setting("length", "1000 steps"),
+                "or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)",
+            ],
+            setting="length",
+            value=length,
         )
     how = how_to_read(stream, seed, world, behavior=behavior)
     tape = begin_tape(
@@ -187,10 +193,7 @@ def open_tape(
         elif recorder is None or own != before:
             tape.close()
             if facts is not None and recorded_head(own) is None:
-                raise DataError(
-                    f"the tape of this run is missing: {own}\n"
-                    f"  its checkpoint has read {facts['rows']:,} rows: restore the tape, or start a new run: --run-dir DIR"
-                )
+                raise not_of_checkpoint(own, rows=facts["rows"], known=0)
             recorder = tape.recorder = tape.record_in(own)
             tape.move_to(own, is_live=True)
             tape.require(facts)
@@ -230,8 +233,12 @@ def check_visible(directory: Path, world: World) -> None:
         time.sleep(0.05)
     if hidden := [rank for rank, there in enumerate(world.gathered(is_visible)) if not there]:
         raise DataError(
-            f"rank {hidden[0]} cannot see the tape {directory} that rank 0 writes\n"
-            "  several machines need a directory that they share: sf.data.Stream(source, directory=...)"
+            "stream-tape-invisible",
+            problem=f"rank {hidden[0]} cannot see the tape {directory} that rank 0 writes",
+            remedy="several machines need a directory that they share: sf.data.Stream(source,"
+            " directory=...)",
+            rank=hidden[0],
+            path=directory,
         )
 
 

@@ -151,7 +151,7 @@ def _send_rows(
 
 def failure_of(error: SurefootError, trace: str = "") -> dict[str, Any]:
     """Return an error and the traceback of its cause as JSON, for other processes."""
-    return {"text": str(error), "trace": trace, "error": error.to_dict()}
+    return {"trace": trace, "error": error.to_dict()}
 
 
 def _failed(problem: BaseException) -> DataError:

@@ -18,8 +18,8 @@ from surefoot.data.streams.writer import TapeWriter
 from surefoot.errors import DataError
 
 _AHEAD_STEPS = 16
-# the failure that ends the recording of a session, on all ranks before the same step
-HALTED = "the run was stopped"
+# the code of the failure that ends the recording of a session, on all ranks before the same step
+HALTED = "stream-halted"
 _END_S = 10.0  # for which `close` waits for the thread
 _LATE_STEPS = 8  # by which another rank may be behind, if no checkpoint protects the rows
 
@@ -106,7 +106,7 @@ class Recorder:
         """Append no further row in this session."""
         with self.writing:
             if self.failure is None:
-                self._fail(DataError(HALTED))
+                self._fail(DataError("stream-halted", problem="the run was stopped"))
 
     def close(self) -> None:
         """End the reader and the thread. The rows stay."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from surefoot.config.paths import open_regular, read_regular
-from surefoot.errors import DataError, first_line
+from surefoot.errors import DataError, Setting, first_line
 
 FORMAT_VERSION = 1
 ENTRY = struct.Struct("<Q16s")
@@ -74,19 +74,11 @@ class Shards:
             recorded = shard.read(first[0], last[0])
         except FileNotFoundError:
             self.look()
-            raise DroppedError(
-                f"row {row} is no longer on the tape {self.directory}: tape_size dropped the rows before {self.first_kept()}\n"
-                "  only later steps can be repeated; a larger tape_size keeps more"
-            ) from None
+            raise self._dropped(row) from None
         except OSError as problem:
-            raise DataError(
-                f"row {row} of {self.directory} cannot be read: {problem.strerror or problem}"
-            ) from problem
+            raise unreadable(self.directory, problem) from problem
         if recorded is None or chained(first[1], recorded) != last[1]:
-            raise DataError(
-                f"row {row} of {shard.path.with_suffix('.bin')} is damaged: its hash differs\n"
-                "  restore an intact copy of the tape, or start a new run: --run-dir DIR"
-            )
+            raise damaged(shard.path.with_suffix(".bin"), f"the hash of row {row} differs", row=row)
         return recorded
 
     def entry_before(self, row: int) -> tuple[int, bytes]:
@@ -102,7 +94,7 @@ class Shards:
                 shard = self._shard(self._first(near))
                 if shard.first <= row and (entry := shard.entry(row - shard.first)) is not None:
                     return entry
-        raise DroppedError(f"row {row - 1} is not on the tape {self.directory}")
+        raise self._dropped(row - 1)
 
     def intact(self, start: int = 0) -> tuple[int, str | None]:
         """Check the rows from `start` on; return how many rows precede the first damaged one, and
@@ -137,6 +129,19 @@ class Shards:
         ):
             return 0 if not self.firsts else self.firsts[0]
         return self.firsts[1]
+
+    def _dropped(self, row: int) -> DroppedError:
+        kept = self.first_kept()
+        return DroppedError(
+            "stream-row-dropped",
+            problem=f"row {row} is no longer on the tape {self.directory}: tape_size dropped the rows"
+            f" before {kept}",
+            reason="only later steps can be repeated",
+            remedy=("a larger", Setting("tape_size")),
+            row=row,
+            first=kept,
+            path=self.directory,
+        )
 
     def _first(self, row: int) -> int:
         if not (index := bisect_right(self.firsts, row)):
@@ -217,9 +222,14 @@ def recorded_head(directory: Path) -> int | None:
     if (tape := json_of(directory / "tape.json")) is None:
         return None
     if tape.get("format_version") != FORMAT_VERSION or not isinstance(tape.get("head"), int):
+        version = tape.get("format_version")
         raise DataError(
-            f"{directory / 'tape.json'} is of format {tape.get('format_version')!r}, but this surefoot reads {FORMAT_VERSION}\n"
-            "  update surefoot, or choose another directory"
+            "stream-tape-format-unknown",
+            problem=f"{directory / 'tape.json'} is of format {version!r}, but this surefoot reads"
+            f" {FORMAT_VERSION}",
+            remedy="update surefoot, or choose another directory",
+            path=directory / "tape.json",
+            version=version,
         )
     head, end = int(tape["head"]), json_of(directory / "end.json")
     return head if Shards(directory).look() >= head or end is not None else None
@@ -234,14 +244,49 @@ def json_of(path: Path) -> Any:
     except FileNotFoundError:
         return None
     except OSError as problem:
-        raise DataError(f"{path} cannot be read: {problem.strerror or problem}") from problem
+        raise unreadable(path, problem) from problem
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as problem:
-        raise DataError(
-            f"{path} is damaged: {first_line(problem)}\n  restore an intact copy of the tape"
-        ) from problem
+        raise damaged(path, first_line(problem)) from problem
     return entries if isinstance(entries, dict) else {}
+
+
+def unreadable(path: Path, problem: OSError) -> DataError:
+    """Return the error for files of a tape that the system does not read."""
+    return DataError(
+        "stream-tape-unreadable",
+        problem=f"{path} cannot be read: {problem.strerror or problem}",
+        path=path,
+    )
+
+
+def damaged(path: Path, what: str, *, row: int | None = None) -> DataError:
+    """Return the error for a file of a tape with other bytes than were written."""
+    return DataError(
+        "stream-tape-damaged",
+        problem=f"{path} is damaged: {what}",
+        remedy=[
+            "restore an intact copy of the tape",
+            ("or, for a new run,", Setting("run_dir", "DIR")),
+        ],
+        path=path,
+        row=row,
+    )
+
+
+def not_of_checkpoint(directory: Path, *, rows: int, known: int) -> DataError:
+    """Return the error for a tape without the `rows` rows that a checkpoint has read. The tape has
+    `known` rows."""
+    found = f"has {known:,} rows" + " of another hash" * (known >= rows) if known else "is missing"
+    return DataError(
+        "stream-tape-not-of-checkpoint",
+        problem=f"the checkpoint has read {rows:,} rows of the tape {directory}, which {found}",
+        remedy=["restore the tape of this run", ("or, for a new run,", Setting("run_dir", "DIR"))],
+        path=directory,
+        rows=rows,
+        known=known,
+    )
 
 
 def _read_at(handle: int, start: int, stop: int) -> bytes:

@@ -76,21 +76,30 @@ class Stream:
         self.name = source.__qualname__ if inspect.isroutine(source) else type(source).__qualname__
         if self.tape_bytes < _MIN_BYTES:
             raise ConfigError(
-                f'tape_size = {tape_size!r} is less than 1 MB\n  write tape_size="10 GB"'
+                "stream-tape-too-small",
+                problem=f"tape_size = {tape_size!r} is less than 1 MB",
+                remedy=Setting("tape_size", "10 GB"),
+                setting="tape_size",
+                value=tape_size,
             )
         if samples is not None and (
             isinstance(samples, bool) or not isinstance(samples, int) or samples < 1
         ):
             raise ConfigError(
-                f"samples = {samples!r}: the number of rows of an epoch, 1 or more, or None"
+                "stream-samples-invalid",
+                problem=f"samples = {samples!r}: the number of rows of an epoch, 1 or more, or None",
+                setting="samples",
+                value=samples,
             )
         for keyword, function in (("encode_fn", encode_fn), ("decode_fn", decode_fn)):
             if function is not None and not callable(function):
                 raise ConfigError(
-                    f"{keyword} = {function!r} must be a function from a row to a row"
+                    "stream-function-not-callable",
+                    problem=f"{keyword} = {function!r} must be a function from a row to a row",
+                    setting=keyword,
+                    value=function,
                 )
-        if (problem := _not_a_source(source)) is not None:
-            raise DataError(problem)
+        _check_source(source)
 
     def __iter__(self) -> Iterator[Any]:
         """Read the source once, without a tape."""
@@ -105,15 +114,23 @@ class Stream:
         except NotRecordableError as problem:
             returned = "" if self.encode_fn is None else " that encode_fn returned"
             raise DataError(
-                f"row {number} of the stream{returned} cannot be recorded: {problem}\n"
-                "  a tape holds tensors, NumPy arrays, text, bytes, numbers, and dicts, lists and tuples of them, and no pickle\n"
-                "  convert other objects: sf.data.Stream(source, encode_fn=lambda row: {...}, decode_fn=lambda recorded: ...)"
+                "stream-row-not-recordable",
+                problem=f"row {number} of the stream{returned} cannot be recorded: {problem}",
+                reason="a tape holds tensors, NumPy arrays, text, bytes, numbers, and dicts, lists"
+                " and tuples of them, and no pickle",
+                remedy="convert other objects: sf.data.Stream(source, encode_fn=lambda row: {...},"
+                " decode_fn=lambda recorded: ...)",
+                row=number,
             ) from None
         except SurefootError:
             raise
         except Exception as problem:
-            text = f"row {number} of the stream: encode_fn raises {type(problem).__name__}: {first_line(problem)}"
-            raise DataError(text) from problem
+            raise DataError(
+                "stream-encode-fn-failed",
+                problem=f"row {number} of the stream: encode_fn raises {type(problem).__name__}:"
+                f" {first_line(problem)}",
+                row=number,
+            ) from problem
 
     @property
     def start_method(self) -> str:
@@ -144,37 +161,59 @@ def as_stream(train_data: Any) -> Stream:
     return train_data if isinstance(train_data, Stream) else Stream(train_data)
 
 
-def _not_a_source(source: Any) -> str | None:
+def _check_source(source: Any) -> None:
+    """Raise `DataError` if a source gives no rows, or cannot be read again."""
     name = type(source).__name__
     if inspect.isclass(source):
-        return f"a stream's source is the class {source.__name__}\n  give an object: {source.__name__}(...)"
-    if isinstance(source, DataLoader):
-        if source.batch_size is None and source.batch_sampler is None:
-            return None
-        return (
-            f"the stream is a DataLoader that makes batches (batch_size={source.batch_size}), and a tape records samples\n"
-            "  give its data set: train_data=loader.dataset, with Run(batch_size=..., collate_fn=loader.collate_fn)\n"
-            "  or keep its workers: DataLoader(dataset, batch_size=None, num_workers=...)"
+        raise DataError(
+            "stream-source-is-class",
+            problem=f"a stream's source is the class {source.__name__}",
+            remedy=f"give an object: {source.__name__}(...)",
+            source=source.__name__,
         )
-    if (batch_size := _batched_by(source)) is not None:
-        return (
-            f"the rows of this {name} are batches of {batch_size} rows, and a tape records samples\n"
-            f"  leave out its batching, and write Run(batch_size={batch_size})\n"
-            "  or, if such a group is one sample, give a generator function: def rows(): yield from dataset"
+    if isinstance(source, DataLoader):
+        makes_batches = source.batch_size is not None or source.batch_sampler is not None
+        batch_size = source.batch_size if makes_batches else None
+        cures = [
+            "give its data set: train_data=loader.dataset, with Run(batch_size=...,"
+            " collate_fn=loader.collate_fn)",
+            "or keep its workers: DataLoader(dataset, batch_size=None, num_workers=...)",
+        ]
+    else:
+        batch_size = _batched_by(source)
+        makes_batches = batch_size is not None
+        cures = [
+            f"leave out its batching, and write Run(batch_size={batch_size})",
+            "or, if such a group is one sample, give a generator function: def rows(): yield from"
+            " dataset",
+        ]
+    if makes_batches:
+        raise DataError(
+            "stream-source-of-batches",
+            problem=f"the rows of this {name} are batches (batch_size={batch_size}), and a tape"
+            " records samples",
+            remedy=[*cures],
+            source=name,
+            batch_size=batch_size,
         )
     if isinstance(source, Iterator):
-        return (
-            f"{name} can be iterated only once, so a resumed run could not read it again\n"
-            "  give the function that returns it, without calling it: rows instead of rows()"
+        raise DataError(
+            "stream-source-read-once",
+            problem=f"{name} can be iterated only once, so a resumed run could not read it again",
+            remedy="give the function that returns it, without calling it: rows instead of rows()",
+            source=name,
         )
     if isinstance(source, set | frozenset) or not (
         callable(source) or isinstance(source, Iterable)
     ):
-        return (
-            f"{name} is neither an iterable with a fixed order nor a function that returns an iterator\n"
-            "  give an IterableDataset, a generator function, or a data set with __getitem__ and __len__ without Stream"
+        raise DataError(
+            "stream-source-unordered",
+            problem=f"{name} is neither an iterable with a fixed order nor a function that returns"
+            " an iterator",
+            remedy="give an IterableDataset, a generator function, or a data set with __getitem__"
+            " and __len__ without Stream",
+            source=name,
         )
-    return None
 
 
 def _batched_by(source: Any) -> Any:
@@ -219,6 +258,8 @@ def iterator_of(source: Any) -> Iterator[Any]:
     opened = source() if callable(source) and not isinstance(source, Iterable) else source
     if not isinstance(opened, Iterable):
         raise DataError(
-            f"the source of a stream returned {opened!r:.60}, which is not an iterator\n  write a generator function: def rows(): yield ..."
+            "stream-source-not-iterable",
+            problem=f"the source of a stream returned {opened!r:.60}, which is not an iterator",
+            remedy="write a generator function: def rows(): yield ...",
         )
     return iter(opened)

@@ -17,9 +17,9 @@ from surefoot.data.loader import StoppedError
 from surefoot.data.order import Ids
 from surefoot.data.streams.recorder import HALTED, Recorder
 from surefoot.data.streams.rows import decode
-from surefoot.data.streams.shards import ZERO, Shards, json_of
+from surefoot.data.streams.shards import ZERO, Shards, damaged, json_of, not_of_checkpoint
 from surefoot.data.streams.stream import Stream
-from surefoot.errors import DataError, SurefootError, error_of_dict
+from surefoot.errors import DataError, Setting, SurefootError, error_of_dict
 
 _PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
 _SLOW_S = 10.0  # before a message that a row is awaited
@@ -90,11 +90,11 @@ class Tape:
 
     def __getitem__(self, row: int) -> Any:
         if not self.wait(row):
-            raise DataError(f"row {row} does not exist: the stream ended after {self.length} rows")
+            raise self._ended_before(row)
         try:
             recorded = decode(self.shards.row(row))
         except ValueError as problem:
-            raise DataError(f"row {row} of {self.directory} cannot be read: {problem}") from problem
+            raise damaged(self.directory, f"row {row} is {problem}", row=row) from problem
         decode_fn = self.stream.decode_fn
         return recorded if decode_fn is None else decode_fn(recorded)
 
@@ -106,27 +106,44 @@ class Tape:
         it, or if they are declared.
         """
         declared = self.stream.samples
-        if self.wait(last if declared is None else min(last, declared - 1)):
+        needed = last if declared is None else min(last, declared - 1)
+        if self.wait(needed):
             return declared
         if declared is not None or not self.length:
-            instead = (
-                f"Stream(source, samples={self.length})"
-                if self.length
-                else "a source that gives rows"
-            )
-            raise DataError(
-                f"the stream ended after {self.length} rows"
-                + (f", and samples = {declared}" if declared else "")
-                + f"\n  give {instead}"
-            )
+            raise self._ended_before(needed)
         if dropped := self.first_kept():
             raise DataError(
-                f"the stream ended after {self.length} rows, and its second epoch needs the rows before {dropped}, which the tape"
-                f" has dropped\n  keep all rows: Stream(source, tape_size=...), now {self.stream.tape_size!r}; or end the run earlier\n"
-                "  or let the source begin again by itself: while True: yield from ..."
+                "stream-repeats-dropped-rows",
+                problem=f"the stream ended after {self.length} rows, and its second epoch needs the"
+                f" rows before {dropped}, which the tape has dropped",
+                remedy=[
+                    f"keep all rows: Stream(source, tape_size=...), now {self.stream.tape_size!r};"
+                    " or end the run earlier",
+                    "or let the source begin again by itself: while True: yield from ...",
+                ],
+                rows=self.length,
+                first=dropped,
             )
         self._say_that_rows_repeat()
         return self.length
+
+    def _ended_before(self, row: int) -> DataError:
+        """Return the error for a row behind the end of the stream."""
+        if not self.length:
+            return DataError(
+                "stream-empty",
+                problem="the stream is empty: its source ended before its first row",
+                remedy="check the path, and any filter; an iterator that was read once gives no more"
+                " rows: give a generator function",
+            )
+        return DataError(
+            "stream-ended-early",
+            problem=f"the stream ended after {self.length} rows, before row {row}",
+            remedy=f"give Stream(source, samples={self.length})",
+            rows=self.length,
+            row=row,
+            samples=self.stream.samples,
+        )
 
     def wait(self, row: int) -> bool:
         """Wait until a row has arrived; return False if the stream ended before it.
@@ -160,11 +177,17 @@ class Tape:
             if failure is not None:  # no further row is appended
                 if row < self.shards.look():
                     break
-                raise StoppedError if failure["text"] == HALTED else failed_source(failure)
+                error = failed_source(failure)
+                raise StoppedError if error.code == HALTED else error
             if not self.is_live:
                 raise DataError(
-                    f"row {row} is not on the tape {self.directory}, which has {arrived} rows\n"
-                    "  only the training run itself reads further rows of its stream"
+                    "stream-row-not-recorded",
+                    problem=f"row {row} is not on the tape {self.directory}, which has {arrived}"
+                    " rows",
+                    reason="only the training run itself reads further rows of its stream",
+                    row=row,
+                    rows=arrived,
+                    path=self.directory,
                 )
             if self.say is not None and time.monotonic() > slow_s:
                 self.say(f"waiting for row {row:,} of the stream: its source gives no row")
@@ -180,8 +203,8 @@ class Tape:
         """Return the failure that ended the recording, in this process or in another one."""
         if recorder is not None and recorder.failure is not None:
             return recorder.failure
-        failure: dict[str, Any] | None = json_of(self.directory / "failed.json")
-        return failure
+        failure: dict[str, Any] = json_of(self.directory / "failed.json") or {}
+        return failure if "error" in failure else None  # version 0.1.0 wrote a text alone
 
     def _say_that_rows_repeat(self) -> None:
         is_recording = self.recorder is not None and self.recorder.pid == os.getpid()
@@ -209,10 +232,7 @@ class Tape:
         """
         rows = self.head if self.wait(self.head - 1) else self.length
         if not rows:
-            raise DataError(
-                "the stream is empty: its source ended before its first row\n"
-                "  check the path, and any filter; an iterator that was read once gives no more rows: give a generator function"
-            )
+            raise self._ended_before(0)
         return Subset(self, range(rows))  # type: ignore[arg-type]
 
     def facts(self, step: int, batch_size: int) -> dict[str, Any]:
@@ -234,11 +254,7 @@ class Tape:
         rows, digest = (0, ZERO.hex()) if facts is None else (facts["rows"], facts["sha256"])
         known = self.shards.look()
         if known < rows or self.shards.entry_before(rows)[1].hex() != digest:
-            raise DataError(
-                f"the tape {self.directory} is not that of the checkpoint, which has read {rows:,} rows: it has {known:,} rows"
-                + " of another hash" * (known >= rows)
-                + "\n  restore the tape of this run, or start a new run: --run-dir DIR"
-            )
+            raise not_of_checkpoint(self.directory, rows=rows, known=known)
 
     def first_kept(self) -> int:
         """Return the row from which on no row has been dropped."""
@@ -274,8 +290,13 @@ class Tape:
         """
         if step and (first := self.first_step(batch_size)) > start:
             raise DataError(
-                f"the rows of step {max(start, 1)} are no longer on the tape {self.directory}: tape_size = {self.stream.tape_size!r}\n"
-                f"  steps can be repeated from a checkpoint at step {first} or later; a larger tape_size keeps more"
+                "stream-steps-dropped",
+                problem=f"the rows of step {max(start, 1)} are no longer on the tape"
+                f" {self.directory}: tape_size = {self.stream.tape_size!r}",
+                reason=f"steps can be repeated from a checkpoint at step {first} or later",
+                remedy=("a larger", Setting("tape_size")),
+                step=max(start, 1),
+                first=first,
             )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -309,9 +330,7 @@ def failed_source(failure: Mapping[str, Any]) -> SurefootError:
     """Return the error of a source, as `failure_of` described it in the process that read the
     source.
     """
-    problem: SurefootError = DataError(str(failure["text"]))
-    if "error" in failure:
-        problem = error_of_dict(failure["error"])
+    problem = error_of_dict(failure["error"])
     if failure["trace"]:  # of the user's code
         problem.add_note(str(failure["trace"]))
         problem.of_user = True

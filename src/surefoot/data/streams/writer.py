@@ -231,9 +231,12 @@ class TapeWriter:
 
 
 def _locked(directory: Path) -> IO[bytes]:
+    other = shlex.quote(f"{directory}-2")
     refused = ConfigError(
-        f"another run records into {directory}\n"
-        f"  wait for it, or choose another directory: Stream(source, directory={shlex.quote(str(directory) + '-2')!r})"
+        "stream-tape-locked",
+        problem=f"another run records into {directory}",
+        remedy=["wait for it", f"or choose another directory: Stream(source, directory={other!r})"],
+        path=directory,
     )
     if directory.resolve() in _RECORDED:
         raise refused
@@ -266,6 +269,8 @@ def is_unlocked(directory: Path) -> bool:
 
 def _unwritable(directory: Path, problem: OSError) -> DataError:
     return DataError(
-        f"the tape {directory} cannot be written: {problem.strerror or problem}\n"
-        "  choose another directory: sf.data.Stream(source, directory=...)"
+        "stream-tape-unwritable",
+        problem=f"the tape {directory} cannot be written: {problem.strerror or problem}",
+        remedy="choose another directory: sf.data.Stream(source, directory=...)",
+        path=directory,
     )
