@@ -3,7 +3,7 @@ differ in size.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -226,10 +226,15 @@ class Reduced:
 
 
 def add_logged(
-    logged: dict[str, Any], values: Mapping[str, Any], *, reduce: Reduction = "mean"
+    logged: dict[str, Any],
+    values: Mapping[str, Any],
+    *,
+    reduce: Reduction = "mean",
+    of_loss: Collection[str] = (),
 ) -> None:
     """Add values that the user logs to those of the same step, in place. Sums, maxima and minima
-    go on; otherwise a later value replaces an earlier one.
+    go on; otherwise a later value replaces an earlier one. Raises `ConfigError` for a name
+    `of_loss`, whose value the loss returned.
 
     >>> logged = {}
     >>> add_logged(logged, {"tokens": 3}, reduce="sum")
@@ -247,6 +252,8 @@ def add_logged(
             value=repr(reduce),
         )
     for name, value in values.items():
+        if name in of_loss:
+            refuse_name_of_loss(name)
         number = as_logged(name, value)
         before = logged.get(name)
         if before is not None and _how(before) != reduce:
@@ -276,6 +283,17 @@ def refuse_two_ways(name: str) -> NoReturn:
         remedy="use two names",
         setting="reduce",
         value=name,
+    )
+
+
+def refuse_name_of_loss(name: str) -> NoReturn:
+    """Raise `ConfigError` for a value of `step.log` that a metric of the loss has as its name."""
+    raise ConfigError(
+        "logged-name-of-the-loss",
+        problem=f"step.log has a value named {name!r}, and so has the dictionary of the loss",
+        reason="a record has one value of a name",
+        remedy="use two names",
+        name=name,
     )
 
 

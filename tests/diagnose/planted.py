@@ -231,6 +231,13 @@ def with_labels(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return {"train_data": TensorDataset(inputs[:1500], change(labels[:1500]))}
 
 
+def with_nan_in_the_split() -> dict[str, Any]:
+    inputs, labels = digits()
+    held_out = inputs[1500:].clone()
+    held_out[7, 3] = math.nan
+    return {"splits": {"val": sf.Split((held_out, labels[1500:]), metrics=sf.metrics.accuracy)}}
+
+
 def shuffled(labels: Tensor) -> Tensor:
     return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))]
 
@@ -565,6 +572,7 @@ FAULTY = [
     Planted(
         "own, 97 % of labels the same", "constant-targets", own(lambda: with_labels(mostly_zero))
     ),
+    Planted("own, a NaN in the split", "non-finite-scores", own(with_nan_in_the_split)),
     Planted("own, validation in training", "train-validation-overlap", own(lambda: sharing(1.0))),
     Planted(
         "own, a twentieth of validation in training",

@@ -243,6 +243,10 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
             ),
         ),
     ],
+    "non-finite-scores": [
+        ("warning", lambda: history(train(), scores([2.0, 1.5, math.nan, math.nan]))),
+        ("note", lambda: history(train(), scores([2.0, 1.5], auc=[0.5, math.nan]))),
+    ],
     "constant-targets": [
         (
             "error",
@@ -623,6 +627,10 @@ BORDERS: dict[str, list[Callable[[], History]]] = {
             train(),
             data(overlap={"train_data": {"checked": 100, "overlapping": 100, "same": True}}),
         ),
+    ],
+    "non-finite-scores": [
+        lambda: history(train(), scores([math.nan, 1.5])),
+        lambda: history(train(lambda _: math.nan), scores([2.0, math.nan])),
     ],
     "constant-targets": [
         lambda: history(train(), data(targets={"distinct": 2, "most_common_fraction": 0.94}))

@@ -201,3 +201,27 @@ def test_a_float_beside_a_tensor_is_written_on_its_device(is_float_first: bool) 
         "aten.full.default",
         "aten.maximum.default",
     ]
+
+
+def scored(model: nn.Module, batch: Any) -> tuple[Any, dict[str, sf.Mean]]:
+    loss = F.mse_loss(model(batch[0]), batch[1])
+    return loss, {"accuracy": sf.Mean(1.0, 2)}
+
+
+def test_a_metric_of_the_loss_is_not_replaced() -> None:
+    with refused("logged-name-of-the-loss", name="accuracy"), build(loss=scored) as run:
+        for step in run:
+            step.log(accuracy=1.0)
+    with refused("logged-name-of-the-loss", name="accuracy"), build(loss=scored) as run:
+        for step in run.steps():
+            step.log(accuracy=1.0)
+            sf.forward_backward(step, scored)
+
+
+def test_metrics_of_two_losses_are_added(tmp_path: Path) -> None:
+    with build(tmp_path / "a", loss=scored) as run:
+        for step in run.steps():
+            sf.forward_backward(step, scored)
+            sf.forward_backward(step, scored)
+            sf.update(step)
+    assert {record["accuracy"] for record in sf.load(tmp_path / "a").records("train")} == {0.5}

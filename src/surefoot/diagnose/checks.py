@@ -32,6 +32,7 @@ from surefoot.errors import visible
 CHECKS: Sequence[Check] = (
     divergence.diverged,
     divergence.non_finite_steps,
+    generalization.non_finite_scores,
     chance.no_better_than_chance,
     learning_rate.loss_not_falling,
     averages.average_too_slow,

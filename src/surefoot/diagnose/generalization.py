@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.diagnose.finding import (
+    NOT_FINITE,
     Finding,
     Severity,
     Verdict,
@@ -203,6 +204,35 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
     evidence = f"{split}: {same:,} of {checked:,} checked {kind}{among}"
     return wrong(
         severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share}
+    )
+
+
+@check("non-finite-scores")
+def non_finite_scores(history: History) -> Verdict:
+    """Check for scores that are not finite in the last evaluation although the training loss is."""
+    need(history.scores, "no split was evaluated yet")
+    need(history.loss_is_finite, NOT_FINITE)
+    since = {name: history.not_finite_since(name) for name in history.score_names}
+    steps = {name: step for name, step in since.items() if step is not None}
+    well(not steps, "the last value of every score is finite")
+    names = [*steps]
+    losses = [name for name in names if name.endswith("/loss")]
+    is_or_are = "is" if len(names) == 1 else "are"
+    return wrong(
+        "warning" if losses else "note",
+        f"{join_names(names)} {is_or_are} not finite, although the training loss is.",
+        [f"{name}: not finite since step {step:,}" for name, step in list(steps.items())[:4]],
+        causes=(
+            "a sample of the split with a value that is not finite" if losses else "",
+            "a metric that divides by a count of 0" if losses != names else "",
+            "weights in evaluation mode that overflow, such as running variances of 0",
+        ),
+        try_=(
+            "look for such samples: torch.isfinite over the inputs and targets of the split",
+            "a best checkpoint and early stopping need a finite score",
+        ),
+        step=min(steps.values()),
+        numbers={},
     )
 
 

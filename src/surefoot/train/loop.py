@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from surefoot.distributed.strategy import Alone, Ranks
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean, Reduction, add_each, add_logged, correction
+from surefoot.mean import Mean, Reduction, add_logged, correction
 from surefoot.optim.clipping import clear, gradient_norm, refuse_unused
 from surefoot.optim.skip_step import should_skip
 from surefoot.optim.trainable import Trainable
 from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.record import Phase, refuse_own
 from surefoot.train.batch_norm_buffers import BatchStatistics
-from surefoot.train.loss_accumulator import LossSum, count_skipped, leave_out
+from surefoot.train.loss_accumulator import LossSum, add_metrics, count_skipped, leave_out
 from surefoot.train.step_watch import UNWATCHED, Watch, in_step
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Step:
     # of the evaluation after this step; in the body of `run.steps()`, of the one before it
     metrics: dict[str, float] = field(default_factory=dict)
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
+    _metrics_of_loss: frozenset[str] = frozenset()  # names in `_logged`
     _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(
         default=None, repr=False
     )  # factor of gradients
@@ -130,7 +131,7 @@ class Step:
         ranks: their "mean", "sum", "max", "min", or the "last", of the lowest rank that logs it.
         """
         refuse_own(values)
-        add_logged(self._logged, values, reduce=reduce)
+        add_logged(self._logged, values, reduce=reduce, of_loss=self._metrics_of_loss)
 
     def log_text(self, **texts: str) -> None:
         """Show texts at this step in TensorBoard and the run's trackers. Those of rank 0 are
@@ -277,7 +278,8 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
             continue
         part, share, further = sums.add(result, micro_batch.count)
         del result  # frees other outputs before the backward pass
-        add_each(step._logged, further)
+        if further:
+            add_metrics(step, further)
         if last:
             state.buffers.pass_on()
             ranks.begin_sum(sums)

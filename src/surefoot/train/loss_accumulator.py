@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from surefoot.data.loader import MicroBatch
 from surefoot.errors import ConfigError
-from surefoot.mean import Mean, add_logged, refuse_tensors
+from surefoot.mean import Mean, add_each, add_logged, refuse_name_of_loss, refuse_tensors
 from surefoot.tracking.record import refuse_own
 
 SKIPPED_SAMPLES = "skipped_samples"  # in records: for which the loss or `collate_fn` returned None
@@ -109,6 +109,17 @@ def count_skipped(step: Any, micro_batch: MicroBatch) -> None:
 def _add_skipped(step: Any, samples: int) -> None:
     if samples and step.loss is None:  # only the first call of forward_backward counts
         add_logged(step._logged, {SKIPPED_SAMPLES: samples}, reduce="sum")
+
+
+def add_metrics(step: Any, metrics: Mapping[str, Mean]) -> None:
+    """Add the metrics that the loss returned to the values of the step. Raises `ConfigError` for a
+    name that the body of the loop has logged.
+    """
+    for name in metrics:
+        if name in step._logged and name not in step._metrics_of_loss:
+            refuse_name_of_loss(name)
+    step._metrics_of_loss |= metrics.keys()
+    add_each(step._logged, metrics)
 
 
 def _is_float(count: Any) -> TypeGuard[Tensor]:
