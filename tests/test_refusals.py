@@ -130,10 +130,15 @@ REFUSED: dict[str, tuple[dict[str, Any], type[sf.SurefootError], str, str]] = {
     "betas of torch's": (
         {"optimizer": betas((0.9, 1.0))},
         sf.ConfigError,
-        "Invalid beta parameter",
+        r"\[optimizer-rejects-settings\]",
         "below 1",
     ),
-    "one beta": ({"optimizer": betas((0.9,))}, sf.ConfigError, "index out of range", "below 1"),  # type: ignore[arg-type]
+    "one beta": (
+        {"optimizer": betas((0.9,))},  # type: ignore[arg-type]
+        sf.ConfigError,
+        r"\[optimizer-rejects-settings\]",
+        "below 1",
+    ),
 }
 
 
@@ -250,10 +255,7 @@ def test_a_factory_that_fails_of_itself_raises_what_it_raised() -> None:
 
 
 def test_betas_outside_of_the_range_of_torch_are_refused_with_a_pair_that_is_inside() -> None:
-    with pytest.raises(
-        sf.ConfigError,
-        match=r"optimizer.betas = \(0\.9, 1\.0\) must be a pair such as \(0\.9, 0\.999\)",
-    ):
+    with refused("setting-out-of-range", setting="optimizer.betas", value=(0.9, 1.0)):
         build(optimizer=sf.optim.adamw(lr=0.1, betas=(0.9, 1.0)))
 
 
@@ -414,7 +416,7 @@ def test_an_error_in_the_users_own_code_keeps_its_frames(
 def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path) -> None:
     lines = printed_by(f"import surefoot as sf\n{code}", tmp_path)
     assert "KeyError: 'my own bug'" in lines
-    assert lines[-1].startswith("surefoot.errors.")
+    assert any(line.startswith("surefoot.errors.") for line in lines)
 
 
 REFUSED_RUN = """

@@ -457,7 +457,7 @@ def read_on_the_host(**changes: Any) -> int:
 
 
 def refused(*, optimizer: str) -> str:
-    """What is said of an optimizer that needs whole parameters."""
+    """The code and the value of the refusal of an optimizer that needs whole parameters."""
     own = {
         "adafactor": sf.optim.adafactor(),
         "adamw8bit": sf.optim.adamw8bit(lr=1e-3),
@@ -470,7 +470,7 @@ def refused(*, optimizer: str) -> str:
     try:
         world_runs.built(parallel="fsdp", optimizer=optimizer)
     except sf.ConfigError as problem:
-        return str(problem)
+        return f"{problem.code} {problem.fields['value']}"
     return "nothing"
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from rank_processes import Ranks, on_ranks
+from refused import refused
 from small_runs import outcome
-from surefoot.errors import ConfigError, DivergedError
+from surefoot.errors import DivergedError
 from surefoot.optim.user_optimizer import takes_closure
 from surefoot.plan.measure import measure, memory_and_time
 from surefoot.plan.summary import parameters_by_group
@@ -458,23 +459,19 @@ def test_a_step_with_another_required_argument_is_refused() -> None:
         def step(self, temperature: float) -> None:  # type: ignore[override]
             del temperature
 
-    with pytest.raises(
-        ConfigError, match=r"(?s)Odd\.step needs the argument temperature.*subclass"
-    ):
+    with refused("optimizer-step-arguments", argument="temperature"):
         build(partial(Odd, lr=0.1))
 
     class ByName(torch.optim.SGD):
         def step(self, *, closure: Any) -> None:  # type: ignore[override]
             closure()
 
-    with pytest.raises(
-        ConfigError, match=r"(?s)ByName\.step needs the argument closure, but a run calls step\(\)"
-    ):
+    with refused("optimizer-step-arguments", argument="closure"):
         build(partial(ByName, lr=0.1))
 
 
 def test_a_closure_that_the_signature_hides_is_explained() -> None:
-    with pytest.raises(ConfigError, match=r"(?s)SAM\.step\(\) needs a closure.*with_closure"):
+    with refused("closure-not-declared"):
         build(CLOSURES["sam"]).train()
 
 
@@ -491,33 +488,17 @@ def test_plan_prints_the_way_a_step_is_undone_and_the_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        (
-            {"precision": "fp16"},
-            r"(?s)precision = fp16: LBFGS evaluates the loss several times.*bf16",
-        ),
-        (
-            {"compile": True},
-            r"(?s)compile = True: LBFGS evaluates the loss several times.*leave compile out",
-        ),
-        (
-            {"clip": "auto 0.9"},
-            r"(?s)clip = 'auto 0.9': LBFGS evaluates the loss several times.*norm 1.0",
-        ),
-    ],
+    "changes", [{"precision": "fp16"}, {"compile": True}, {"clip": "auto 0.9"}], ids=str
 )
-def test_settings_that_do_not_fit_a_closure_are_refused_by_name(
-    changes: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(ConfigError, match=match):
+def test_settings_that_do_not_fit_a_closure_are_refused_by_name(changes: dict[str, Any]) -> None:
+    ((setting, value),) = changes.items()
+    with refused("setting-with-closure", setting=setting, value=value, optimizer="LBFGS"):
         build(torch.optim.LBFGS, **changes)
 
 
 def test_shards_do_not_fit_a_closure_and_are_refused_by_name() -> None:
     def refuse(_: int) -> None:  # in a process of its own, which keeps its process group
-        match = r"(?s)parallel = fsdp: LBFGS cannot train shards.*compares whole gradients.*parallel=.ddp"
-        with pytest.raises(ConfigError, match=match):
+        with refused("optimizer-of-whole-parameters", value="LBFGS"):
             build(torch.optim.LBFGS, parallel="fsdp")
 
     assert on_ranks(1, refuse) == [0]
@@ -535,7 +516,7 @@ def test_lbfgs_refuses_parameters_that_are_frozen_or_unfrozen_during_training() 
             for _ in run:
                 next(run.state.model.parameters()).requires_grad_(requires_grad)
 
-    with pytest.raises(ConfigError, match="cannot be frozen during training"):
+    with refused("lbfgs-of-other-parameters"):
         train(build(source("lbfgs")), requires_grad=False)
 
     def frozen_net() -> nn.Module:
@@ -543,7 +524,7 @@ def test_lbfgs_refuses_parameters_that_are_frozen_or_unfrozen_during_training() 
         model[0].weight.requires_grad_(False)  # type: ignore[index]
         return model
 
-    with pytest.raises(ConfigError, match="cannot train parameters that are unfrozen"):
+    with refused("lbfgs-of-other-parameters"):
         train(build(source("lbfgs"), model=frozen_net), requires_grad=True)
 
 
@@ -552,7 +533,7 @@ def test_two_evaluations_before_an_update_are_refused() -> None:
         step = next(iter(run.steps()))
         sf.forward_backward(step)
         sf.forward_backward(step)
-        with pytest.raises(ConfigError, match="forward_backward more than once"):
+        with refused("closure-of-several-losses", step=step.index):
             sf.update(step)
 
 
@@ -565,7 +546,7 @@ def test_two_evaluations_before_the_second_update_of_a_step_are_refused() -> Non
         sf.update(step, "first")
         sf.forward_backward(step, lambda models, batch: loss(models["second"], batch))
         sf.forward_backward(step, lambda models, batch: models["second"](batch[0]).square().mean())
-        with pytest.raises(ConfigError, match="forward_backward more than once"):
+        with refused("closure-of-several-losses", step=step.index):
             sf.update(step, "second")
 
 
@@ -575,8 +556,5 @@ def test_an_inner_optimizer_with_groups_of_its_own_is_refused() -> None:
             super().__init__(params, {"lr": 0.1})
             self.inner = torch.optim.SGD([dict(group) for group in self.param_groups], lr=0.1)
 
-    with pytest.raises(
-        ConfigError,
-        match=r"(?s)Wrapper\.inner has parameter groups of its own.*self\.param_groups =",
-    ):
+    with refused("inner-optimizer-with-groups", attribute="inner"):
         build(Wrapper)

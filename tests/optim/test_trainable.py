@@ -643,6 +643,9 @@ def another_model(run: sf.Run, _: int) -> None:
     run.state.models["teacher"] = Statistics()
 
 
+TEACHER = ["teacher.0.weight", "teacher.0.bias", "teacher.1.weight", "teacher.1.bias"]
+
+
 def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Two groups as long as there are few parameters."""
     every = [parameter for group in groups for parameter in group["params"]]
@@ -655,50 +658,48 @@ def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    ("run", "body", "says"),
+    ("run", "body", "code", "fields"),
     [
         (
             lambda: build(
                 model=Net, optimizer=sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))
             ),
             frozen_by_rates,
-            "requires_grad of head.weight is now True, but its learning rate is 0: it would get gradients",
+            "unfrozen-without-learning-rate",
+            {},
         ),
         (
             lambda: with_teacher(None, Statistics().requires_grad_(False)),
             without_an_optimizer,
-            "requires_grad of 4 parameters is now True, but their model has no optimizer (teacher.0.weight ... teacher.1.bias)",
+            "unfrozen-without-optimizer",
+            {"names": TEACHER},
         ),
         (
             build,
             another_layer,
-            "2 parameters of the model changed during the run: head.weight is now another tensor",
+            "parameters-replaced",
+            {"names": ["head.weight", "head.bias"], "found": "is now another tensor"},
         ),
         (
             build,
             a_new_parameter,
-            "1 parameter of the model changed during the run: hidden.1.slope is new",
+            "parameters-replaced",
+            {"names": ["hidden.1.slope"], "found": "is new"},
         ),
         (
             lambda: with_teacher(None, Statistics()),
             another_model,
-            "4 parameters of the model changed during the run: teacher.0.weight is now another tensor",
+            "parameters-replaced",
+            {"names": TEACHER, "found": "is now another tensor"},
         ),
-        (
-            lambda: build(optimizer=other_groups),
-            thaw,
-            "the function that builds SGD moves parameters that were already trained to other groups, or drops them",
-        ),
+        (lambda: build(optimizer=other_groups), thaw, "groups-of-factory-changed", {}),
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name(
-    run: Callable[[], sf.Run], body: Body, says: str
+    run: Callable[[], sf.Run], body: Body, code: str, fields: dict[str, Any]
 ) -> None:
-    with pytest.raises(sf.ConfigError) as told:
+    with refused(code, **fields):
         made(run(), body)
-    lines = str(told.value).splitlines()
-    assert len(lines) == 3
-    assert lines[0].startswith(says)
 
 
 def test_modules_without_parameters_may_come_and_go() -> None:
@@ -811,15 +812,15 @@ def with_spare() -> nn.Module:
         ),
         (
             "own steps",
-            "requires_grad of 4 parameters changed inside a step, before its gradients (backbone.0.weight ... backbone.1.bias)",
+            "[unfrozen-inside-step]",
         ),
         (
             "fsdp",
-            "requires_grad of 4 parameters has changed (backbone.0.weight ... backbone.1.bias), which FSDP does not support",
+            "[frozen-under-fsdp]",
         ),
         (
             "fsdp resumes",
-            "at step-00000004: requires_grad of 4 parameters has changed (backbone.0.bias",
+            "[checkpoint-of-other-frozen-parameters]",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from surefoot.distributed.shards import holders
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
 from surefoot.optim.ema import ModelCopy
@@ -127,8 +127,11 @@ def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
             group.get("momentum") or "betas" in group for group in optimizer.param_groups
         ):
             raise ConfigError(
-                f"schedule: it changes the momentum, but {type(optimizer).__name__} has no momentum to change\n"
-                "  give sgd a momentum, use an optimizer with betas, or omit momentum_range"
+                "schedule-without-momentum",
+                problem="schedule: it changes the momentum, but"
+                f" {type(optimizer).__name__} has no momentum to change",
+                remedy="give sgd a momentum, use an optimizer with betas, or omit momentum_range",
+                setting="schedule.momentum_range",
             )
 
 
@@ -183,14 +186,21 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     ]:  # kernels would update the gaps
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise ConfigError(
-            f"the elements of {gaps[0]}{more} have gaps between them in memory: is it part of a larger tensor?\n"
-            "  give the model a copy: nn.Parameter(part.clone())"
+            "parameter-with-gaps",
+            problem=f"the elements of {gaps[0]}{more} have gaps between them in memory",
+            reason="is it part of a larger tensor?",
+            remedy="give the model a copy: nn.Parameter(part.clone())",
+            names=gaps,
         )
     kind = kind_named(spec.name)
     real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
     if not real and not kind.takes_complex:
         raise ConfigError(
-            f"optimizer.name = {spec.name!r} cannot train complex parameters: use adamw, adam or sgd"
+            "optimizer-of-real-parameters",
+            problem=f"optimizer.name = {spec.name!r} cannot train complex parameters",
+            remedy="use adamw, adam or sgd",
+            setting="optimizer.name",
+            value=spec.name,
         )
     if kind.build is not None:
         return kind.build(groups, spec.lr, spec.settings)
@@ -207,8 +217,12 @@ def clipped_parameters(
     clipped = [parameter for parameter in parameters if parameter not in spared]
     if not clipped:
         raise ConfigError(
-            f"clip = 'adaptive {clip[1]:g}' exempts the final layer, but {type(model).__name__} trains no other layer\n"
-            "  try: --clip 'norm 1.0'"
+            "clip-without-layers",
+            problem=f"clip = 'adaptive {clip[1]:g}' exempts the final layer, but"
+            f" {type(model).__name__} trains no other layer",
+            remedy=Setting("clip", "norm 1.0"),
+            setting="clip",
+            value=f"adaptive {clip[1]:g}",
         )
     return clipped
 
@@ -300,18 +314,21 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
         own != numbers[0] for numbers in groups for own in numbers
     ):
         raise ConfigError(
-            f"the function that builds {type(after).__name__} moves parameters that were already trained to other groups, or drops them\n"
-            "  it is called again when parameters are unfrozen during training, and could not carry over the optimizer state\n"
-            "  build the optimizer from the groups that the function receives, and keep each parameter in its group"
+            "groups-of-factory-changed",
+            problem=f"the function that builds {type(after).__name__} moves parameters that were"
+            " already trained to other groups, or drops them",
+            reason="it is called again when parameters are unfrozen during training, and the"
+            " optimizer state could not be carried over",
+            remedy="build the optimizer from the groups that the function receives, and keep each"
+            " parameter in its group",
+            setting="optimizer",
         )
     for group, numbers in zip(after.param_groups, groups, strict=True):
         group.update(numbers[0] if numbers else {})
     if isinstance(before, LBFGS) and before.state:
-        raise ConfigError(
-            "LBFGS cannot train parameters that are unfrozen during training\n"
-            "  its state is vectors over all parameters, as many as there were\n"
-            "  set requires_grad before Run(...), or use another optimizer, such as sf.optim.adamw(...)"
-        )
+        from surefoot.optim.closure_step import lbfgs_of_other_parameters
+
+        raise lbfgs_of_other_parameters()
     for now, then in zip(
         (after, *inner_optimizers(after).values()),
         (before, *inner_optimizers(before).values()),

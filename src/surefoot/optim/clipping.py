@@ -295,8 +295,12 @@ def refuse_unused(parameters: list[nn.Parameter], *, step: int) -> None:
     if any(parameter.grad is not None for parameter in parameters):
         clear(parameters)
         raise ConfigError(
-            f"step {step} ended with gradients that no update used, which would leak into the next step\n"
-            "  call update(step) after forward_backward(step), or set unwanted gradients to None"
+            "gradients-unused",
+            problem=f"step {step} ended with gradients that no update used",
+            reason="they would leak into the next step",
+            remedy="call update(step) after forward_backward(step), or set unwanted gradients to"
+            " None",
+            step=step,
         )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Remedy, Setting
 from surefoot.optim.clipping import Clip, clear, gradient_norm, present
 from surefoot.optim.kinds.kind import inner_optimizers, state_tensors
 
@@ -61,8 +61,9 @@ class ClosureStep:
 def refuse_clip(name: str, clip: Clip) -> None:
     """Raise `ConfigError` for a clip that needs one norm per step."""
     if clip[0] == "auto":
-        why, instead = "a quantile of past norms needs one norm per step", "try: --clip 'norm 1.0'"
-        raise refused(name, f"clip = 'auto {clip[1]:g}'", why, instead)
+        why = "a quantile of past norms needs one norm per step"
+        value = f"auto {clip[1]:g}"
+        raise _misfit(name, "clip", value, why, [Setting("clip", "norm 1.0")])
 
 
 def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> None:
@@ -71,17 +72,38 @@ def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> 
     """
     name = next(each.skip.name for each in trained if each.takes_closure)
     if scaled:
-        why = "its loss scale is decided once per step, and would not fit the step's other evaluations"
-        raise refused(name, "precision = fp16", why, "try: --precision bf16 or fp32")
+        why = "its loss scale is decided once per step"
+        remedies: list[Remedy] = [Setting("precision", "bf16"), Setting("precision", "fp32")]
+        raise _misfit(name, "precision", "fp16", why, remedies)
     if compiled:
-        why = "surefoot does not know that compiled passes repeat their bits outside of the step's own evaluation"
-        raise refused(name, "compile = True", why, "leave --compile out")
+        why = (
+            "compiled passes are not known to repeat their bits outside of a step's own evaluation"
+        )
+        raise _misfit(name, "compile", True, why, [Setting("compile", False)])
 
 
-def refused(name: str, setting: str, why: str, instead: str) -> ConfigError:
-    """Return the error for a setting that does not fit several evaluations in a step."""
+def _misfit(name: str, setting: str, value: Any, why: str, remedies: list[Remedy]) -> ConfigError:
     return ConfigError(
-        f"{setting}: {name} evaluates the loss several times in a step, through a closure\n  {why}\n  {instead}"
+        "setting-with-closure",
+        problem=f"{setting} = {value!r}: {name} evaluates the loss several times in a step, through"
+        " a closure",
+        reason=why,
+        remedy=remedies,
+        setting=setting,
+        value=value,
+        optimizer=name,
+    )
+
+
+def lbfgs_of_other_parameters() -> ConfigError:
+    """Return the refusal of parameters that begin or cease to be trained by LBFGS."""
+    return ConfigError(
+        "lbfgs-of-other-parameters",
+        problem="LBFGS cannot train parameters that are frozen or unfrozen during training",
+        reason="its state and its steps are vectors over all parameters",
+        remedy="set requires_grad before Run(...), or use another optimizer, such as"
+        " sf.optim.adamw(...)",
+        setting="optimizer",
     )
 
 
@@ -94,16 +116,17 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     trained, state, (loss, *_, is_first) = skip.trained, step.state, step._pending
     if not is_first:
         raise ConfigError(
-            f"{skip.name} evaluates the loss again, but this step called forward_backward more than once before update\n"
-            "  the closure would repeat only the last call\n  add the losses in one function, and call forward_backward(step, it)"
+            "closure-of-several-losses",
+            problem=f"{skip.name} evaluates the loss again, but this step called forward_backward"
+            " more than once before update",
+            reason="the closure would repeat only the last call",
+            remedy="add the losses in one function, and call forward_backward(step, it)",
+            step=step.index,
         )
     if isinstance(optimizer, LBFGS) and not all(
         parameter.requires_grad for parameter in trained.parameters
     ):
-        raise ConfigError(
-            "LBFGS moves all its parameters along one vector, so a parameter cannot be frozen during training\n"
-            "  set requires_grad before Run(...), or use another optimizer, such as sf.optim.adamw(...)"
-        )
+        raise lbfgs_of_other_parameters()
     own = set(trained.parameters)
     others = [(each, each.grad) for each in state.parameters if each not in own]
     before = _Copies(optimizer, trained.parameters)

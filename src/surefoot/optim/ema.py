@@ -132,9 +132,13 @@ def copy_model(model: nn.Module, *, takes_rest: bool = True) -> ModelCopy:
         copied = copy.deepcopy(model).requires_grad_(False)
     except RuntimeError as problem:
         raise ConfigError(
-            f"{type(model).__name__} cannot be copied, but averages need a copy of the model: {first_line(problem)}\n"
-            "  one of its attributes is a tensor computed from parameters\n"
-            "  leave averages (ema, schedule-free) out, or use torch.nn.utils.parametrizations.weight_norm and spectral_norm"
+            "model-not-copied",
+            problem=f"{type(model).__name__} cannot be copied, but averages need a copy of the"
+            f" model: {first_line(problem)}",
+            reason="one of its attributes is a tensor computed from parameters",
+            remedy="leave averages (ema, schedule-free) out, or use"
+            " torch.nn.utils.parametrizations.weight_norm and spectral_norm",
+            setting="ema",
         ) from problem
     pairs = list(zip(model.parameters(), copied.parameters(), strict=True))
     modules = list(zip(model.modules(), copied.modules(), strict=True))
@@ -188,10 +192,6 @@ class Ema:
         *,
         trained: set[nn.Parameter] | None = None,
     ) -> None:
-        if not 0.0 <= averaging.decay < 1.0:
-            raise ConfigError(
-                f"ema = {averaging.decay!r} must be at least 0 and below 1, such as 0.999"
-            )
         self.averaging, self.model_copy, self.model = averaging, model_copy, model_copy.model
         self.updates = 0
         self.precise: dict[nn.Parameter, Tensor] = {}

@@ -147,9 +147,11 @@ def explain_missing_closure(optimizer: Optimizer, problem: Exception) -> None:
     """Raise `ConfigError` if a failed `optimizer.step()` complained of a missing closure."""
     if "closure" in f"{type(problem).__name__} {problem}".lower():
         raise ConfigError(
-            f"{type(optimizer).__name__}.step() needs a closure: {first_line(problem)}\n"
-            "  its signature gives the closure a default, so the run passed none\n"
-            "  write optimizer=sf.optim.with_closure(...) around the function that builds it"
+            "closure-not-declared",
+            problem=f"{type(optimizer).__name__}.step() needs a closure: {first_line(problem)}",
+            reason="its signature gives the closure a default, so the run passed none",
+            remedy="write optimizer=sf.optim.with_closure(...) around the function that builds it",
+            setting="optimizer",
         ) from problem
 
 

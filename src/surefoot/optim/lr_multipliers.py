@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.keywords import known_keywords
 from surefoot.config.numpy_numbers import plain_number
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, SurefootError, out_of_range, together
 from surefoot.optim.validation import Declaration
 
 if TYPE_CHECKING:
     from torch import nn
 
 _SHOWN = 12  # names in an error message
+_TOLD = 4  # wrong factors that are told at once
+_BY_NAME = "give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
 
 
 @known_keywords
@@ -39,11 +41,11 @@ def scale_lr(
     ... )
     (0.4, 0.0006)
     """
-    if min(batch_size, base_batch_size) < 1 or rule not in ("linear", "sqrt"):
-        raise ConfigError(
-            f"batch_size = {batch_size!r}, base_batch_size = {base_batch_size!r}, rule = {rule!r}: these give no learning rate\n"
-            "  both sizes must be 1 sample or more, and the rule 'linear' or 'sqrt'"
-        )
+    for name, size in (("batch_size", batch_size), ("base_batch_size", base_batch_size)):
+        if size < 1:
+            raise out_of_range(name, size, "1 sample or more")
+    if rule not in ("linear", "sqrt"):
+        raise out_of_range("rule", rule, "'linear' or 'sqrt'")
     ratio = batch_size / base_batch_size
     return lr * (ratio if rule == "linear" else math.sqrt(ratio))
 
@@ -60,10 +62,9 @@ def noam_lr(d_model: int, *, warmup_steps: int, factor: float = 1.0) -> float:
     >>> round(noam_lr(512, warmup_steps=4000), 6)
     0.000699
     """
-    if min(d_model, warmup_steps) < 1:
-        raise ConfigError(
-            f"d_model = {d_model!r}, warmup_steps = {warmup_steps!r}: these give no learning rate\n  both must be whole numbers from 1 on"
-        )
+    for name, size in (("d_model", d_model), ("warmup_steps", warmup_steps)):
+        if size < 1:
+            raise out_of_range(name, size, "a whole number from 1 on")
     return factor / math.sqrt(d_model * warmup_steps)
 
 
@@ -92,9 +93,12 @@ class LRMultipliers:
     def __post_init__(self) -> None:
         if not callable(self.factors):
             raise ConfigError(
-                f"LRMultipliers: factors = {self.factors!r} is not a function of the model\n"
-                "  a dictionary by parameter name can be returned by one\n"
-                "  write LRMultipliers(lambda model: {...}, identity={...})"
+                "lr-factors-not-a-function",
+                problem=f"LRMultipliers: factors = {self.factors!r} is not a function of the model",
+                reason="a dictionary by parameter name can be returned by one",
+                remedy="write LRMultipliers(lambda model: {...}, identity={...})",
+                setting="factors",
+                value=self.factors,
             )
 
 
@@ -115,7 +119,7 @@ def layer_decay(decay: float) -> LRMultipliers:
     {'0.weight': 0.25, '1.weight': 0.5, '2.weight': 1.0}
     """
     if not 0 < decay <= 1:
-        raise ConfigError(f"layer_decay = {decay!r} must be above 0 and at most 1, such as 0.75")
+        raise out_of_range("layer_decay", decay, "above 0 and at most 1, such as 0.75")
 
     def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import depths
@@ -123,9 +127,14 @@ def layer_decay(decay: float) -> LRMultipliers:
         depth_of = depths(model)
         if depth_of is None:
             raise ConfigError(
-                f"layer_decay finds no depths in {type(model).__name__}: it has no nn.ModuleList or nn.Sequential of blocks\n"
-                f"  its submodules: {_list_names([name for name, _ in model.named_children()])}\n"
-                "  put its blocks into one of these, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
+                "model-without-depths",
+                problem=f"layer_decay finds no depths in {type(model).__name__}: it has no"
+                " nn.ModuleList or nn.Sequential of blocks",
+                reason="its submodules:"
+                f" {_list_names([name for name, _ in model.named_children()])}",
+                remedy=["put its blocks into one of these", _BY_NAME],
+                setting="layer_decay",
+                value=decay,
             )
         return {name: decay ** (max(depth_of.values()) - depth) for name, depth in depth_of.items()}
 
@@ -152,9 +161,8 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
     {'2.weight': 0.5, '4.weight': 0.5}
     """
     if isinstance(base_width, bool) or not isinstance(base_width, int) or base_width < 1:
-        raise ConfigError(
-            f"base_width = {base_width!r} must be a whole number of at least 1, the width for which lr was tuned"
-        )
+        meaning = "a whole number of at least 1, the width for which lr was tuned"
+        raise out_of_range("base_width", base_width, meaning)
 
     def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import EMBEDDINGS, final_layer, input_matrices, matrices
@@ -169,8 +177,12 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
         }
         if head is None or not hidden:
             raise ConfigError(
-                f"base_width: {type(model).__name__} has no hidden width, which needs at least two layers with a matrix\n"
-                "  omit base_width, or give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
+                "model-without-hidden-width",
+                problem=f"base_width: {type(model).__name__} has no hidden width",
+                reason="it needs at least two layers with a matrix",
+                remedy=["omit base_width", _BY_NAME],
+                setting="base_width",
+                value=base_width,
             )
         width = next(each.shape[1] for owner, each in matrices(model) if owner is head)
         return {name: base_width / width for name in names.values() if name in hidden}
@@ -191,9 +203,7 @@ def frozen(*patterns: str) -> LRMultipliers:
     {'0.weight': 0.0, '0.bias': 0.0, '1.bias': 0.0}
     """
     if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise ConfigError(
-            f"frozen = {patterns!r} must be names of parameters, such as 'embedding.*'"
-        )
+        raise out_of_range("frozen", patterns, "names of parameters, such as 'embedding.*'")
 
     def factors(model: "nn.Module") -> dict[str, float]:
         names = list(model.named_parameters(remove_duplicate=False))
@@ -208,8 +218,12 @@ def frozen(*patterns: str) -> LRMultipliers:
                 )
             ]
             raise ConfigError(
-                f"frozen: no parameter of {type(model).__name__} matches {' or '.join(map(repr, idle))}\n"
-                f"  available: {_list_names(short)}"
+                "frozen-parameter-unknown",
+                problem=f"frozen: no parameter of {type(model).__name__} matches"
+                f" {' or '.join(map(repr, idle))}",
+                reason=f"available: {_list_names(short)}",
+                setting="frozen",
+                value=idle,
             )
         chosen = {each for matches in fitting.values() for each in matches}
         return {name: 0.0 for name, each in model.named_parameters() if each in chosen}
@@ -231,48 +245,75 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
         name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)
     }
     product = dict.fromkeys(names.values(), 1.0)
-    problems: list[str] = []
+    problems: list[SurefootError] = []
     for rate in lr_multipliers:
         rule = f"lr_multipliers {dict(rate.identity)}"
         of_rule: dict[str, float] = {}
         for name, own_factor in rate.factors(model).items():
             factor = plain_number(own_factor)
             if name not in first_names:
-                problems.append(f"{rule}: {type(model).__name__} has no parameter {name!r}")
+                problems.append(
+                    ConfigError(
+                        "lr-multiplier-unknown",
+                        problem=f"{rule}: {type(model).__name__} has no parameter {name!r}",
+                        setting="lr_multipliers",
+                        parameter=name,
+                    )
+                )
             elif (
                 isinstance(factor, bool)
                 or not isinstance(factor, int | float)
                 or not 0 <= factor < math.inf
             ):
                 problems.append(
-                    f"{rule}: the factor {factor!r} for {name} must be a number of at least 0"
+                    ConfigError(
+                        "lr-multiplier-out-of-range",
+                        problem=f"{rule}: the factor {factor!r} for {name} must be a number of at"
+                        " least 0",
+                        setting="lr_multipliers",
+                        value=factor,
+                        parameter=name,
+                    )
                 )
             elif of_rule.setdefault(first_names[name], factor) != factor:
                 first, before = first_names[name], of_rule[first_names[name]]
                 problems.append(
-                    f"{rule}: {first} and {name} are one tied parameter, with the factors {before!r} and {factor!r}"
+                    ConfigError(
+                        "lr-multipliers-of-tied-parameter",
+                        problem=f"{rule}: {first} and {name} are one tied parameter, with the"
+                        f" factors {before!r} and {factor!r}",
+                        setting="lr_multipliers",
+                        value=[before, factor],
+                        parameters=[first, name],
+                    )
                 )
         for name, factor in of_rule.items():
             product[name] *= factor
     if problems:
-        raise ConfigError("\n".join([*problems[:4], *["  ..."] * (len(problems) > 4)]))
+        raise together(problems[:_TOLD])
     return product
 
 
-def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[str]:
-    """Return a message for each value that is not an `LRMultipliers` or does not fit the
+def misfits(lr_multipliers: Sequence[Any], optimizer: Declaration) -> list[SurefootError]:
+    """Return an error for each value that is not an `LRMultipliers` or does not fit the
     optimizer.
     """
-    problems = []
+    problems: list[SurefootError] = []
     for rate in lr_multipliers:
         if not isinstance(rate, LRMultipliers):
-            problems.append(
-                f"lr_multipliers = {rate!r}: use sf.optim.layer_decay(0.75), for example, or several in a list"
-            )
+            meaning = "LRMultipliers, such as sf.optim.layer_decay(0.75), or several in a list"
+            problems.append(out_of_range("lr_multipliers", rate, meaning))
         elif rate.like_adam_only and not optimizer.like_adam:
             setting = ", ".join(f"{key} = {value!r}" for key, value in rate.identity.items())
             problems.append(
-                f"{setting} does not fit {optimizer.name}: muP has different factors for it"
+                ConfigError(
+                    "lr-multipliers-of-adam",
+                    problem=f"{setting} does not fit {optimizer.name}",
+                    reason="muP has different factors for it",
+                    setting="lr_multipliers",
+                    value=dict(rate.identity),
+                    optimizer=optimizer.name,
+                )
             )
     return problems
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from surefoot.errors import ConfigError
+from surefoot.errors import together
 from surefoot.optim import validation
 from surefoot.optim.lr_multipliers import LRMultipliers, misfits
 from surefoot.optim.validation import (
     DECLARED,
     Declaration,
-    Setting,
+    Value,
     at_least,
     declaration,
     declared,
@@ -33,7 +33,7 @@ class OptimizerSpec:
     name: str
     lr: float
     weight_decay: float
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, Value] = field(default_factory=dict)
     decay: Decay = "matrices"  # which parameters decay
     lr_multipliers: tuple[LRMultipliers, ...] = ()  # for parts of the model
 
@@ -313,7 +313,7 @@ def _specified(
     weight_decay: float,
     decay: Decay,
     lr_multipliers: Multipliers,
-    **settings: Setting,
+    **settings: Value,
 ) -> OptimizerSpec:
     return named(
         name,
@@ -330,7 +330,7 @@ def named(
     *,
     lr: float,
     weight_decay: float | None = None,
-    settings: Mapping[str, Setting] | None = None,
+    settings: Mapping[str, Value] | None = None,
     decay: Decay = "matrices",
     lr_multipliers: Multipliers = (),
 ) -> OptimizerSpec:
@@ -346,11 +346,10 @@ def named(
     chosen = {key: value for key, value in (settings or {}).items() if value is not None}
     strength = kind.weight_decay if weight_decay is None else weight_decay
     several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
-    if errors := [
-        *problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen),
-        *misfits(several, kind),
-    ]:
-        raise ConfigError("\n".join(errors))
+    errors = problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen)
+    errors += misfits(several, kind)
+    if errors:
+        raise together(errors)
     merged = {**kind.settings, **chosen}
     plain = {
         key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()

@@ -88,8 +88,13 @@ def parameter_groups(
                 continue
             if isinstance(module, EMBEDDINGS) and module.sparse:
                 raise ConfigError(
-                    f"model: {path or type(model).__name__} has sparse=True, and a run cannot sum, clip or check sparse gradients\n"
-                    f"  write nn.{type(module).__name__}(..., sparse=False), and an optimizer for dense gradients"
+                    "embedding-sparse",
+                    problem=f"model: {path or type(model).__name__} has sparse=True, and a run"
+                    " cannot sum, clip or check sparse gradients",
+                    remedy=f"write nn.{type(module).__name__}(..., sparse=False), and an optimizer"
+                    " for dense gradients",
+                    setting="model",
+                    module=path,
                 )
             grouped.add(parameter)
             is_matrix = not (
@@ -220,8 +225,12 @@ def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
     if unknown := [name for name in names if name not in called]:
         meant = nearest(unknown[0], [*called])
         raise ConfigError(
-            f"optimizer.adamw_modules: {type(model).__name__} has no module or parameter {unknown[0]!r}"
-            + (f"; did you mean {meant}?" if meant else "")
+            "adamw-module-unknown",
+            problem=f"optimizer.adamw_modules: {type(model).__name__} has no module or parameter"
+            f" {unknown[0]!r}",
+            remedy=f"did you mean {meant}?" if meant else None,
+            setting="optimizer.adamw_modules",
+            value=unknown[0],
         )
     return {parameter for name in names for parameter in called[name]}
 

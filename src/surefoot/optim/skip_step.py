@@ -104,16 +104,22 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     name = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError(
-            "SparseAdam takes only sparse gradients, which a run cannot sum, clip or check\n"
-            "  use sf.optim.adam(...), and nn.Embedding without sparse=True"
+            "optimizer-of-sparse-gradients",
+            problem="SparseAdam takes only sparse gradients, which a run cannot sum, clip or check",
+            remedy="use sf.optim.adam(...), and nn.Embedding without sparse=True",
+            setting="optimizer",
+            value=name,
         )
     sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
     if not all(
         fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]
     ):
         raise ConfigError(
-            "torch's fused SGD does not update 16-bit weights on the CPU\n"
-            "  build it with SGD(..., fused=False), or keep the weights in float32"
+            "fused-sgd-of-16-bits",
+            problem="torch's fused SGD does not update 16-bit weights on the CPU",
+            remedy="build it with SGD(..., fused=False), or keep the weights in float32",
+            setting="optimizer",
+            value=name,
         )
     kind = kind_of(optimizer)
     way = "copies" if kind is None else kind.skip
@@ -145,13 +151,21 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
         )
     if any(group.get("capturable") is False for group in optimizer.param_groups):
         raise ConfigError(
-            f"{name} counts its steps on the host, which does not know whether {device.type} skipped a step\n"
-            f"  build it with {name}(..., capturable=True)"
+            "optimizer-not-capturable",
+            problem=f"{name} counts its steps on the host",
+            reason=f"it does not know whether {device.type} skipped a step",
+            remedy=f"build it with {name}(..., capturable=True)",
+            setting="optimizer",
+            value=name,
         )
     if dampened:
         raise ConfigError(
-            "SGD with dampening computes its first step differently, and the host does not know"
-            f" whether {device.type} skipped it\n  leave dampening out: a smaller lr does the same"
+            "sgd-with-dampening",
+            problem="SGD with dampening computes its first step differently",
+            reason=f"the host does not know whether {device.type} skipped it",
+            remedy="leave dampening out: a smaller lr does the same",
+            setting="optimizer",
+            value=name,
         )
     inner = tuple(inner_optimizers(optimizer).values())
     return Restoring(name, parameter_bytes=parameter_bytes(optimizer), inner=inner)

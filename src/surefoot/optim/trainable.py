@@ -15,10 +15,12 @@ from zlib import crc32
 
 from torch import nn
 
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.optim.param_groups import first_and_last
 
 _requires_grad = attrgetter("requires_grad")
+
+_SHARDED_ONCE = "FSDP shards trainable parameters once, when the run is built"
 
 
 @dataclass
@@ -69,7 +71,14 @@ class Trainable:
         now, frozen, outside = self.state(), set(state["frozen"]), set(state["in_no_optimizer"])
         if self.sharded and state != now:
             other = sorted(frozen ^ set(now["frozen"]) | outside ^ set(now["in_no_optimizer"]))
-            raise CheckpointError(f"cannot resume {where}: {_not_under_fsdp(other)}")
+            raise CheckpointError(
+                "checkpoint-of-other-frozen-parameters",
+                problem=f"cannot resume {where}: it has other frozen parameters"
+                f" ({first_and_last(other)})",
+                reason=_SHARDED_ONCE,
+                remedy=["set requires_grad as it was before Run(...)", Setting("parallel", "ddp")],
+                names=other,
+            )
         for name, parameter in () if self.sharded else self.parameters.items():
             parameter.requires_grad_(name not in frozen)
         named = [
@@ -142,7 +151,14 @@ class Trainable:
         if self.sharded and in_step:
             return
         if self.sharded:  # flags that still differ after the step
-            raise ConfigError(_not_under_fsdp(changed))
+            raise ConfigError(
+                "frozen-under-fsdp",
+                problem=f"requires_grad of {_counted(changed)} has changed"
+                f" ({first_and_last(changed)})",
+                reason=_SHARDED_ONCE,
+                remedy=["set requires_grad before Run(...)", Setting("parallel", "ddp")],
+                names=changed,
+            )
         if replaced := self._replaced():
             self._refuse_other_parameters()
         wanted = [
@@ -150,10 +166,16 @@ class Trainable:
         ]
         joining = [(model, name) for model, name in wanted if model in self.trained]
         if in_step and not self.joins_in_step and (joining or len(self.models) == 1):
-            raise ConfigError(  # DDP of a single model waits for all previously trained parameters
-                f"requires_grad of {_counted(changed)} changed inside a step, before its gradients ({first_and_last(changed)})\n"
-                "  the other processes wait for gradients of the parameters that were trainable when the step began\n"
-                "  change it after update(step), at the end of the loop's body: it applies from the next step on"
+            # DDP of a single model waits for all previously trained parameters
+            raise ConfigError(
+                "unfrozen-inside-step",
+                problem=f"requires_grad of {_counted(changed)} changed inside a step, before its"
+                f" gradients ({first_and_last(changed)})",
+                reason="the other processes wait for gradients of the parameters that were"
+                " trainable when the step began",
+                remedy="change it after update(step), at the end of the loop's body: it applies"
+                " from the next step on",
+                names=changed,
             )
         thawed = [
             self._full(*each)
@@ -161,10 +183,15 @@ class Trainable:
             if each not in joining and before.get(self._full(*each)) is False
         ]
         if thawed:  # in a model without an optimizer, parameters that were never frozen are allowed
+            model_name = thawed[0].partition(".")[0]
             raise ConfigError(
-                f"requires_grad of {_counted(thawed)} is now True, but their model has no optimizer ({first_and_last(thawed)})\n"
-                "  they would get gradients but no updates\n"
-                f"  give it one: Run(optimizer={{..., {thawed[0].partition('.')[0]!r}: sf.optim.adamw(...)}}), or keep it frozen"
+                "unfrozen-without-optimizer",
+                problem=f"requires_grad of {_counted(thawed)} is now True, but their model has no"
+                f" optimizer ({first_and_last(thawed)})",
+                reason="they would get gradients but no updates",
+                remedy=f"give it one: Run(optimizer={{..., {model_name!r}: sf.optim.adamw(...)}}),"
+                " or keep it frozen",
+                names=thawed,
             )
         self._retrain(
             {
@@ -191,17 +218,23 @@ class Trainable:
         if other := [
             name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)
         ]:
-            how = (
-                "is missing"
-                if other[0] not in now
-                else "is new"
-                if other[0] not in then
-                else "is now another tensor"
-            )
+            if other[0] not in now:
+                how = "is missing"
+            elif other[0] not in then:
+                how = "is new"
+            else:
+                how = "is now another tensor"
             raise ConfigError(
-                f"{_counted(other)} of the model changed during the run: {other[0]} {how}\n"
-                "  the optimizer and later checkpoints would miss the change\n"
-                "  change the model before Run(...); to set new values: parameter.copy_(...) under torch.no_grad(), or load_state_dict"
+                "parameters-replaced",
+                problem=f"{_counted(other)} of the model changed during the run: {other[0]} {how}",
+                reason="the optimizer and later checkpoints would miss the change",
+                remedy=[
+                    "change the model before Run(...)",
+                    "to set new values: parameter.copy_(...) under torch.no_grad(), or"
+                    " load_state_dict",
+                ],
+                names=other,
+                found=how,
             )
 
     def _named(self) -> list[tuple[str, str, nn.Parameter]]:
@@ -217,11 +250,3 @@ class Trainable:
 
 def _counted(names: list[str]) -> str:
     return f"{len(names)} parameter{'s' * (len(names) != 1)}"
-
-
-def _not_under_fsdp(names: list[str]) -> str:
-    return (
-        f"requires_grad of {_counted(names)} has changed ({first_and_last(names)}), which FSDP does not support\n"
-        "  FSDP shards trainable parameters once, when the run is built\n"
-        "  set requires_grad before Run(...), or use --parallel ddp"
-    )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from surefoot.distributed.shards import holders
-from surefoot.errors import ConfigError, first_line, line_of_user
+from surefoot.errors import ConfigError, Remedy, first_line, line_of_user
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_of
 from surefoot.optim.param_groups import Group
 
@@ -52,9 +52,13 @@ def with_closure(build: Built) -> WithClosure:
     """
     if not callable(build):
         raise ConfigError(
-            f"with_closure received a {type(build).__name__}, not a class or function that builds an optimizer\n"
-            "  the run calls it with the parameter groups\n"
-            "  write with_closure(lambda groups: SAM(groups, lr=0.1)), for example"
+            "closure-of-no-function",
+            problem=f"with_closure received a {type(build).__name__}, not a class or function that"
+            " builds an optimizer",
+            reason="the run calls it with the parameter groups",
+            remedy="write with_closure(lambda groups: SAM(groups, lr=0.1)), for example",
+            setting="optimizer",
+            value=type(build).__name__,
         )
     return WithClosure(build)
 
@@ -82,8 +86,12 @@ def takes_closure(optimizer: Optimizer) -> bool:
         if "closure" not in each.name or each.kind is each.KEYWORD_ONLY
     ]:
         raise ConfigError(
-            f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step() or step(closure)\n"
-            f"  write a subclass whose step(self, closure=None) supplies {others[0]}"
+            "optimizer-step-arguments",
+            problem=f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step()"
+            " or step(closure)",
+            remedy=f"write a subclass whose step(self, closure=None) supplies {others[0]}",
+            setting="optimizer",
+            argument=others[0],
         )
     return bool(required) or isinstance(optimizer, LBFGS)
 
@@ -147,7 +155,7 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
     parameters of the groups.
     """
     name, lr = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
-    instead = f"  pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
+    instead = f"pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
     parameters = [each for group in groups for each in group.parameters]
     own = [each for group in optimizer.param_groups for each in group["params"]]
     if is_rebuilt or holders(parameters) is not None:
@@ -157,7 +165,12 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
             else "FSDP replaces the parameters by shards"
         )
         raise ConfigError(
-            f"optimizer: a {name} that is already built cannot be rebuilt\n  {why}\n{instead}"
+            "optimizer-not-rebuilt",
+            problem=f"optimizer: a {name} that is already built cannot be rebuilt",
+            reason=why,
+            remedy=instead,
+            setting="optimizer",
+            value=name,
         )
     members, names = {*own}, [each for group in groups for each in group.names]
     missing = [
@@ -165,15 +178,20 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
     ]
     strange = [each for each in members.difference(parameters) if each.requires_grad]
     if missing or strange:
-        what = (
-            f"does not train {missing[0]}"
-            if missing
-            else "trains parameters that are not the model's"
-        )
+        what = "trains parameters that are not the model's"
+        remedies: list[Remedy] = [instead]
+        if missing:
+            what = f"does not train {missing[0]}"
+            remedies.append("freeze what it leaves out by requires_grad_(False)")
         raise ConfigError(
-            f"optimizer: the {name} that is already built {what}\n"
-            "  it must have the parameters of the nn.Module that is passed as model=; a function as model= builds another one\n"
-            f"{instead}" + ", or freeze what it leaves out by requires_grad_(False)" * bool(missing)
+            "optimizer-of-other-parameters",
+            problem=f"optimizer: the {name} that is already built {what}",
+            reason="it must have the parameters of the nn.Module that is passed as model=; a"
+            " function as model= builds another one",
+            remedy=remedies,
+            setting="optimizer",
+            value=name,
+            missing=missing,
         )
     wrong = [
         each
@@ -183,8 +201,14 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
     ]
     if wrong:
         raise ConfigError(
-            f"optimizer: the {name} that is already built has its state on another device than {wrong[0].device}\n"
-            f"  the run moved the model there\n{instead}, or move the model before you build it"
+            "optimizer-state-elsewhere",
+            problem=f"optimizer: the {name} that is already built has its state on another device"
+            f" than {wrong[0].device}",
+            reason="the run moved the model there",
+            remedy=[instead, "move the model before you build it"],
+            setting="optimizer",
+            value=name,
+            device=str(wrong[0].device),
         )
     for group in optimizer.param_groups:
         initial = group.setdefault("initial_lr", group["lr"])
@@ -203,18 +227,24 @@ def refuse_groups(optimizer: Optimizer) -> None:
     """
     if not all("lr" in group for group in optimizer.param_groups):
         raise ConfigError(
-            f'optimizer: {type(optimizer).__name__} has a parameter group without "lr"\n'
-            "  a run sets the learning rate of each group in every step\n"
-            '  write super().__init__(params, {"lr": lr}), and read group["lr"] in step()'
+            "group-without-rate",
+            problem=f'optimizer: {type(optimizer).__name__} has a parameter group without "lr"',
+            reason="a run sets the learning rate of each group in every step",
+            remedy='write super().__init__(params, {"lr": lr}), and read group["lr"] in step()',
+            setting="optimizer",
         )
     for name, inner in inner_optimizers(optimizer).items():
         if not all(
             any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups
         ):
             raise ConfigError(
-                f"optimizer: {type(optimizer).__name__}.{name} has parameter groups of its own\n"
-                "  learning rates of a schedule and a checkpoint would not reach it\n"
-                f"  write self.param_groups = self.{name}.param_groups in __init__"
+                "inner-optimizer-with-groups",
+                problem=f"optimizer: {type(optimizer).__name__}.{name} has parameter groups of its"
+                " own",
+                reason="learning rates of a schedule and a checkpoint would not reach it",
+                remedy=f"write self.param_groups = self.{name}.param_groups in __init__",
+                setting="optimizer",
+                attribute=name,
             )
 
 
@@ -226,9 +256,13 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
     name = getattr(factory, "__name__", type(factory).__name__)
     if inspect.isfunction(factory) and factory.__module__ == "surefoot.optim.optimizers":
         raise ConfigError(
-            f"optimizer: received the function {name} itself\n"
-            "  it takes settings, and returns what builds an optimizer from the parameter groups\n"
-            f"  write optimizer=sf.optim.{name}(lr=1e-3)"
+            "optimizer-function-itself",
+            problem=f"optimizer: received the function {name} itself",
+            reason="it takes settings, and returns what builds an optimizer from the parameter"
+            " groups",
+            remedy=f"write optimizer=sf.optim.{name}(lr=1e-3)",
+            setting="optimizer",
+            value=name,
         )
     try:
         optimizer: Any = factory([{"params": group.parameters} for group in groups])
@@ -238,25 +272,40 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             problem.__traceback__ is not None and problem.__traceback__.tb_next is None
         ):  # not even called
             raise ConfigError(
-                f"optimizer: {first_line(problem)}\n"
-                "  a run calls it with the parameter groups alone\n"
-                f"  supply the rest: functools.partial({name}, lr=1e-3)"
+                "optimizer-arguments",
+                problem=f"optimizer: {first_line(problem)}",
+                reason="a run calls it with the parameter groups alone",
+                remedy=f"supply the rest: functools.partial({name}, lr=1e-3)",
+                setting="optimizer",
+                value=name,
             ) from None
+        place = line_of_user(problem.__traceback__).strip() or None
         if "'dict' object" in str(problem):
             raise ConfigError(
-                f"optimizer: {name} takes each parameter group for a parameter: {first_line(problem)}\n"
-                '  it gets [{"params": [...]}], as torch.optim does\n'
-                '  write groups[0]["params"] for the list of parameters'
-                + line_of_user(problem.__traceback__)
+                "optimizer-groups-as-parameters",
+                problem=f"optimizer: {name} takes each parameter group for a parameter:"
+                f" {first_line(problem)}",
+                reason=place,
+                remedy='it gets [{"params": [...]}], as torch.optim does: write'
+                ' groups[0]["params"] for the list of parameters',
+                setting="optimizer",
+                value=name,
             ) from None
         if not frame.f_globals["__name__"].startswith("torch.optim"):
             raise
         instead = "use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
         if "2D parameters" in str(problem):  # torch.optim.Muon
-            instead = "for a whole model: optimizer=sf.optim.muon(lr=1e-2), which trains other parameters with AdamW"
+            instead = (
+                "for a whole model: optimizer=sf.optim.muon(lr=1e-2), which trains other parameters"
+                " with AdamW"
+            )
         raise ConfigError(
-            f"optimizer: the factory's optimizer rejects its settings: {first_line(problem)}\n"
-            f"  {instead}{line_of_user(problem.__traceback__)}"
+            "optimizer-rejects-settings",
+            problem="optimizer: the factory's optimizer rejects its settings:"
+            f" {first_line(problem)}",
+            reason=place,
+            remedy=instead,
+            setting="optimizer",
         ) from None
     if not isinstance(optimizer, Optimizer) and type(optimizer).__module__.startswith(
         "schedulefree"
@@ -273,8 +322,12 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         )
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"optimizer: {name} returned a {type(optimizer).__name__}, not a torch.optim.Optimizer\n"
-            "  a run needs its param_groups, state and step()\n"
-            "  return an instance of a subclass of torch.optim.Optimizer"
+            "optimizer-of-another-class",
+            problem=f"optimizer: {name} returned a {type(optimizer).__name__}, not a"
+            " torch.optim.Optimizer",
+            reason="a run needs its param_groups, state and step()",
+            remedy="return an instance of a subclass of torch.optim.Optimizer",
+            setting="optimizer",
+            value=type(optimizer).__name__,
         )
     return optimizer

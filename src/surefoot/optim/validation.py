@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from surefoot.config.closest import closest
 from surefoot.config.keywords import known_keywords
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range
 
-Setting = float | bool | str | None | tuple[float, ...] | tuple[str, ...]
+Value = float | bool | str | None | tuple[float, ...] | tuple[str, ...]
 Check = tuple[str, Callable[[Any], bool]]  # a description of valid values, and a predicate
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,7 +24,7 @@ class Declaration:
     name: str
     file: str
     weight_decay: float
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, Value]
     checks: Mapping[str, Check]
     # a recipe's default lr and weight_decay, chosen among learning rates a factor of 3 apart
     # (docs/guides/optimizers.md)
@@ -88,32 +88,45 @@ def problems(
     weight_decay: Any,
     decay: Any = "matrices",
     settings: Mapping[str, Any],
-) -> list[str]:
-    """Return one message per invalid setting of an optimizer.
+) -> list[SurefootError]:
+    """Return one error per invalid setting of an optimizer.
 
     >>> import surefoot.optim.optimizers
-    >>> problems(declaration("sgd"), lr=0.1, weight_decay=0.0, settings={"momentum": 2.0})
-    ['optimizer.momentum = 2.0 must be a number of at least 0 and below 1']
+    >>> (wrong,) = problems(declaration("sgd"), lr=0.1, weight_decay=0.0, settings={"momentum": 2})
+    >>> wrong.problem
+    'optimizer.momentum = 2 must be a number of at least 0 and below 1'
     """
-    errors = [
-        f"optimizer.{key} = {value!r} is not a setting of {kind.name}; available: {', '.join(kind.known)}\n"
-        f"  {key} is a setting of: {', '.join(other.name for other in DECLARED.values() if key in other.settings) or 'none'}"
-        for key, value in settings.items()
-        if key not in kind.settings
-    ]
-    errors += [
-        f"optimizer.{key} = {value!r} must be {kind.checks[key][0]}"
-        for key, value in {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "decay": decay,
-            **settings,
-        }.items()
-        if key in kind.checks and not kind.checks[key][1](value)
-    ]
+    errors: list[SurefootError] = []
+    for key, value in settings.items():
+        if key not in kind.settings:
+            others = [other.name for other in DECLARED.values() if key in other.settings]
+            errors.append(
+                ConfigError(
+                    "optimizer-setting-foreign",
+                    problem=f"optimizer.{key} = {value!r} is not a setting of {kind.name};"
+                    f" available: {', '.join(kind.known)}",
+                    reason=f"{key} is a setting of: {', '.join(others) or 'none'}",
+                    setting=f"optimizer.{key}",
+                    value=value,
+                    optimizer=kind.name,
+                )
+            )
+    common = {"lr": lr, "weight_decay": weight_decay, "decay": decay}
+    for key, value in {**common, **settings}.items():
+        meaning, is_valid = kind.checks.get(key, ("", lambda _: True))
+        if not is_valid(value):
+            errors.append(out_of_range(f"optimizer.{key}", value, meaning))
     merged = {**kind.settings, **settings}
     if not errors and merged.get("nesterov") and not merged["momentum"]:
-        errors.append("optimizer.nesterov = True needs momentum: try --optimizer.momentum 0.9")
+        errors.append(
+            ConfigError(
+                "nesterov-without-momentum",
+                problem="optimizer.nesterov = True needs momentum",
+                remedy=Setting("optimizer.momentum", 0.9),
+                setting="optimizer.nesterov",
+                value=True,
+            )
+        )
     return errors
 
 
@@ -128,7 +141,13 @@ def declaration(name: str) -> Declaration:
         return DECLARED[name]
     close = closest(name, DECLARED)
     meant = f"did you mean {close}?" if close else f"choose from {', '.join(DECLARED)}"
-    raise ConfigError(f"optimizer.name = {name!r} is unknown: {meant}")
+    raise ConfigError(
+        "optimizer-unknown",
+        problem=f"optimizer.name = {name!r} is unknown",
+        remedy=meant,
+        setting="optimizer.name",
+        value=name,
+    )
 
 
 def _is_number(value: Any) -> bool:

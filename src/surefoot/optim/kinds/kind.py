@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from surefoot.distributed.shards import shard_shape
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.optim.ema import EmaModel, ModelCopy
 from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
@@ -169,6 +169,10 @@ def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
     )
     *able, last = [each.name for each in all_kinds() if each.name and each.shardable]
     raise ConfigError(
-        f"parallel = fsdp: {name} cannot train shards of a parameter: {why}\n"
-        f"  use {', '.join(able)} or {last}, or --parallel ddp"
+        "optimizer-of-whole-parameters",
+        problem=f"parallel = fsdp: {name} cannot train shards of a parameter",
+        reason=why,
+        remedy=[f"use {', '.join(able)} or {last}", Setting("parallel", "ddp")],
+        setting="optimizer",
+        value=name,
     )

@@ -13,7 +13,7 @@ from torch.optim._muon import _adjust_lr
 
 from surefoot.config.behavior import MUON_OF_CONV1D
 from surefoot.distributed.shards import Shard
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.optim.in_place import loss_of, replace
 from surefoot.optim.kinds.kind import OptimizerKind, Settings, copies
 from surefoot.optim.newton_schulz import (
@@ -52,8 +52,18 @@ class MuonWithAdamW(Optimizer):
         others = [group for group in groups if not group["hidden"]]
         if not hidden:
             raise ConfigError(
-                "muon: no hidden matrix or kernel is trained, only embeddings, a head, vectors or layers of unknown types\n"
-                "  use adamw; or name the modules for AdamW, so that all other matrices count as hidden: --optimizer.adamw-modules MODULE"
+                "muon-without-matrices",
+                problem="muon: no hidden matrix or kernel is trained, only embeddings, a head,"
+                " vectors or layers of unknown types",
+                remedy=[
+                    Setting("optimizer.name", "adamw"),
+                    (
+                        "name the modules for AdamW, so that all other matrices count as hidden:",
+                        Setting("optimizer.adamw_modules", ("MODULE",)),
+                    ),
+                ],
+                setting="optimizer.name",
+                value="muon",
             )
         settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [
@@ -222,8 +232,11 @@ def _as_matrix(parameter: nn.Parameter) -> nn.Parameter:
         return parameter
     if not parameter.is_contiguous():
         raise ConfigError(
-            f"muon: a kernel of shape {list(parameter.shape)} is not contiguous in memory (channels last?)\n"
-            "  give the model contiguous weights, or use adamw"
+            "muon-kernel-not-contiguous",
+            problem=f"muon: a kernel of shape {list(parameter.shape)} is not contiguous in memory"
+            " (channels last?)",
+            remedy="give the model contiguous weights, or use adamw",
+            shape=list(parameter.shape),
         )
     matrix = parameter.detach().flatten(1)
     if isinstance(parameter, Shard):
