@@ -176,7 +176,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         scan(pipe, TEXT)
     with refused("path-no-file", sf.DataError, path=pipe):
         sf.data.load_documents(pipe)
-    with pytest.raises(sf.DataError, match="a pipe"), open_unpacked(pipe):
+    with refused("file-unreadable", sf.DataError, path=pipe), open_unpacked(pipe):
         pass
 
 
@@ -301,7 +301,7 @@ def test_text_is_read_out_of_gzip_and_zstandard(tmp_path: Path) -> None:
     assert sf.data.load_documents(tmp_path) == {"a.txt.gz": "one\n", "b.TXT.zst": "two\nthree\n"}
     for damaged in (b"".join(frames)[:-3], frames[0] + b"no frame"):
         (tmp_path / "b.TXT.zst").write_bytes(damaged)
-        with pytest.raises(sf.DataError, match="truncated or damaged"):
+        with refused("file-truncated", sf.DataError):
             sf.data.load_documents(tmp_path)
 
 

@@ -276,7 +276,7 @@ def _refusal(name: str, setting: Any, other: str, *, format_fn: Any = repr) -> C
         "setting-also-of-loader",
         problem=f"{name} = {format_fn(setting)}, but the DataLoader {other}",
         reason="both would decide the same, and neither is ignored silently",
-        remedy=[("leave out", Setting(keyword)), "or give the data set: loader.dataset"],
+        remedy=[("leave out", Setting(keyword)), "give the data set: loader.dataset"],
         setting=keyword,
         value=setting,
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from in_one import in_one
+from refused import refused
 from surefoot.data.text.documents import document_files, read_documents, scan_documents
 from surefoot.errors import ConfigError, DataError
 
@@ -143,7 +144,7 @@ def test_what_is_written_is_not_read(tmp_path: Path) -> None:
     found = document_files([tmp_path], out=tmp_path / "outer" / ".." / "out")
     assert [file.name for file in found] == ["a.txt", "outer/c.txt"]
     for inside in (tmp_path, tmp_path / "out"):
-        with pytest.raises(DataError, match="choose another output directory"):
+        with refused("input-in-output", DataError, path=inside):
             document_files([inside], out=tmp_path)
 
 
@@ -153,36 +154,30 @@ def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "code"),
     [
-        (
-            b'{"text": "a"}\n\n{"body": "b", "id": 3}',
-            r"(?s)a\.jsonl, line 3 has no 'text'; available: body, id.*the text: column",
-        ),
-        (b'{"text": 3}', r"line 1: 'text' is of the type int, not text"),
-        (b'{"text"', "line 1 is not JSON"),
-        (b"[1]", "line 1 has no 'text'; it is a list"),
-        (b'{"text": "\xff"}', "line 1 is not UTF-8 text: byte 11 of the line is 0xff"),
-        (
-            gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9],
-            "is truncated or damaged: Compressed file ended",
-        ),
-        (b"", "is empty: 0 bytes"),
+        (b'{"text": "a"}\n\n{"body": "b", "id": 3}', "column-missing"),
+        (b'{"text": 3}', "column-not-text"),
+        (b'{"text"', "line-not-json"),
+        (b"[1]", "column-missing"),
+        (b'{"text": "\xff"}', "text-not-utf-8"),
+        (gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], "file-truncated"),
+        (b"", "input-empty"),
     ],
 )
 def test_json_lines_that_are_none_are_refused_naming_the_line(
-    data: bytes, says: str, tmp_path: Path
+    data: bytes, code: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(data)
-    with pytest.raises(DataError, match=says):
+    with refused(code, DataError):
         read(tmp_path / "a.jsonl")
 
 
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"has no 'body'; available: text, id, score"):
+    with refused("column-missing", DataError, value="body"):
         read(path, column="body")
-    with pytest.raises(DataError, match=r"'score' is of the type double, not text"):
+    with refused("column-not-text", DataError, value="score"):
         read(path, column="score")
     data = path.read_bytes()
     for damaged in (
@@ -192,7 +187,7 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
         data[:4] + b"\0" * 60 + data[64:],
     ):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"a\.parquet is damaged, or is not Parquet"):
+        with refused("table-damaged", DataError, path=path):
             read(path)
 
 
@@ -207,15 +202,13 @@ def test_without_pyarrow_the_extra_is_named(
 
 def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"abc\xff")
-    with pytest.raises(
-        DataError, match=r"a\.txt, line 1 is not UTF-8 text: byte 4 of the line is 0xff"
-    ):
+    with refused("text-not-utf-8", DataError, line=1, byte=4):
         read(tmp_path / "a.txt")
-    with pytest.raises(DataError, match="no file or directory"):
+    with refused("path-missing", DataError):
         document_files([tmp_path / "missing"])
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
-    with pytest.raises(DataError, match=r"not read gzipped\n  gunzip"):
+    with refused("table-compressed-again", DataError):
         document_files([tmp_path / "a.parquet.gz"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no documents in the directory"):
+    with refused("no-documents-in-directory", DataError):
         document_files([tmp_path / "empty"])

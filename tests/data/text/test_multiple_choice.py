@@ -216,28 +216,35 @@ def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "code", "fields"),
     [
-        ([], "list of questions is empty"),
+        ([], "questions-missing", {}),
         (
             [Question([[1]] * 2, [[2], []], 0)],
-            "question 0: a context of 1 tokens and an ending of 0",
+            "question-with-empty-text",
+            {"where": "question 0", "context": 1, "ending": 0},
         ),
-        ([Question([[]] * 2, [[2], [3]], 0)], "question 0: a context of 0"),
-        ([Question([[1]] * 2, [[2], [3]], 2)], "question 0 has 2 endings"),
-        ([Question([[1]], [[2], [3]], 0)], "1 contexts"),
+        (
+            [Question([[]] * 2, [[2], [3]], 0)],
+            "question-with-empty-text",
+            {"where": "question 0", "context": 0},
+        ),
+        ([Question([[1]] * 2, [[2], [3]], 2)], "question-malformed", {"endings": 2}),
+        ([Question([[1]], [[2], [3]], 0)], "question-malformed", {"contexts": 1}),
         (
             [Question([[1]] * 2, [[2], [3]], 0), Question([[1]], [[2]], 0, "a.jsonl, line 9")],
-            "a.jsonl, line 9 has 1",
+            "question-malformed",
+            {"where": "a.jsonl, line 9", "endings": 1},
         ),
         (
             [Question([[1]] * 2, [[2] * 9, [3]], 0, "a.jsonl, line 9")],
-            "line 9: an ending of 9 tokens, but at most 8",
+            "ending-longer-than-context",
+            {"where": "a.jsonl, line 9", "ending": 9, "context": 8},
         ),
     ],
 )
-def test_questions_that_are_none_are_refused(wrong, says):
-    with pytest.raises(DataError, match=says):
+def test_questions_that_are_none_are_refused(wrong, code, fields):
+    with refused(code, DataError, **fields):
         dataset(wrong, context=8)
 
 

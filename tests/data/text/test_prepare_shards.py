@@ -23,7 +23,7 @@ from refused import refused
 from surefoot.data.text import prepare_shards as prepare
 from surefoot.data.text.prepare_shards import prepare_shards
 from surefoot.data.text.shards import TokenShards
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError
 from waiting import wait_until
 
 BYTES = sf.tokenizers.ByteTokenizer()
@@ -126,7 +126,7 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     with pytest.raises(GivenUpError):
         prepared(tmp_path / "out", inputs)
     monkeypatch.setattr(prepare, "write_shard", write)
-    with pytest.raises(DataError, match="written last"):
+    with refused("shards-unfinished", DataError):
         TokenShards.open(tmp_path / "out")
     said: list[str] = []
     prepared(tmp_path / "out", inputs, say=said.append)
@@ -200,24 +200,24 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "changed"),
     [
-        ({"shard_tokens": 999}, "shard_tokens was 1000, now 999"),
-        ({"column": "body"}, "column was 'text', now 'body'"),
+        ({"shard_tokens": 999}, "shard_tokens"),
+        ({"column": "body"}, "column"),
         (
             {"tokenizer": sf.tokenizers.CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz")},
-            "another tokenizer encoded them",
+            "tokenizer",
         ),
-        ({"inputs": 2}, r"3 files before, 2 now, for example c\.jsonl"),
+        ({"inputs": 2}, "files"),
     ],
 )
 def test_a_directory_of_other_settings_is_refused(
-    change: dict[str, Any], says: str, inputs: list[Path], tmp_path: Path
+    change: dict[str, Any], changed: str, inputs: list[Path], tmp_path: Path
 ) -> None:
     prepared(tmp_path / "out", inputs)
     before = whole(tmp_path / "out")
     count = change.pop("inputs", 3)
-    with pytest.raises(DataError, match=says):
+    with refused("shards-of-other-texts", DataError, changed=[changed]):
         prepared(tmp_path / "out", inputs[:count], **change)
     assert whole(tmp_path / "out") == before
 
@@ -226,12 +226,14 @@ def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: 
     prepared(tmp_path / "out", inputs)
     text, times = inputs[1].read_text(), inputs[1].stat()
     inputs[1].write_text("other")
-    with pytest.raises(DataError, match=r"b\.txt has changed, from \d+ to 5 bytes"):
+    with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
         prepared(tmp_path / "out", inputs)
+    assert "b.txt has changed" in str(caught.value.problem)
     inputs[1].write_text(text.upper())
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns + 1))
-    with pytest.raises(DataError, match=r"b\.txt was rewritten with the same size"):
+    with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
         prepared(tmp_path / "out", inputs)
+    assert "b.txt was rewritten" in str(caught.value.problem)
     inputs[1].write_text(text)
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns))
     prepared(tmp_path / "out", inputs)
@@ -240,11 +242,11 @@ def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: 
 def test_shards_of_someone_else_are_not_touched(inputs: list[Path], tmp_path: Path) -> None:
     sf.data.write_shards(np.arange(9), tmp_path / "out", vocab_size=9)
     before = whole(tmp_path / "out")
-    with pytest.raises(DataError, match="not prepared here"):
+    with refused("shards-already-there", DataError, path=tmp_path / "out"):
         prepared(tmp_path / "out", inputs)
     assert whole(tmp_path / "out") == before
     (tmp_path / "out" / "prepare.json").write_text("{")
-    with pytest.raises(DataError, match=r"prepare\.json cannot be read"):
+    with refused("shard-notes-damaged", DataError, path=tmp_path / "out" / "prepare.json"):
         prepared(tmp_path / "out", inputs)
 
 
@@ -252,7 +254,7 @@ def test_errors_in_the_text_name_file_and_line_from_several_processes_too(
     inputs: list[Path], tmp_path: Path
 ) -> None:
     inputs[2].write_text('{"text": "a"}\n{"txt": "b"}\n')
-    with pytest.raises(DataError, match=r"c\.jsonl, line 2 has no 'text'"):
+    with refused("column-missing", DataError, where=f"{inputs[2]}, line 2"):
         prepared(tmp_path / "out", inputs, processes=2)
 
 
@@ -323,30 +325,30 @@ def test_a_shard_that_cannot_be_reached_is_not_made_again(
     prepared(tmp_path / "out", inputs)
     (tmp_path / "out" / "shard-00002.bin").unlink()
     (tmp_path / "out" / "shard-00002.bin").mkdir()
-    with pytest.raises(DataError, match=r"shard-00002\.bin cannot be read: Is a directory"):
+    with refused("shard-unreadable", DataError, path=tmp_path / "out" / "shard-00002.bin"):
         prepared(tmp_path / "out", inputs)
 
 
 def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(DataError, match="all documents are empty"):
+    with refused("shards-without-tokens", DataError, path=tmp_path / "out"):
         prepared(tmp_path / "out", [tmp_path / "a.jsonl"])
-    for wrong in ({"processes": 0}, {"shard_tokens": 0}):
-        with pytest.raises(ConfigError, match="at least 1"):
-            prepared(tmp_path / "out", [tmp_path / "a.jsonl"], **wrong)
+    for setting in ("processes", "shard_tokens"):
+        with refused("shards-setting-below-one", setting=setting, value=0):
+            prepared(tmp_path / "out", [tmp_path / "a.jsonl"], **{setting: 0})
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_says_so(
     inputs: list[Path], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot write into"):
+    with refused("shards-not-written", DataError, path=tmp_path / "file" / "out"):
         prepared(tmp_path / "file" / "out", inputs)
 
 
 def test_until_there_is_a_shard_the_settings_may_change(inputs: list[Path], tmp_path: Path) -> None:
     """`--column txt`, then `--column text`."""
-    with pytest.raises(DataError, match="has no 'txt'"):
+    with refused("column-missing", DataError, value="txt"):
         prepared(tmp_path / "out", inputs[:1], column="txt")
     prepared(tmp_path / "out", inputs, shard_tokens=2000)
     prepared(tmp_path / "whole", inputs, shard_tokens=2000)
@@ -358,7 +360,7 @@ def test_a_file_of_which_nothing_is_in_a_shard_yet_may_be_mended(
 ) -> None:
     good = inputs[2].read_bytes()
     inputs[2].write_bytes(b"{}\n" + good)
-    with pytest.raises(DataError, match=r"c\.jsonl, line 1 has no 'text'"):
+    with refused("column-missing", DataError, where=f"{inputs[2]}, line 1"):
         prepared(tmp_path / "out", inputs)
     assert (tmp_path / "out" / "shard-00000.bin").exists()
     inputs[2].write_bytes(good)
@@ -379,11 +381,10 @@ def test_what_is_in_a_shard_may_not_change_and_what_to_do_is_said(
     if ended:
         prepared(tmp_path / "out", inputs)
     else:
-        with pytest.raises(DataError, match="has no 'text'"):
+        with refused("column-missing", DataError, value="text"):
             prepared(tmp_path / "out", inputs)
     inputs[0].write_bytes(good + b"\n")
-    with pytest.raises(
-        DataError,
-        match=rf"a\.jsonl has changed, from.*\n.*delete {'this one' if ended else tmp_path}",
-    ):
+    with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
         prepared(tmp_path / "out", inputs)
+    what_to_delete = "this one" if ended else str(tmp_path)
+    assert f"delete {what_to_delete}" in str(caught.value.remedies[0])

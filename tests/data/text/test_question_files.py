@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import surefoot as sf
 from data_sets import DATA, needs
 from in_one import in_one
+from refused import refused
 from surefoot.data.text.multiple_choice import MultipleChoice
 from surefoot.data.text.question_files import load_questions
 from surefoot.errors import DataError
@@ -107,65 +108,71 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
 
 @in_one
 @pytest.mark.parametrize(
-    ("records", "says"),
+    ("records", "code", "fields"),
     [
         (
             [HELLASWAG, {"ctx": "a", "label": 0}],
-            r"a\.jsonl, line 2 has no 'endings'; its keys are ctx, label",
+            "question-keys-missing",
+            {"missing": ["endings"]},
         ),
-        ([{"text": "a"}], "line 1 has the keys text\n.*ctx, endings, label"),
-        ([HELLASWAG | {"label": 4}], "line 1: 'label' is 4: expected an index from 0 to 3"),
-        ([HELLASWAG | {"label": True}], "line 1: 'label' is true"),
-        ([HELLASWAG | {"label": ""}], "(?s)line 1: 'label' is \"\".*test set without answers"),
-        ([HELLASWAG | {"endings": ["a", ""]}], "line 1: 'endings' is .*not empty"),
-        ([HELLASWAG | {"endings": []}], "line 1: 'endings' is"),
-        ([HELLASWAG | {"ctx": 3}], "line 1: 'ctx' is 3"),
+        ([{"text": "a"}], "question-keys-unknown", {"keys": ["text"]}),
+        ([HELLASWAG | {"label": 4}], "question-answer-invalid", {"key": "label", "value": 4}),
+        ([HELLASWAG | {"label": True}], "question-answer-invalid", {"value": True}),
+        ([HELLASWAG | {"label": ""}], "question-answer-invalid", {"value": ""}),
+        ([HELLASWAG | {"endings": ["a", ""]}], "question-text-empty", {"key": "endings"}),
+        ([HELLASWAG | {"endings": []}], "question-text-empty", {"key": "endings"}),
+        ([HELLASWAG | {"ctx": 3}], "question-text-empty", {"key": "ctx"}),
         (
             [ARC, ARC | {"choices": ["a", "b", "c"]}],
-            "line 2 has 3 endings, but earlier questions have 2",
+            "question-choices-differ",
+            {"endings": 3, "expected": 2},
         ),
-        ([ARC, LAMBADA], "line 2 has no 'query', no 'choices', no 'gold'"),
-        ([ARC | {"choices": ["a"]}], "line 1 has 1 ending, but a question needs at least 2"),
+        ([ARC, LAMBADA], "question-keys-missing", {"missing": ["query", "choices", "gold"]}),
+        ([ARC | {"choices": ["a"]}], "question-of-one-ending", {}),
         (
             [ARC | {"query": ["a", "b"], "choices": ["x", "y", "z"]}],
-            "line 1: 'query' has 2 texts and 'choices' has 3",
+            "question-texts-unpaired",
+            {"contexts": 2, "endings": 3},
         ),
-        ([[1]], "line 1 is a list"),
-        ([], "holds no questions: it is empty"),
+        ([LAMBADA | {"context": ["a", "b"]}], "question-without-answer-key", {}),
+        ([[1]], "question-not-object", {}),
+        ([], "questions-missing", {}),
     ],
 )
-def test_a_file_that_is_none_is_refused_naming_the_line(records, says, tmp_path):
-    with pytest.raises(DataError, match=says) as caught:
-        load_questions(written(tmp_path / "a.jsonl", *records), ByteTokenizer())
-    assert len(str(caught.value).splitlines()) <= 5
+def test_a_file_that_is_none_is_refused_naming_the_line(records, code, fields, tmp_path):
+    path = written(tmp_path / "a.jsonl", *records)
+    source = f"{path}, line {len(records)}" if records else str(path)
+    with refused(code, DataError, source=source, **fields):
+        load_questions(path, ByteTokenizer())
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "code", "fields"),
     [
-        (json.dumps(ARC).encode() + b"\n{", "line 2 is not JSON"),
-        (b'{"query": "\xff"}', "line 1 is not UTF-8 text: byte 12 of the line is 0xff"),
-        (gzip.compress(b"x" * 999, mtime=0)[:-9], "is truncated or damaged: Compressed file ended"),
+        (json.dumps(ARC).encode() + b"\n{", "line-not-json", {"line": 2}),
+        (b'{"query": "\xff"}', "text-not-utf-8", {"line": 1, "byte": 12}),
+        (gzip.compress(b"x" * 999, mtime=0)[:-9], "file-truncated", {}),
     ],
 )
-def test_bytes_that_cannot_be_read_are_told_with_their_line(data, says, tmp_path):
+def test_bytes_that_cannot_be_read_are_told_with_their_line(data, code, fields, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(data)
-    with pytest.raises(DataError, match=says):
+    with refused(code, DataError, **fields):
         load_questions(tmp_path / "a.jsonl", ByteTokenizer())
 
 
 def test_a_file_that_is_not_there_and_no_questions_of_one_are_refused(tmp_path):
-    with pytest.raises(DataError, match="no file"):
+    with refused("path-missing", DataError, path=tmp_path / "a.jsonl"):
         load_questions(tmp_path / "a.jsonl", ByteTokenizer())
-    with pytest.raises(DataError, match="at least 1"):
+    with refused("question-number-below-one", DataError, value=0):
         load_questions(written(tmp_path / "a.jsonl", ARC), ByteTokenizer(), number=0)
 
 
 def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_path):
     path = written(tmp_path / "a.jsonl", ARC, ARC | {"query": "Qué"})
     tokenizer = CharacterTokenizer.from_text(json.dumps(ARC) + "\n")
-    with pytest.raises(DataError, match=r"line 2: character 'é'"):
+    with refused("character-unknown", DataError, character="é") as caught:
         load_questions(path, tokenizer)
+    assert caught.value.places == (f"{path}, line 2",)
 
 
 # --- real files -----------------------------------------------------------------------------------

@@ -44,25 +44,25 @@ def test_files_are_little_endian_arrays_without_a_header(tmp_path):
 def test_a_token_outside_the_vocabulary_is_named_with_its_position(tmp_path):
     with refused("token-outside-vocabulary", DataError, token=9, position=6, vocab_size=9):
         write_shards([np.arange(5), np.array([0, 9])], tmp_path, vocab_size=9)
-    with pytest.raises(DataError, match=r"tokens\.json.* is missing"):
+    with refused("shards-unfinished", DataError, path=tmp_path):
         TokenShards.open(tmp_path)
 
 
 @pytest.mark.parametrize("tokens", [[], np.empty(0, int), [np.empty(0, int)]])
 def test_writing_no_tokens_is_refused(tmp_path, tokens):
-    with pytest.raises(DataError, match="no tokens"):
+    with refused("shards-without-tokens", DataError):
         write_shards(tokens, tmp_path, vocab_size=9)
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(3), np.zeros((2, 2), int), [np.array([0.5])]])
 def test_what_is_no_row_of_whole_numbers_is_refused(tmp_path, tokens):
-    with pytest.raises(DataError, match="1-dimensional arrays of integers"):
+    with refused("tokens-not-integers", DataError):
         write_shards(tokens, tmp_path, vocab_size=9)
 
 
 def test_shards_that_exist_are_not_overwritten(tmp_path):
     write_shards(np.arange(5), tmp_path, vocab_size=9)
-    with pytest.raises(DataError, match="already"):
+    with refused("shards-already-there", DataError, path=tmp_path):
         write_shards(np.arange(6), tmp_path, vocab_size=9)
 
 
@@ -72,26 +72,31 @@ def spoiled(tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "state"),
+    ("change", "code", "fields"),
     [
-        (lambda file: file.unlink(), "cannot be read"),
-        (lambda file: file.write_bytes(b""), "is empty"),
+        (lambda file: file.unlink(), "shard-unreadable", {}),
+        (lambda file: file.write_bytes(b""), "shard-size-wrong", {"size": 0}),
         (
             lambda file: file.write_bytes(file.read_bytes()[:-1]),
-            "is truncated: 39 bytes instead of 40",
+            "shard-size-wrong",
+            {"size": 39, "expected": 40},
         ),
-        (lambda file: file.write_bytes(file.read_bytes() + b"x"), "is too long"),
+        (
+            lambda file: file.write_bytes(file.read_bytes() + b"x"),
+            "shard-size-wrong",
+            {"size": 41},
+        ),
     ],
 )
-def test_a_shard_of_another_size_is_named(tmp_path, change, state):
+def test_a_shard_of_another_size_is_named(tmp_path, change, code, fields):
     spoiled(tmp_path, change)
-    with pytest.raises(DataError, match=f"shard-00001.bin {state}"):
+    with refused(code, DataError, path=tmp_path / "shard-00001.bin", **fields):
         TokenShards.open(tmp_path)
 
 
 def test_a_flipped_bit_is_found_by_reading_everything(tmp_path):
     spoiled(tmp_path, lambda file: file.write_bytes(b"\x80" + file.read_bytes()[1:]))
-    with pytest.raises(DataError, match=r"shard-00001\.bin is damaged"):
+    with refused("shard-damaged", DataError, paths=[str(tmp_path / "shard-00001.bin")]):
         TokenShards.open(tmp_path).refuse_damaged()
 
 
@@ -102,14 +107,14 @@ def test_bytes_that_the_disk_does_not_give_are_damaged(tmp_path):
     shards = write_shards(np.arange(9), tmp_path, vocab_size=9)
     (tmp_path / "shard-00000.bin").unlink()
     (tmp_path / "shard-00000.bin").symlink_to("/proc/self/mem")  # no page lies at its beginning
-    with pytest.raises(DataError, match=r"shard-00000\.bin is damaged"):
+    with refused("shard-damaged", DataError, paths=[str(tmp_path / "shard-00000.bin")]):
         shards.refuse_damaged()
 
 
 def test_no_directory_and_no_index_are_told_apart(tmp_path):
-    with pytest.raises(DataError, match="the directory does not exist"):
+    with refused("path-missing", DataError, path=tmp_path / "missing"):
         TokenShards.open(tmp_path / "missing")
-    with pytest.raises(DataError, match=r"no token shards in .* tokens\.json.* is missing"):
+    with refused("shards-unfinished", DataError, path=tmp_path):
         TokenShards.open(tmp_path)
 
 
@@ -127,7 +132,9 @@ def test_no_directory_and_no_index_are_told_apart(tmp_path):
 )
 def test_an_index_that_is_none_is_refused(tmp_path, index):
     (tmp_path / "tokens.json").write_text(index)
-    with pytest.raises(DataError, match=r"tokens\.json"):
+    is_other_format = '"format_version": 2' in index
+    code = "shard-format-unknown" if is_other_format else "shard-index-invalid"
+    with refused(code, DataError, path=tmp_path / "tokens.json"):
         TokenShards.open(tmp_path)
 
 
@@ -137,7 +144,7 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path, name):
     (tmp_path / "tokens.json").write_text(
         json.dumps({"format_version": 1, "dtype": "uint16", "vocabulary": 9, "shards": shards})
     )
-    with pytest.raises(DataError, match="not a plain file name"):
+    with refused("shard-index-invalid", DataError, path=tmp_path / "tokens.json"):
         TokenShards.open(tmp_path)
 
 
@@ -157,7 +164,7 @@ def test_one_flipped_byte_is_found_and_the_shard_named(tmp_path: Path) -> None:
     data = bytearray(place.read_bytes())
     data[77] ^= 1
     place.write_bytes(data)
-    with pytest.raises(DataError, match=r"token shard .*shard-00002\.bin is damaged"):
+    with refused("shard-damaged", DataError, paths=[str(place)]):
         TokenShards.open(tmp_path).refuse_damaged()
 
 

@@ -174,7 +174,7 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
             ("--questions", ["a=swag.jsonl", "a=last.jsonl"], 2, "two splits called 'a'"),
             ("--questions", ["last=swag.jsonl", "last.jsonl"], 2, "two splits called 'last'"),
             ("--questions", ["a=missing.jsonl"], 3, "no file missing.jsonl"),
-            ("--questions", ["a=text.txt"], 3, "text.txt, line 1 is not JSON"),
+            ("--questions", ["a=text.txt"], 3, "[line-not-json]"),
         ],
     )
     def refused(

@@ -60,7 +60,7 @@ def build_tape(
             problem=f"length = {length!r}: the number of rows of a stream is not known beforehand",
             remedy=[
                 Setting("length", "1000 steps"),
-                "or declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)",
+                "declare the rows of an epoch: train_data=sf.data.Stream(source, samples=...)",
             ],
             setting="length",
             value=length,

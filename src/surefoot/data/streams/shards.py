@@ -268,7 +268,7 @@ def damaged(path: Path, what: str, *, row: int | None = None) -> DataError:
         problem=f"{path} is damaged: {what}",
         remedy=[
             "restore an intact copy of the tape",
-            ("or, for a new run,", Setting("run_dir", "DIR")),
+            ("for a new run:", Setting("run_dir", "DIR")),
         ],
         path=path,
         row=row,
@@ -282,7 +282,7 @@ def not_of_checkpoint(directory: Path, *, rows: int, known: int) -> DataError:
     return DataError(
         "stream-tape-not-of-checkpoint",
         problem=f"the checkpoint has read {rows:,} rows of the tape {directory}, which {found}",
-        remedy=["restore the tape of this run", ("or, for a new run,", Setting("run_dir", "DIR"))],
+        remedy=["restore the tape of this run", ("for a new run:", Setting("run_dir", "DIR"))],
         path=directory,
         rows=rows,
         known=known,

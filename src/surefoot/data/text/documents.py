@@ -32,6 +32,7 @@ from surefoot.data.text.files import (
     decode_utf8,
     open_unpacked,
     refuse_nul,
+    without_text,
 )
 from surefoot.errors import ConfigError, DataError, Setting, first_line
 
@@ -165,11 +166,7 @@ def read_documents(
             elif text:
                 texts[f"{file.name}:{index}"] = text
     if not any(text.strip() for text in texts.values()):
-        raise DataError(
-            "no-text",
-            problem=f"{found.path} holds no text: it is empty or only white space",
-            path=found.path,
-        )
+        raise without_text(found.path)
     lines = [found.line(), describe_parts(files), describe_rows(unread, column=column)]
     has_rows = any(file.has_rows for file in files)
     return Documents(texts, "; ".join(line for line in lines if line), has_rows)
@@ -411,7 +408,11 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
             yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:
             raise DataError(
-                f"{where} is not JSON: {problem}\n  expected one JSON object per line"
+                "line-not-json",
+                problem=f"{where} is not JSON: {problem}",
+                remedy="write one JSON object per line",
+                path=path,
+                line=number,
             ) from problem
 
 
@@ -510,8 +511,12 @@ def reading_tables(path: Path) -> Iterator[None]:
     except (pyarrow.lib.ArrowException, OSError) as problem:
         _head(path)  # names a pointer of Git LFS, and a file that cannot be read
         kind = "Parquet" if kind_of(path) in PARQUET else "an Arrow or Parquet file"
+        why = first_line(problem) or type(problem).__name__
         raise DataError(
-            f"{path} is damaged, or is not {kind}: {(first_line(problem) or type(problem).__name__)[:200]}\n  was it copied completely?"
+            "table-damaged",
+            problem=f"{path} is damaged, or is not {kind}: {why[:200]}",
+            remedy="was it copied completely?",
+            path=path,
         ) from problem
 
 

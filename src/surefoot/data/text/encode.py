@@ -21,13 +21,11 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 _of_this_process: list[Tokenizer] = []  # the tokenizer of this pool process
 
 
-class RefusedTextError(DataError):
-    """Error for a text that the tokenizer cannot encode, with the index of the text in its batch
-    and the error of the tokenizer.
-    """
+class RefusedTextError(Exception):
+    """A text that the tokenizer cannot encode: its index in the batch, and the tokenizer's error."""
 
     def __init__(self, index: int, why: DataError) -> None:
-        super().__init__(str(why))
+        super().__init__(index, why)
         self.index, self.why = index, why
 
 
@@ -59,8 +57,12 @@ def encode_batches(
             yield waiting.popleft().result()
     except BrokenProcessPool as problem:
         raise DataError(
-            "an encoding process died: was there too little memory? The same command continues, also with fewer\n"
-            '  processes. In a script, the call must stand below: if __name__ == "__main__":'
+            "encoding-process-died",
+            problem="an encoding process died: was there too little memory?",
+            remedy=[
+                "the same command continues, also with fewer processes",
+                'in a script, the call must stand below: if __name__ == "__main__":',
+            ],
         ) from problem
     finally:
         pool.shutdown(cancel_futures=True)
@@ -74,8 +76,10 @@ def refuse_script_read_again() -> None:
     # yet
     if current_process().name != "MainProcess" and parent_process() is None:
         raise ConfigError(
-            "each encoding process imports the script, and reached the call that starts such processes\n"
-            '  put the call below: if __name__ == "__main__":'
+            "script-encodes-at-import",
+            problem="each encoding process imports the script, and reached the call that starts such"
+            " processes",
+            remedy='put the call below: if __name__ == "__main__":',
         )
 
 

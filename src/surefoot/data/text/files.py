@@ -19,7 +19,7 @@ from surefoot.config.extras import needed_for
 from surefoot.config.file_kinds import FileKind, cure_of, kind_of_bytes
 from surefoot.config.paths import open_regular
 from surefoot.data.scan import TEXT, scan_as_before
-from surefoot.errors import Command, DataError, Remedy
+from surefoot.errors import Command, DataError, Remedy, Setting
 from surefoot.tokenizers.tokenizer import Tokenizer
 
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -30,6 +30,7 @@ _TABLES = {
     "turtledemo",
     "ensurepip",
 }  # generated tables and text, drawings
+INTERRUPTED = "was a download or a copy interrupted? Fetch it again"
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _LFS = b"version https://git-lfs.github.com/spec/v1"
@@ -53,8 +54,14 @@ def check_parts(training: int, held_out: int, val_fraction: float, *, what: str,
     """
     if not 0 < val_fraction < 1 or not training or not held_out:
         raise DataError(
-            f"val_fraction = {val_fraction} of {training + held_out} {what} leaves {training} for training and "
-            f"{held_out} for validation\n  give a fraction between 0 and 1, such as {cure}"
+            "part-without-data",
+            problem=f"val_fraction = {val_fraction} of {training + held_out} {what} leaves"
+            f" {training} for training and {held_out} for validation",
+            remedy=f"give a fraction between 0 and 1, such as {cure}",
+            setting="val_fraction",
+            value=val_fraction,
+            training=training,
+            validation=held_out,
         )
 
 
@@ -81,11 +88,17 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
         raise DataError(
-            f"{path} is truncated or damaged: {problem}\n  was a download or a copy interrupted? Fetch it again"
+            "file-truncated",
+            problem=f"{path} is truncated or damaged: {problem}",
+            remedy=INTERRUPTED,
+            path=path,
         ) from problem
     except OSError as problem:
         raise DataError(
-            f"{path} cannot be read: {problem.strerror}\n  check its permissions, and that it was copied completely"
+            "file-unreadable",
+            problem=f"{path} cannot be read: {problem.strerror}",
+            remedy="check its permissions, and that it was copied completely",
+            path=path,
         ) from problem
 
 
@@ -279,8 +292,15 @@ def texts_as_before(path: Path) -> dict[str, str]:
     else:
         documents = {path.name: _read_text(path)}
     if not any(text.strip() for text in documents.values()):
-        raise DataError(f"{path} holds no text: it is empty or only white space")
+        raise without_text(path)
     return documents
+
+
+def without_text(path: Path) -> DataError:
+    """Return the error for files without a character."""
+    return DataError(
+        "no-text", problem=f"{path} holds no text: it is empty or only white space", path=path
+    )
 
 
 def stdlib_documents() -> dict[str, str]:
@@ -294,7 +314,10 @@ def stdlib_documents() -> dict[str, str]:
     files = sorted(_source_files(root), key=lambda file: file.parts)
     if not files:
         raise DataError(
-            f"this Python has no source files of its standard library in {root}\n  give a text file or a directory: --data.path"
+            "stdlib-without-source",
+            problem=f"this Python has no source files of its standard library in {root}",
+            remedy=("give a text file or a directory:", Setting("data.path")),
+            path=root,
         )
     return _read(files, below=root)
 

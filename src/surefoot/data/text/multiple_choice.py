@@ -15,7 +15,7 @@ import torch
 
 from surefoot.data.order import Ids
 from surefoot.data.text.shards import Tokens
-from surefoot.errors import DataError
+from surefoot.errors import DataError, Setting
 from surefoot.metrics.multiple_choice import ChoiceBatch, ChoiceTargets
 from surefoot.seeding import fold, stream_key
 
@@ -61,7 +61,7 @@ class MultipleChoice:
         self, questions: Sequence[Question], *, context: int, byte_counts: Sequence[int] | Tokens
     ) -> None:
         if not questions:
-            raise DataError("the list of questions is empty: at least one is needed")
+            raise without_questions("the list of questions")
         self.context, self.choices = context, len(questions[0].endings)
         rows, endings, self.shortened = [], [], 0
         for index, question in enumerate(questions):
@@ -125,23 +125,51 @@ class MultipleChoice:
         return {"questions": len(self), "sha256": content, "context": self.context}
 
 
+def without_questions(source: object) -> DataError:
+    """Return the error for a source of questions that has none."""
+    return DataError(
+        "questions-missing",
+        problem=f"{source} is empty: at least one question is needed",
+        source=str(source),
+    )
+
+
 def _refuse_malformed(question: Question, index: int, *, choices: int, context: int) -> None:
     where = question.source or f"question {index}"
     number = len(question.endings)
     if number != choices or len(question.contexts) != number or not 0 <= question.label < number:
         raise DataError(
-            f"{where} has {number} endings, {len(question.contexts)} contexts and the label {question.label};"
-            f" expected {choices} of both, and a label from 0 to {choices - 1}"
+            "question-malformed",
+            problem=f"{where} has {number} endings, {len(question.contexts)} contexts and the label"
+            f" {question.label}; expected {choices} of both, and a label from 0 to {choices - 1}",
+            where=where,
+            endings=number,
+            contexts=len(question.contexts),
+            label=question.label,
+            choices=choices,
         )
     for prefix, ending in zip(question.contexts, question.endings, strict=True):
         if not len(ending) or not len(prefix):
             raise DataError(
-                f"{where}: a context of {len(prefix)} tokens and an ending of {len(ending)}: neither may be empty"
+                "question-with-empty-text",
+                problem=f"{where}: a context of {len(prefix)} tokens and an ending of"
+                f" {len(ending)}: neither may be empty",
+                where=where,
+                context=len(prefix),
+                ending=len(ending),
             )
         if len(ending) > context:
             raise DataError(
-                f"{where}: an ending of {len(ending)} tokens, but at most {context} fit into the model's context\n"
-                "  use a larger model.context, or a tokenizer that needs fewer tokens for the same text"
+                "ending-longer-than-context",
+                problem=f"{where}: an ending of {len(ending)} tokens, and the model's context has"
+                f" {context}",
+                remedy=[
+                    ("a larger", Setting("model.context")),
+                    "use a tokenizer that needs fewer tokens for the same text",
+                ],
+                where=where,
+                ending=len(ending),
+                context=context,
             )
 
 
@@ -164,12 +192,23 @@ def cloze_questions(
     before, places = context - ending, len(tokens) - context
     if ending < 1:
         raise DataError(
-            f"context = {context}: a question needs a token before its ending\n  turn the questions off: --cloze-questions 0"
+            "context-without-questions",
+            problem=f"context = {context}: a question needs a token before its ending",
+            remedy=Setting("cloze_questions", 0),
+            setting="model.context",
+            value=context,
         )
     if places < choices:
         raise DataError(
-            f"{len(tokens)} tokens are too few for questions of context {context}\n"
-            "  give more held-out text, a smaller model.context, or --cloze-questions 0"
+            "questions-need-more-tokens",
+            problem=f"{len(tokens)} tokens are too few for questions of context {context}",
+            remedy=[
+                "give more held-out text",
+                ("a smaller", Setting("model.context")),
+                Setting("cloze_questions", 0),
+            ],
+            tokens=len(tokens),
+            context=context,
         )
     cloze = []
     for number in range(questions):
@@ -185,7 +224,11 @@ def cloze_questions(
                 break
         else:
             raise DataError(
-                f"the held-out text is too repetitive: it has fewer than {choices} different pieces of {ending} tokens"
+                "held-out-text-repetitive",
+                problem=f"the held-out text has fewer than {choices} different pieces of {ending}"
+                " tokens",
+                choices=choices,
+                ending=ending,
             )
         order = generator.permutation(choices)
         endings = [tokens[starts[choice] : starts[choice] + ending].tolist() for choice in order]

@@ -31,8 +31,10 @@ from surefoot.data.text.shards import (
     Shard,
     Tokens,
     TokenShards,
+    already_there,
     cut_shards,
     is_damaged,
+    without_tokens,
     write_index,
     write_shard,
 )
@@ -95,10 +97,14 @@ def prepare_shards(
     """
     directory = local_path(directory, setting="directory")
     processes = processes if processes is not None else os.cpu_count() or 1
-    if processes < 1 or shard_tokens < 1:
-        raise ConfigError(
-            f"processes = {processes} and shard_tokens = {shard_tokens} must both be at least 1"
-        )
+    for setting, value in (("processes", processes), ("shard_tokens", shard_tokens)):
+        if value < 1:
+            raise ConfigError(
+                "shards-setting-below-one",
+                problem=f"{setting} = {value} must be at least 1",
+                setting=setting,
+                value=value,
+            )
     if processes > 1:
         refuse_script_read_again()
     say = say or (lambda _: None)
@@ -156,7 +162,7 @@ def prepare_shards(
             prepared.append(PreparedShard(shard, position._replace(token=token)))
             _write_notes(directory, settings, prepared)
     if not prepared:
-        raise DataError(f"no text in {', '.join(map(str, inputs))}: all documents are empty")
+        raise without_tokens(directory)
     with _writing(directory):
         shards = write_index(
             [one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size
@@ -250,9 +256,7 @@ def _read_notes(
     path = directory / _NOTES
     if not path.is_file():
         if (directory / INDEX).exists() or any(directory.glob("shard-*.bin")):
-            raise DataError(
-                f"{directory} holds token shards that were not prepared here: choose another directory, or delete this one first"
-            )
+            raise already_there(directory)
         return []
     try:
         notes = json.loads(path.read_bytes())
@@ -262,7 +266,10 @@ def _read_notes(
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
-            f"{path} cannot be read ({problem}): delete {directory}, and start over"
+            "shard-notes-damaged",
+            problem=f"{path} cannot be read: {problem}",
+            remedy=f"delete {directory}, and start over",
+            path=path,
         ) from problem
     changed = {name: now for name, now in settings.items() if before.get(name) != now}
     if not changed:
@@ -280,7 +287,12 @@ def _read_notes(
         _difference(name, before.get(name), now) for name, now in changed.items()
     )
     raise DataError(
-        f"{directory} holds {_shards(len(prepared))} from other settings or texts: {differences}\n  choose another directory, or {anew}"
+        "shards-of-other-texts",
+        problem=f"{directory} holds {_shards(len(prepared))} from other settings or texts:"
+        f" {differences}",
+        remedy=f"choose another directory, or {anew}",
+        path=directory,
+        changed=[*changed],
     )
 
 
@@ -335,5 +347,8 @@ def _writing(directory: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         raise DataError(
-            f"cannot write into {directory}: {problem.strerror or problem}\n  the same command continues"
+            "shards-not-written",
+            problem=f"cannot write into {directory}: {problem.strerror or problem}",
+            remedy="the same command continues",
+            path=directory,
         ) from problem

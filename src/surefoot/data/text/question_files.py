@@ -15,7 +15,7 @@ from surefoot.data.order import permutation
 from surefoot.data.scan import no_such
 from surefoot.data.text.documents import json_lines
 from surefoot.data.text.encode import RefusedTextError, encode_texts
-from surefoot.data.text.multiple_choice import Question
+from surefoot.data.text.multiple_choice import Question, without_questions
 from surefoot.errors import DataError
 from surefoot.seeding import stream_key
 from surefoot.tokenizers.tokenizer import Tokenizer
@@ -61,25 +61,38 @@ def load_questions(
     """
     path = local_path(path, setting="path")
     if number is not None and number < 1:
-        raise DataError(f"{number} questions of {path}: at least 1 is needed")
+        raise DataError(
+            "question-number-below-one",
+            problem=f"{number} questions of {path}: at least 1 is needed",
+            value=number,
+            path=path,
+        )
     if not path.is_file():
         raise no_such(path, kind="file")
     layout: tuple[str, ...] = ()
     records: list[_Record] = []
     for source, record in json_lines(path):
         if not isinstance(record, dict):
-            raise DataError(f"{source} is a {type(record).__name__}, not a JSON object")
+            raise DataError(
+                "question-not-object",
+                problem=f"{source} is a {type(record).__name__}, not a JSON object",
+                source=source,
+            )
         layout = layout or _layout(record, source)
         records.append(_record(record, layout, source))
         if len(records[-1].endings) != len(records[0].endings):
             raise DataError(
-                f"{source} has {len(records[-1].endings)} endings, but earlier questions have {len(records[0].endings)}\n"
-                "  questions with different numbers of choices have no common chance accuracy: put them into separate files"
+                "question-choices-differ",
+                problem=f"{source} has {len(records[-1].endings)} endings, and earlier questions"
+                f" {len(records[0].endings)}",
+                reason="questions with different numbers of choices have no common chance accuracy",
+                remedy="put them into separate files",
+                source=source,
+                endings=len(records[-1].endings),
+                expected=len(records[0].endings),
             )
     if not records:
-        raise DataError(
-            f"{path} holds no questions: it is empty\n  expected one JSON object per line"
-        )
+        raise without_questions(path)
     if number is not None and number < len(records):
         chosen = permutation(stream_key(seed, "questions"), len(records), np.arange(number))
         records = [records[index] for index in sorted(chosen.tolist())]
@@ -91,7 +104,11 @@ def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
     if not any(key in record for key in best):
         known = "; ".join(map(", ".join, _LAYOUTS))
         raise DataError(
-            f"{source} has the keys {_list_keys(record)}\n  the keys of a question must be one of: {known}"
+            "question-keys-unknown",
+            problem=f"{source} has the keys {_list_keys(record)}",
+            reason=f"the keys of a question must be one of: {known}",
+            source=source,
+            keys=[*record],
         )
     return best
 
@@ -100,22 +117,39 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
     missing = [key for key in layout if key not in record]
     if missing:
         raise DataError(
-            f"{source} has no {', no '.join(map(repr, missing))}; its keys are {_list_keys(record)}\n"
-            f"  required keys: {', '.join(layout)}"
+            "question-keys-missing",
+            problem=f"{source} has no {', no '.join(map(repr, missing))}; its keys are"
+            f" {_list_keys(record)}",
+            remedy=f"required keys: {', '.join(layout)}",
+            source=source,
+            missing=missing,
         )
     contexts, endings = (_texts(record[key], key, source) for key in layout[:2])
     number, right = max(len(contexts), len(endings)), 0
     if min(len(contexts), len(endings)) not in (1, number):
         raise DataError(
-            f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} has {len(endings)}, so they cannot be paired\n"
-            "  one of the two must be a single text, or both must have the same number"
+            "question-texts-unpaired",
+            problem=f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} has"
+            f" {len(endings)}, so they cannot be paired",
+            remedy="give a single text for one of the two, or as many of both",
+            source=source,
+            contexts=len(contexts),
+            endings=len(endings),
         )
     for key in layout[2:]:
         if number < 2:
-            raise DataError(f"{source} has {number} ending, but a question needs at least 2")
+            raise DataError(
+                "question-of-one-ending",
+                problem=f"{source} has {number} ending, and a question needs at least 2",
+                source=source,
+            )
         right = _right(record[key], key, source, number=number)
     if len(layout) == 2 and number > 1:
-        raise DataError(f"{source} has several endings, but no key for the right one")
+        raise DataError(
+            "question-without-answer-key",
+            problem=f"{source} has several endings, and no key for the right one",
+            source=source,
+        )
     contexts, endings = (side * number if len(side) == 1 else side for side in (contexts, endings))
     spaced = [
         ending if prefix[-1].isspace() or ending[0].isspace() else f" {ending}"
@@ -128,7 +162,11 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise DataError(
-            f"{source}: {key!r} is {_cut(json.dumps(value))}: expected text that is not empty"
+            "question-text-empty",
+            problem=f"{source}: {key!r} is {_cut(json.dumps(value))}: expected text that is not"
+            " empty",
+            source=source,
+            key=key,
         )
     return list(texts)
 
@@ -140,13 +178,16 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
         int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
     )
     if not 0 <= plain < number:
-        hidden = (
-            "\n  a test set without answers? The validation set has answers"
-            if value in ("", None, -1)
-            else ""
-        )
+        is_hidden = value in ("", None, -1)
+        hint = "is it a test set without answers? The validation set has answers"
         raise DataError(
-            f"{source}: {key!r} is {_cut(json.dumps(value))}: expected an index from 0 to {number - 1}{hidden}"
+            "question-answer-invalid",
+            problem=f"{source}: {key!r} is {_cut(json.dumps(value))}: expected an index from 0 to"
+            f" {number - 1}",
+            reason=hint if is_hidden else None,
+            source=source,
+            key=key,
+            value=value,
         )
     return plain
 

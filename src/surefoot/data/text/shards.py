@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path, write_whole
+from surefoot.data.scan import no_such
 from surefoot.data.text.files import check_parts
-from surefoot.errors import DataError
+from surefoot.errors import Command, DataError, Remedy
 from surefoot.tokenizers.tokenizer import outside_vocabulary
 
 Tokens = NDArray[Any]
 Part = TypeVar("Part")
 
 INDEX = "tokens.json"
+_ANEW = "copy it again, or write the shards again"
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -105,12 +107,15 @@ class TokenShards:
         wrong = [str(self.directory / shard.name) for shard in compress(chosen, damaged)]
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-            anew = "write it again"
+            anew: Remedy = "write it again"
             if (self.directory / "prepare.json").is_file():
-                anew = f"repeat the same command: surefoot data prepare {self.directory} ..."
+                anew = Command(f"surefoot data prepare {self.directory} ...")
             raise DataError(
-                f"token shard {wrong[0]}{more} is damaged: its SHA-256 is not the recorded one\n"
-                f"  copy it again, or {anew}"
+                "shard-damaged",
+                problem=f"token shard {wrong[0]}{more} is damaged: its SHA-256 is not the recorded"
+                " one",
+                remedy=["copy it again, or repeat the same command", anew],
+                paths=wrong,
             )
         return len(chosen)
 
@@ -144,12 +149,14 @@ def write_shards(
     """
     directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():
-        raise DataError(
-            f"{directory} already holds token shards: choose another directory, or delete this one first"
-        )
+        raise already_there(directory)
     if vocab_size < 1 or shard_tokens < 1:
         raise DataError(
-            f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at least 1"
+            "shard-sizes-below-one",
+            problem=f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at"
+            " least 1",
+            vocab_size=vocab_size,
+            shard_tokens=shard_tokens,
         )
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
@@ -159,8 +166,27 @@ def write_shards(
         for number, (pieces, *_) in filled
     ]
     if not shards:
-        raise DataError(f"no tokens to write into {directory}: all arrays are empty")
+        raise without_tokens(directory)
     return write_index(shards, directory, vocab_size=vocab_size)
+
+
+def already_there(directory: Path) -> DataError:
+    """Return the error for a directory with token shards that are not to be continued."""
+    return DataError(
+        "shards-already-there",
+        problem=f"{directory} already holds token shards",
+        remedy="choose another directory, or delete this one first",
+        path=directory,
+    )
+
+
+def without_tokens(directory: Path) -> DataError:
+    """Return the error for shards of empty documents."""
+    return DataError(
+        "shards-without-tokens",
+        problem=f"no tokens to write into {directory}: all documents are empty",
+        path=directory,
+    )
 
 
 def write_shard(
@@ -197,9 +223,7 @@ def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
     for part in parts:
         array = np.asarray(part)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise DataError(
-                f"tokens must be 1-dimensional arrays of integers, found {array.dtype} of shape {array.shape}"
-            )
+            raise not_tokens(array)
         if (wrong := np.flatnonzero((array < 0) | (array >= vocab_size))).size:
             first = int(wrong[0])
             raise outside_vocabulary(int(array[first]), before + first, vocab_size)
@@ -231,12 +255,13 @@ def cut_shards(
 def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
     path = directory / INDEX
     if not directory.is_dir():
-        raise DataError(
-            f"no token shards at {directory}: the directory does not exist\n  write them with surefoot.data.write_shards"
-        )
+        raise no_such(directory, kind="directory of token shards")
     if not path.is_file():
         raise DataError(
-            f"no token shards in {directory}: {INDEX}, written last, is missing\n  write them again"
+            "shards-unfinished",
+            problem=f"no token shards in {directory}: {INDEX}, written last, is missing",
+            remedy="write them again",
+            path=directory,
         )
     try:
         index = json.loads(path.read_bytes())
@@ -250,32 +275,67 @@ def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
             index["format_version"],
         )
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise DataError(
-            f"{path} is not an index of token shards ({type(problem).__name__}: {problem}): write them again"
-        ) from problem
+        raise _not_an_index(path, f"{type(problem).__name__}: {problem}") from problem
     if version != 1:
         raise DataError(
-            f"{path} has format version {version}, but this surefoot reads 1: update surefoot, or write the shards again"
+            "shard-format-unknown",
+            problem=f"{path} has format version {version}, but this surefoot reads 1",
+            remedy="update surefoot, or write the shards again",
+            path=path,
+            version=version,
         )
     for shard in shards:
         if Path(shard.name).name != shard.name or shard.name in ("", ".", ".."):
-            raise DataError(f"{path} names {shard.name!r}, which is not a plain file name")
+            raise _not_an_index(path, f"{shard.name!r} is not a plain file name")
     if sum(shard.count for shard in shards) == 0:
-        raise DataError(f"{path} lists no tokens: write the shards again")
+        raise _not_an_index(path, "it lists no tokens")
     return vocab_size, dtype, shards
 
 
+def _not_an_index(path: Path, why: str) -> DataError:
+    return DataError(
+        "shard-index-invalid",
+        problem=f"{path} is not an index of token shards: {why}",
+        remedy="write them again",
+        path=path,
+    )
+
+
+def not_tokens(array: Tokens) -> DataError:
+    """Return the error for an array that is no row of tokens."""
+    return DataError(
+        "tokens-not-integers",
+        problem="tokens must be a 1-dimensional array of integers, found"
+        f" {array.dtype} of shape {array.shape}",
+        remedy="encode text first: sf.tokenizers.ByteTokenizer().encode(text)",
+        shape=list(array.shape),
+    )
+
+
+def _unreadable(path: Path, problem: OSError) -> DataError:
+    return DataError(
+        "shard-unreadable",
+        problem=f"token shard {path} cannot be read: {problem.strerror or problem}",
+        remedy=_ANEW,
+        path=path,
+    )
+
+
 def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
-    expected, hint = shard.count * dtype.itemsize, "copy it again, or write the shards again"
+    expected = shard.count * dtype.itemsize
     try:
         size = path.stat().st_size
     except OSError as problem:
-        raise DataError(
-            f"token shard {path} cannot be read: {problem.strerror}\n  {hint}"
-        ) from problem
+        raise _unreadable(path, problem) from problem
     if size != expected or size == 0:
-        state = "is empty" if size == 0 else "is truncated" if size < expected else "is too long"
-        raise DataError(f"token shard {path} {state}: {size} bytes instead of {expected}\n  {hint}")
+        raise DataError(
+            "shard-size-wrong",
+            problem=f"token shard {path} has {size} bytes instead of {expected}",
+            remedy=_ANEW,
+            path=path,
+            size=size,
+            expected=expected,
+        )
     # a plain array over the mapping: indexing of np.memmap is several times slower
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
@@ -294,6 +354,4 @@ def is_damaged(directory: Path, shard: Shard) -> bool:
     except OSError as problem:
         if problem.errno in (errno.ENOENT, errno.EIO):
             return True
-        raise DataError(
-            f"token shard {path} cannot be read: {problem.strerror or problem}"
-        ) from problem
+        raise _unreadable(path, problem) from problem

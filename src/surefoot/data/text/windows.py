@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.data.leakage_check import IGNORED, Batch, passages
 from surefoot.data.order import Ids, permutation
-from surefoot.data.text.shards import Tokens, TokenShards
+from surefoot.data.text.shards import Tokens, TokenShards, not_tokens
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
 
@@ -42,8 +42,12 @@ class TrainWindows:
         if self.ends[-1] == 0:
             longest = max(len(array) for array in self.arrays)
             raise DataError(
-                f"no window of context {context} fits into {longest} contiguous tokens: at least {2 * context} are needed\n"
-                "  give more text, or a smaller context"
+                "text-shorter-than-context",
+                problem=f"no window of context {context} fits into {longest} contiguous tokens: at"
+                f" least {2 * context} are needed",
+                remedy="give more text, or a smaller context",
+                context=context,
+                longest=longest,
             )
         self.starts = self.ends - counts
 
@@ -128,7 +132,9 @@ class EvalWindows:
         self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
             raise DataError(
-                "the held-out part has no target: at least 2 tokens are needed\n  give more text, or a larger held-out fraction"
+                "held-out-text-too-short",
+                problem="the held-out part has no target: at least 2 tokens are needed",
+                remedy="give more text, or a larger held-out fraction",
             )
         self.starts = self.ends - counts
         self.lengths = np.array([len(array) for array in self.arrays])
@@ -193,14 +199,16 @@ def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
 
 def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
     if context < 1:
-        raise DataError(f"context = {context}: a window needs at least 1 token")
+        raise DataError(
+            "context-below-one",
+            problem=f"context = {context}: a window needs at least 1 token",
+            setting="context",
+            value=context,
+        )
     arrays = list(tokens.arrays) if isinstance(tokens, TokenShards) else [np.asarray(tokens)]
     for array in arrays:
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise DataError(
-                f"tokens must be a 1-dimensional array of integers, found {array.dtype} of shape {array.shape}\n"
-                "  encode text first: sf.tokenizers.ByteTokenizer().encode(text)"
-            )
+            raise not_tokens(array)
     return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
 
 
