@@ -16,7 +16,7 @@ import torch
 
 import surefoot as sf
 from refused import refused
-from surefoot.checkpoint.format import DamageError
+from surefoot.checkpoint.format import DamageError, damage_error
 from surefoot.cli.main import main
 from surefoot.config.setting import checked
 from surefoot.errors import Command, ConfigError, DataError, Remedy, Setting, speaking_in_flags
@@ -109,7 +109,7 @@ def test_an_error_that_went_through_a_pickle_is_the_same_error() -> None:
 
 
 def test_an_error_of_a_class_with_its_own_constructor_is_copied_and_pickled(tmp_path: Path) -> None:
-    error = DamageError(tmp_path, "hash differs")
+    error = damage_error(tmp_path, "hash differs")
     for again in (error.inside("resume"), pickle.loads(pickle.dumps(error))):
         assert type(again) is DamageError
         assert again.damage == error.damage
@@ -210,7 +210,10 @@ def test_an_error_is_an_object_of_json() -> None:
         (Setting("ema", None), {"setting": "ema", "value": None}),
         (Command("ls"), {"command": "ls"}),
         ("leave it out", {"text": "leave it out"}),
-        (("a longer", Setting("length")), {"text": "a longer length"}),
+        (
+            ("a longer", Setting("length")),
+            {"text": "a longer length", "parts": ["a longer", {"setting": "length"}]},
+        ),
     ],
 )
 def test_each_kind_of_remedy_in_json(remedy: Remedy, expected: dict[str, Any]) -> None:

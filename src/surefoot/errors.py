@@ -482,20 +482,26 @@ def _remedy_as_json(remedy: Remedy) -> dict[str, Any]:
         case Command(line):
             return {"command": line}
         case tuple():
-            return {"text": " ".join(str(part) for part in remedy)}
+            parts = [part if isinstance(part, str) else _remedy_as_json(part) for part in remedy]
+            return {"text": " ".join(str(part) for part in remedy), "parts": parts}
     return {"text": remedy}
 
 
-def error_of_dict(described: Mapping[str, Any]) -> SurefootError:
-    """Return an error of another process, as its `to_dict` described it.
+def error_of_dict(
+    described: Mapping[str, Any], *, kind: type[SurefootError] | None = None
+) -> SurefootError:
+    """Return an error of another process, as its `to_dict` described it; `kind` is a class of which
+    the exit status does not tell.
 
-    >>> error = DataError("a-code", problem="wrong", remedy=Setting("lr", 0.1), row=3)
+    >>> error = DataError("a-code", problem="wrong", remedy=("a lower", Setting("lr")), row=3)
     >>> str(error_of_dict(error.to_dict())) == str(error), error_of_dict(error.to_dict()).fields
     (True, {'row': 3})
     """
     kinds = (ConfigError, DataError, CheckpointError, DivergedError, RankLostError)
-    by_status = {kind.exit_status: kind for kind in kinds}
-    error = by_status.get(described["exit_status"], SurefootError)(described["message"])
+    by_status = {each.exit_status: each for each in kinds}
+    if kind is None:
+        kind = by_status.get(described["exit_status"], SurefootError)
+    error = kind(described["message"])
     error.places = tuple(described.get("places", ()))
     if described["code"] is not None:
         error.code = described["code"]
@@ -514,6 +520,12 @@ def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
         return Setting(described["setting"], described.get("value", ABSENT))
     if "command" in described:
         return Command(described["command"])
+    if "parts" in described:
+        parts = described["parts"]
+        return tuple(
+            part if isinstance(part, str) else Setting(part["setting"], part.get("value", ABSENT))
+            for part in parts
+        )
     return str(described["text"])
 
 

@@ -134,13 +134,10 @@ def test_one_that_is_asked_for_is_found_or_the_same_error_told_to_all(tmp_path: 
         return lambda world, store: store.at(step, world=world).step
 
     assert seen_by(2, tmp_path / "c", at(1)) == [1, 1]
-    assert {*seen_by(2, tmp_path / "c", at(3))} == {
-        f"error: no checkpoint of step 3 in {tmp_path}/c; available: 1, 2"
-    }
+    (absent,) = {*seen_by(2, tmp_path / "c", at(3))}
+    assert absent.endswith("[step-without-checkpoint]")
     (damaged,) = {*seen_by(2, tmp_path / "c", at(2))}
-    assert damaged.startswith(
-        "error: checkpoint step-00000002 is damaged (state.json: hash differs)"
-    )
+    assert damaged.endswith("[checkpoint-damaged]")
 
 
 def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage(
@@ -168,7 +165,7 @@ def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage
         == [[f"init    {run}/step-00000001", weight]] * 2
     )
     (damaged,) = {*seen_by(2, run, started(run / "step-00000002"))}
-    assert "is damaged (model.00002-of-00002.safetensors: hash differs)" in damaged
+    assert damaged.endswith("[checkpoint-damaged]")
 
 
 def test_none_or_none_intact_is_told_to_all(tmp_path: Path) -> None:
@@ -177,7 +174,7 @@ def test_none_or_none_intact_is_told_to_all(tmp_path: Path) -> None:
     saved(tmp_path / "c", 1, count=2)
     flip(tmp_path / "c" / "step-00000001" / "manifest.json")
     (told,) = {*seen_by(2, tmp_path / "c", newest)}
-    assert told.startswith(f"error: no checkpoint in {tmp_path}/c is intact; nothing was changed")
+    assert told.endswith("[no-intact-checkpoint]")
 
 
 @pytest.mark.slow

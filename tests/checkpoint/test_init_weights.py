@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from refused import refused
 from small_runs import build
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.distributed.world import World
@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_named_itself_is_refused(tmp_path: Path) -> None:
     build(tmp_path / "run", length="4 steps").train()
     place = tmp_path / "run" / "checkpoints" / "step-00000004"
     (place / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match="step-00000004"):
+    with refused("checkpoint-damaged", CheckpointError, path=place):
         load_initial_weights(build(None).state.models, place, world=ALONE)
 
 

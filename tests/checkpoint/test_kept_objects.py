@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from module_protocols import equal_bits
 from rank_processes import forks, on_ranks
+from refused import refused
 from surefoot.errors import CheckpointError
 
 STEPS = 9
@@ -171,16 +172,17 @@ def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -
 def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
     with (
         build(tmp_path / "run") as run,
-        pytest.raises(CheckpointError, match="neither a string nor an integer") as problem,
+        refused("not-writable-into-checkpoint", CheckpointError, name="'x/inner'"),
     ):
         run.register_state("x", {"inner": {key: 1}})
-    assert repr(key) in str(problem.value)
-    assert "'x/inner'" in str(problem.value)
 
 
 @pytest.mark.parametrize("held", [(1, 2), 3, "text", {1, 2}, None])
 def test_what_could_not_be_put_back_in_place_is_refused_at_once(held: Any, tmp_path: Path) -> None:
-    with build(tmp_path / "run") as run, pytest.raises(CheckpointError, match="cannot save 'x'"):
+    with (
+        build(tmp_path / "run") as run,
+        refused("object-not-saved", CheckpointError, setting="x"),
+    ):
         run.register_state("x", held)
 
 
@@ -304,12 +306,11 @@ class Forgets:
         (True, "raises", "KeyError: 'third'"),
     ],
 )
-def test_an_object_that_does_not_take_its_state_back_is_refused_in_three_lines(
+def test_an_object_that_does_not_take_its_state_back_is_refused(
     tensor: bool, wrong: str, named: str, tmp_path: Path
 ) -> None:
     first = Forgets(tensor=tensor)
     first.first = first.second = 1.5
-    with pytest.raises(CheckpointError, match=r"'x'.* did not restore its saved state") as problem:
+    with refused("saved-state-not-restored", CheckpointError) as problem:
         kept_and_back(tmp_path / "run", first, Forgets(tensor=tensor, wrong=wrong))
-    assert named in str(problem.value)
-    assert len(str(problem.value).splitlines()) == 3
+    assert named in problem.value.fields["difference"]

@@ -292,7 +292,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
     assert said.out.startswith(
         f"exported the trained weights of step 2 to {tmp_path}/out\n  model.safetensors  "
     )
-    with pytest.raises(sf.CheckpointError, match="step-00000004 is damaged"):
+    with refused("checkpoint-damaged", sf.CheckpointError):
         sf.load(tmp_path / "run").export(checkpoint=4)
 
 
@@ -348,7 +348,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--model", "critic"], 2, "[model-not-in-run]"),
         (["--layout", "gpt2"], 2, "[layout-without-gpt]"),
         (["--checkpoint", "last"], 2, "[setting-out-of-range]"),
-        (["--checkpoint", "3"], 4, "no checkpoint of step 3 in"),
+        (["--checkpoint", "3"], 4, "[step-without-checkpoint]"),
         (["--out", "."], 2, "[export-into-run]"),
     ],
 )

@@ -266,9 +266,8 @@ def count_loads(module: nn.Module, _: Any) -> None:
 def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(
     layer: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="model: weight cannot be restored") as problem:
+    with refused("weights-saved-with-loss", CheckpointError, model="model", tensor="weight"):
         build(tmp_path / "run", layer).train()
-    assert len(str(problem.value).splitlines()) == 3
 
 
 def test_trying_that_changes_no_bit_of_the_run(tmp_path: Path) -> None:
@@ -308,13 +307,14 @@ def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(
     with pytest.raises(CheckpointError) as problem:
         build(tmp_path / "run", layer).train()
     assert named in str(problem.value)
-    assert len(str(problem.value).splitlines()) == 3
 
 
 def test_a_start_from_weights_that_a_model_does_not_take_is_refused(tmp_path: Path) -> None:
     build(tmp_path / "run", lambda: nn.Linear(WIDTH, WIDTH)).train()
-    with pytest.raises(CheckpointError, match=r"init from .*did not restore its saved state: bias"):
+    with refused("saved-state-not-restored", CheckpointError) as caught:
         build(None, Forgetful, init_from=tmp_path / "run").train()
+    assert caught.value.fields["difference"].startswith("bias")
+    assert str(tmp_path / "run") in caught.value.places[0]
 
 
 def test_extra_state_that_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
@@ -433,11 +433,8 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
         "model": lambda: nn.Linear(WIDTH, WIDTH),
     }
     build(tmp_path / "run", **settings, stop_after="4 steps").train()
-    with pytest.raises(
-        CheckpointError, match="Careless did not restore its saved state"
-    ) as problem:
+    with refused("saved-state-not-restored", CheckpointError, name="Careless"):
         build(tmp_path / "run", **settings).train()
-    assert len(str(problem.value).splitlines()) == 3
 
 
 # --- what restores besides ------------------------------------------------------------------------

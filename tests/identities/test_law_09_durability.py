@@ -27,6 +27,7 @@ import torch
 
 from in_one import in_one
 from medium import NEEDS_ROOM, Faulty, Killed, Medium, failing, killed, killed_for_real
+from refused import refused
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import Damage
@@ -429,11 +430,9 @@ def test_where_everything_is_damaged_that_is_said_and_nothing_is_changed() -> No
     for step in (0, 1, 2):
         store.save(contents(step))
         flip(medium, store.path(step) / "state.json")
-    with pytest.raises(CheckpointError) as error:
+    damaged = [store.path(step) for step in (2, 1, 0)]
+    with refused("no-intact-checkpoint", CheckpointError, damaged=damaged):
         store.newest_intact()
-    said = str(error.value)
-    assert "checkpoint step-00000002 is damaged (state.json: hash differs)\n  and 2 more" in said
-    assert len(said.splitlines()) <= 5
     assert store.steps() == [0, 1, 2]
 
 

@@ -267,10 +267,10 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
     else:
         begin(place, own)
     held = {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")}
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004") as refused:
+    with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004") as caught:
         built(place, old, new, own=own, console=False).train()
-    assert says in str(refused.value)
-    assert len(str(refused.value).splitlines()) <= 5
+    assert says in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 5
     assert {
         file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")
     } == held
@@ -328,7 +328,7 @@ def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
     begin(place)
     with pytest.raises(sf.CheckpointError, match='accept_change="model"'):
         built(place, *CASES["forward"][:2], accept_change=["loss", "data"], console=False).train()
-    with pytest.raises(sf.ConfigError, match="accept_change = 'forward' is not a known change"):
+    with refused("change-unknown", value="forward"):
         built(place, accept_change="forward")
 
 
@@ -435,10 +435,7 @@ def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Pat
     assert newest is not None
     del newest[0].state["fingerprints"]
     Store(place / "run" / "checkpoints").save(newest[0])
-    with pytest.raises(
-        sf.CheckpointError,
-        match=r"lacks fingerprints: was it written by another version of surefoot\?$",
-    ):
+    with refused("state-of-another-version", sf.CheckpointError):
         built(place, console=False).train()
 
 
@@ -525,9 +522,9 @@ def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(
     def work(rank: int) -> None:
         own = {**settings, "folder": f"rank-{rank}"}
         built(place, stop_after="4 steps", **own).train()
-        with pytest.raises(sf.CheckpointError) as refused:
+        with pytest.raises(sf.CheckpointError) as caught:
             built(place, *CASES["loss"][:2], **own).train()
-        (place / f"refused-{rank}").write_text(str(refused.value))
+        (place / f"refused-{rank}").write_text(str(caught.value))
         built(place, **own).train()
 
     assert on_ranks(2, work) == [0, 0]

@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import without_extra_state
 from surefoot.checkpoint.store import Store
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, Setting
 
 
 def average_weights(store: Store, count: int) -> Checkpoint:
@@ -35,9 +35,17 @@ def average_weights(store: Store, count: int) -> Checkpoint:
     steps = last_steps(store, count)
     if count < 1 or len(steps) < count:
         raise CheckpointError(
-            f"cannot average the last {count} checkpoints: {store.directory} has {len(steps)} after step 0"
-            f" ({', '.join(map(str, steps)) or 'none'})\n"
-            f"  average fewer, or keep more while training: --keep-last {max(count, 1)} --save-every ..."
+            "too-few-checkpoints-to-average",
+            problem=f"cannot average the last {count} checkpoints: {store.directory} has"
+            f" {len(steps)} after step 0 ({', '.join(map(str, steps)) or 'none'})",
+            remedy=[
+                "average fewer, or keep more while training",
+                Setting("keep_last", max(count, 1)),
+                ("a shorter", Setting("save_every")),
+            ],
+            count=count,
+            available=steps,
+            path=store.directory,
         )
     newest = store.at(steps[-1])
     own = {
@@ -87,14 +95,22 @@ def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -
     )
     if misfit is not None or len(tensors) != len(sums):
         raise CheckpointError(
-            f"the checkpoint of step {step} has a different model than the newest: {misfit or 'it has more tensors'}"
+            "average-of-different-models",
+            problem=f"the checkpoint of step {step} has a different model than the newest:"
+            f" {misfit or 'it has more tensors'}",
+            step=step,
+            tensor=misfit,
         )
     for name, total in sums.items():
         if total.is_floating_point():
             total.add_(tensors[name])
         elif total.dtype in (torch.int8, torch.uint8) and not torch.equal(total, tensors[name]):
             raise CheckpointError(
-                f"{name} at step {step} has different 8-bit codes than in the newest checkpoint: quantized weights have no mean\n"
-                "  averaged scales would fit neither set of codes\n"
-                "  use one checkpoint"
+                "average-of-quantized-weights",
+                problem=f"{name} at step {step} has different 8-bit codes than in the newest"
+                " checkpoint: quantized weights have no mean",
+                reason="averaged scales would fit neither set of codes",
+                remedy="use one checkpoint",
+                step=step,
+                tensor=name,
             )

@@ -43,7 +43,11 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
     if unknown := [name for name in names if name not in CHANGES]:
         raise ConfigError(
-            f"accept_change = {unknown[0]!r} is not a known change\n  choose from {', '.join(CHANGES)}"
+            "change-unknown",
+            problem=f"accept_change = {unknown[0]!r} is not a known change",
+            remedy=f"choose from {', '.join(CHANGES)}",
+            setting="accept_change",
+            value=unknown[0],
         )
     return tuple(names)
 

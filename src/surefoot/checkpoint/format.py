@@ -37,8 +37,8 @@ from surefoot.checkpoint.manifest import (
     to_bytes,
 )
 from surefoot.checkpoint.state_json import SavedState, typed_state
-from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of
-from surefoot.errors import CheckpointError, first_line
+from surefoot.checkpoint.tensor_file import NAMES, Stored, file_of, not_writable
+from surefoot.errors import CheckpointError, Remedy, first_line
 
 Entries = dict[str, tuple[int, str]]  # length and SHA-256 of each file
 SHARDED = "sharded"  # key in state.json if tensors are sharded
@@ -82,7 +82,10 @@ class Checkpoint:
             return typed_state(self.state)
         except ValueError as problem:
             raise CheckpointError(
-                f"step-{self.step:08d}: its {STATE} {problem}: was it written by another version of surefoot?"
+                "state-of-another-version",
+                problem=f"step-{self.step:08d}: its {STATE} {problem}",
+                reason="was it written by another version of surefoot?",
+                step=self.step,
             ) from problem
 
     def tensors(self, file: str) -> dict[str, Tensor]:
@@ -105,11 +108,35 @@ class Damage:
 
 
 class DamageError(CheckpointError):
-    """An error for an unusable checkpoint. `damage` has the path and the problem."""
+    """An error for an unusable checkpoint."""
 
-    def __init__(self, path: Path, problem: str, *, cure: str = "") -> None:
-        self.damage = Damage(path, problem)
-        super().__init__(f"{self.damage}: {path}" + f"\n  {cure}" * bool(cure))
+    @property
+    def damage(self) -> Damage:
+        return Damage(self.fields["path"], self.fields["damage"])
+
+
+def damage_error(path: Path, problem: str, *, cure: str | None = None) -> DamageError:
+    """Return the error of a damaged checkpoint."""
+    return DamageError(
+        "checkpoint-damaged",
+        problem=f"{Damage(path, problem)}: {path}",
+        remedy=cure,
+        path=path,
+        damage=problem,
+    )
+
+
+def not_saved(
+    step: int, why: str, *, where: str | None = None, remedy: Remedy | None = None
+) -> CheckpointError:
+    """Return the error of a checkpoint that was not saved."""
+    return CheckpointError(
+        "checkpoint-not-saved",
+        problem=f"step {step} is not saved: {why}",
+        reason=where,
+        remedy=remedy,
+        step=step,
+    )
 
 
 class Others(Protocol):
@@ -150,7 +177,7 @@ def write(
         f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)
     ]
     if absent := [file for file in files if file not in entries]:
-        raise CheckpointError(f"no rank has written {absent[0]}")
+        raise not_saved(checkpoint.step, f"no rank has written {absent[0]}")
     entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
     manifest = to_bytes(
         Manifest(checkpoint.step, entries, checkpoint.log, _needed_bases(checkpoint))
@@ -241,19 +268,17 @@ def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
     if not TENSORS.fullmatch(file):
         name = file.removesuffix(".safetensors")
-        raise CheckpointError(
-            f"cannot save {name!r}: use letters, digits, '_', '.' and '-' in file names"
+        raise not_writable(
+            repr(name), "it names a file", remedy="use letters, digits, '_', '.' and '-'"
         )
-    if unknown := [
-        f"{name} is {tensor.dtype}" for name, tensor in tensors.items() if tensor.dtype not in NAMES
-    ]:
-        raise CheckpointError(
-            f"cannot save {file}: {unknown[0]}, which safetensors does not support"
-        )
+    for tensor_name, tensor in tensors.items():
+        if tensor.dtype not in NAMES:
+            why = f"{tensor_name} is {tensor.dtype}, which safetensors does not support"
+            raise not_writable(file, why)
     try:
         return file_of(tensors)
     except (RuntimeError, ValueError, TypeError) as problem:
-        raise CheckpointError(f"cannot save {file}: {reason_of(problem)}") from problem
+        raise not_writable(file, reason_of(problem)) from problem
 
 
 def _state_bytes(state: Mapping[str, Any]) -> bytes:
@@ -261,7 +286,7 @@ def _state_bytes(state: Mapping[str, Any]) -> bytes:
         _check_json(dict(state), "state")
         return (json.dumps(dict(state), indent=1, allow_nan=False) + "\n").encode()
     except (ValueError, RecursionError) as problem:
-        raise CheckpointError(f"cannot save {STATE}: {reason_of(problem)}") from problem
+        raise not_writable(STATE, reason_of(problem)) from problem
 
 
 def _check_json(value: Any, where: str) -> None:
@@ -271,21 +296,18 @@ def _check_json(value: Any, where: str) -> None:
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
-                raise CheckpointError(
-                    f"cannot save {where}: its key {key!r} is not a string; use {str(key)!r}"
-                )
+                why = f"its key {key!r} is not a string"
+                raise not_writable(where, why, remedy=f"use {str(key)!r}")
             _check_json(entry, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, entry in enumerate(value):
             _check_json(entry, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise CheckpointError(
-            f"cannot save {where}: JSON has no {value!r}; save the string {repr(value)!r}"
-        )
+        remedy = f"save the string {repr(value)!r}"
+        raise not_writable(where, f"JSON has no {value!r}", remedy=remedy)
     elif not (value is None or isinstance(value, str | int | float)):
-        raise CheckpointError(
-            f"cannot save {where}: a {type(value).__name__} is not JSON; use dicts, lists, strings or numbers"
-        )
+        remedy = "use dicts, lists, strings or numbers"
+        raise not_writable(where, f"a {type(value).__name__} is not JSON", remedy=remedy)
 
 
 def reason_of(problem: BaseException) -> str:

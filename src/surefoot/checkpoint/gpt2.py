@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.tensor_file import file_of
-from surefoot.checkpoint.weight_files import WEIGHTS, read_weights
+from surefoot.checkpoint.weight_files import WEIGHTS, not_written, read_weights
 from surefoot.config.paths import local_path, write_whole
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, Setting
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import LAYER_EPSILON, GPTConfig
 
@@ -157,20 +157,32 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
     file = path / WEIGHTS if path.is_dir() else path
     tensors = read_weights(path)
     if not is_gpt2_layout(tensors):
-        raise CheckpointError(
-            f"{file} is not a GPT-2 model of transformers: it holds {', '.join(list(tensors)[:3])} ...\n"
-            "  to load the weights of a run: sf.load(RUN).load_model(model)"
-        )
+        raise _not_gpt2(file, f"it holds {', '.join(list(tensors)[:3])} ...")
     saved_heads = _read_heads(file)
     if heads is not None and saved_heads not in (None, heads):
         raise CheckpointError(
-            f"heads = {heads}, but {file.with_name(SETTINGS)} has n_head = {saved_heads}"
+            "gpt2-heads-differ",
+            problem=f"heads = {heads}, but {file.with_name(SETTINGS)} has n_head = {saved_heads}",
+            setting="heads",
+            value=heads,
+            expected=saved_heads,
         )
     state, shape = _from_gpt2(tensors, file, saved_heads if heads is None else heads)
     model = GPT(shape)
-    _refuse_misfit(state, model, where=f"{file} is not a GPT-2 model")
+    misfit = _misfit(state, model)
+    if misfit is not None:
+        raise _not_gpt2(file, misfit)
     model.load_state_dict(state)
     return model
+
+
+def _not_gpt2(file: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        "not-a-gpt2-model",
+        problem=f"{file} is not a GPT-2 model of transformers: {why}",
+        remedy="to load the weights of a run: sf.load(RUN).load_model(model)",
+        path=file,
+    )
 
 
 def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
@@ -199,12 +211,20 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     shape, directory = model.shape, local_path(directory, setting="directory")
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
         raise CheckpointError(
-            f"eos_id = {eos_id} is outside this model's vocabulary of {shape.vocab_size} tokens"
+            "eos-id-outside-vocabulary",
+            problem=f"eos_id = {eos_id} is outside this model's vocabulary of {shape.vocab_size}"
+            " tokens",
+            setting="eos_id",
+            value=eos_id,
+            vocab_size=shape.vocab_size,
         )
     if shape.family != "gpt2" or not shape.tie_embeddings:
+        untied = "" if shape.tie_embeddings else " with an untied head"
         raise CheckpointError(
-            f"a model of the family {shape.family}{'' if shape.tie_embeddings else ' with an untied head'} cannot be saved as GPT-2\n"
-            "  train a model with --model.family gpt2"
+            "not-saved-as-gpt2",
+            problem=f"a model of the family {shape.family}{untied} cannot be saved as GPT-2",
+            remedy=Setting("model.family", "gpt2"),
+            family=shape.family,
         )
     tensors = {
         name: tensor.detach().cpu() for name, tensor in to_gpt2_layout(model.state_dict()).items()
@@ -214,7 +234,7 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
         write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
         write_whole(directory / SETTINGS, gpt2_settings(shape, eos_id=eos_id))
     except OSError as problem:
-        raise CheckpointError(f"cannot write to {directory}: {problem}") from problem
+        raise not_written(directory, problem) from problem
 
 
 def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dict[str, Tensor]:
@@ -225,51 +245,63 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
     state, saved_shape = _from_gpt2(tensors, path, saved_heads)
     if shape.family != "gpt2":
         raise CheckpointError(
-            f"{path} is a GPT-2 model, but this model is of the family {shape.family}\n  use --model.family gpt2"
+            "gpt2-family-differs",
+            problem=f"{path} is a GPT-2 model, but this model is of the family {shape.family}",
+            remedy=Setting("model.family", "gpt2"),
+            path=path,
+            family=shape.family,
         )
     sizes = ("layers", "heads", "width", "context", "vocab_size")
     if wrong := [name for name in sizes if getattr(saved_shape, name) != getattr(shape, name)]:
         mismatches = ", ".join(
             f"{name} {getattr(saved_shape, name)} (here {getattr(shape, name)})" for name in wrong
         )
-        flags = [
-            f"--model.{name} {getattr(saved_shape, name)}" for name in wrong if name != "vocab_size"
+        settings = [
+            Setting(f"model.{name}", getattr(saved_shape, name))
+            for name in wrong
+            if name != "vocab_size"
         ]
-        flags += ["--data.tokenizer with as many tokens (padded vocabularies are not cut)"] * (
-            "vocab_size" in wrong
-        )
+        remedy: tuple[str | Setting, ...] = tuple(settings)
+        if "vocab_size" in wrong:
+            tokenizer = Setting("data.tokenizer")
+            more = "with as many tokens (padded vocabularies are not cut)"
+            remedy = (*remedy, tokenizer, more)
         if "heads" in wrong and saved_heads is None:
             mismatches += (
                 f"; without n_head in a {SETTINGS} beside it, one head per 64 channels is assumed"
             )
         raise CheckpointError(
-            f"{path} is a GPT-2 model of another size: {mismatches}\n  {' '.join(flags)}"
+            "gpt2-size-differs",
+            problem=f"{path} is a GPT-2 model of another size: {mismatches}",
+            remedy=remedy,
+            path=path,
+            names=wrong,
         )
-    _refuse_misfit(state, model, where=f"{path} does not fit this model")
+    misfit = _misfit(state, model)
+    if misfit is not None:
+        raise CheckpointError(
+            "gpt2-tensors-differ", problem=f"{path} does not fit this model: {misfit}", path=path
+        )
     return state
 
 
-def _refuse_misfit(state: Mapping[str, Tensor], model: GPT, *, where: str) -> None:
+def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
     own = model.state_dict()
-    lacking, foreign = (
-        [name for name in own if name not in state],
-        [name for name in state if name not in own],
-    )
-    if lacking or foreign:
-        misfit = (
-            f"it has no {', '.join(lacking[:3])}"
-            if lacking
-            else f"this model has no {', '.join(foreign[:3])}"
-        )
-        raise CheckpointError(f"{where}: {misfit}")
-    if unlike := [name for name in own if own[name].shape != state[name].shape]:
-        was, here = list(state[unlike[0]].shape), list(own[unlike[0]].shape)
-        raise CheckpointError(f"{where}: its {unlike[0]} has shape {was}, here {here}")
-    head, embedding = state["head.weight"], state["embedding.weight"]
-    if model.shape.tie_embeddings and (
-        head.dtype != embedding.dtype or not torch.equal(head, embedding)
-    ):
-        raise CheckpointError(f"{where}: its head differs from its embedding, but GPT-2 ties them")
+    lacking = [name for name in own if name not in state]
+    if lacking:
+        return f"it has no {', '.join(lacking[:3])}"
+    foreign = [name for name in state if name not in own]
+    if foreign:
+        return f"this model has no {', '.join(foreign[:3])}"
+    for name, tensor in own.items():
+        if tensor.shape != state[name].shape:
+            return f"its {name} has shape {list(state[name].shape)}, here {list(tensor.shape)}"
+    head = state["head.weight"]
+    embedding = state["embedding.weight"]
+    are_equal = head.dtype == embedding.dtype and torch.equal(head, embedding)
+    if model.shape.tie_embeddings and not are_equal:
+        return "its head differs from its embedding, but GPT-2 ties them"
+    return None
 
 
 def _from_gpt2(
@@ -288,21 +320,29 @@ def _from_gpt2(
             tie_embeddings=True,
         )
     except ValueError as problem:
-        raise CheckpointError(f"{file} is not a GPT-2 model: {problem}") from problem
+        raise _not_gpt2(file, str(problem)) from problem
 
 
 def _read_heads(file: Path) -> int | None:
     path = file.with_name(SETTINGS)
     try:
         settings: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(settings, dict):
+            raise ValueError(f"it holds a {type(settings).__name__}, not a JSON object")
     except (OSError, ValueError, RecursionError) as problem:
-        raise CheckpointError(f"{path} cannot be read: {problem}") from problem
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{path} holds a {type(settings).__name__}, not a JSON object")
+        raise CheckpointError(
+            "gpt2-config-unreadable", problem=f"{path} cannot be read: {problem}", path=path
+        ) from problem
     if wrong := [
         name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right
     ]:
         raise CheckpointError(
-            f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which surefoot's gpt2 does not support: its results would differ"
+            "gpt2-setting-unsupported",
+            problem=f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which surefoot's gpt2 does not"
+            " support",
+            reason="its results would differ",
+            path=path,
+            name=wrong[0],
+            value=settings[wrong[0]],
         )
     return settings["n_head"] if isinstance(settings.get("n_head"), int) else None

@@ -83,7 +83,11 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
     if not filled:
         names = [name for tensors in sources.values() for name in tensors]
         raise CheckpointError(
-            f"none of the {len(names)} tensors in {path} fits this model\n  it holds {', '.join(names[:3])} ..."
+            "no-initial-weight-fits",
+            problem=f"none of the {len(names)} tensors in {path} fits this model",
+            reason=f"it holds {', '.join(names[:3])} ...",
+            setting="init_from",
+            path=path,
         )
     return "\n".join(
         [f"init    {source}", *(_row(kind, entries) for kind, entries in rows.items() if entries)]
@@ -98,7 +102,12 @@ def _sources(
     path: Path, models: Mapping[str, nn.Module], world: World
 ) -> tuple[dict[str, Saved], str]:
     if not path.exists():
-        raise CheckpointError(f"no such file or directory: {path} (--init-from)")
+        raise CheckpointError(
+            "initial-weights-missing",
+            problem=f"init_from: no such file or directory: {path}",
+            setting="init_from",
+            path=path,
+        )
     if path.is_file() or (
         any((path / name).is_file() for name in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists()
     ):
@@ -134,9 +143,8 @@ def _read_file(file: Path) -> dict[str, Tensor]:
     try:
         return read_weights(file)
     except CheckpointError as problem:
-        raise CheckpointError(
-            f"{problem}\n  --init-from takes .safetensors files only: other formats may run code"
-        ) from problem
+        problem.reason = "init_from takes .safetensors files only: other formats may run code"
+        raise
 
 
 def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
@@ -145,7 +153,11 @@ def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
     newest = Store(path / "checkpoints").newest_intact(world=world if world.size > 1 else None)
     if newest is None:
         raise CheckpointError(
-            f"{path} holds neither model.safetensors nor checkpoints/: --init-from takes a file, a checkpoint or a run"
+            "initial-weights-not-in-directory",
+            problem=f"{path} holds neither model.safetensors nor checkpoints/",
+            reason="init_from takes a file, a checkpoint or a run",
+            setting="init_from",
+            path=path,
         )
     return newest[0], f"{path}, step {newest[0].step}" + "".join(
         f"\n  warning: {damage}" for damage in newest[1]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.nested_state import Named, join_state, split_state
+from surefoot.checkpoint.nested_state import Named, join_state, not_restored, split_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
@@ -216,11 +216,7 @@ def copy_into(
             local, rows = held_of(live[name])
             wrong += [] if equal_bits(local, read(name, local, rows)) else [name]
         if wrong:
-            raise CheckpointError(
-                f"{where}: a model did not restore its saved state: {min(wrong)} differs{refusal}\n"
-                "  it would continue with weights other than the trained ones\n"
-                "  make its load_state_dict undo its state_dict, and set_extra_state undo get_extra_state"
-            )
+            raise not_restored("a model", f"{min(wrong)} differs{refusal}").inside(where)
 
     return check
 
@@ -270,9 +266,13 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     ]
     if lost:
         raise CheckpointError(
-            f"{name}: {lost[0]} cannot be restored bit for bit from the model's state_dict\n"
-            "  a resumed run would continue with weights other than the trained ones\n"
-            "  make state_dict save it completely in its own dtype, and load_state_dict restore it"
+            "weights-saved-with-loss",
+            problem=f"{name}: {lost[0]} cannot be restored bit for bit from the model's state_dict",
+            reason="a resumed run would continue with weights other than the trained ones",
+            remedy="make state_dict save it completely in its own dtype, and load_state_dict"
+            " restore it",
+            model=name,
+            tensor=lost[0],
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
+from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy, not_writable
 from surefoot.errors import CheckpointError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 
@@ -67,11 +67,22 @@ def restore_object(live: Any, tensors: Mapping[str, Tensor], plain: Any, *, name
     except Exception as problem:
         wrong = f"{type(problem).__name__}: {first_line(problem)}"
     if wrong is not None:
-        raise CheckpointError(
-            f"cannot resume: {name!r}, registered with run.register_state, did not restore its saved state ({wrong})\n"
-            "  the run would continue with a state other than the saved one\n"
-            "  make its load_state_dict undo its state_dict, or keep its tensors and numbers in a dictionary"
-        )
+        raise not_restored(f"{name!r}, registered with run.register_state,", wrong)
+
+
+def not_restored(what: str, wrong: str) -> CheckpointError:
+    """Return the error of an object that has another state than the saved one after it was
+    restored.
+    """
+    return CheckpointError(
+        "saved-state-not-restored",
+        problem=f"{what} did not restore its saved state: {wrong}",
+        reason="the run would continue with a state other than the saved one",
+        remedy="make its load_state_dict undo its state_dict, and set_extra_state undo"
+        " get_extra_state; or\nkeep its tensors and numbers in a dictionary",
+        name=what,
+        difference=wrong,
+    )
 
 
 def split_state(path: str, value: Any, tensors: Named) -> Any:
@@ -81,9 +92,8 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         return {"tensor": path}
     if isinstance(value, dict):
         if wrong := [key for key in value if type(key) not in (str, int)]:
-            raise CheckpointError(
-                f"cannot save {path!r}: the key {wrong[0]!r} is neither a string nor an integer"
-            )
+            why = f"the key {wrong[0]!r} is neither a string nor an integer"
+            raise not_writable(repr(path), why)
         pairs = [
             [key, split_state(f"{path}/{_escape(key)}", each, tensors)]
             for key, each in value.items()

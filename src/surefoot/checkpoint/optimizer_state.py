@@ -12,10 +12,16 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from surefoot.checkpoint.module_state import Saved, read_rows
-from surefoot.checkpoint.nested_state import Named, first_difference, join_state, pack_state
+from surefoot.checkpoint.nested_state import (
+    Named,
+    first_difference,
+    join_state,
+    not_restored,
+    pack_state,
+)
 from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import Rows, name_of, rows_of, rows_of_state
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import inner_optimizers
 
@@ -99,11 +105,7 @@ def load_optimizer(
     )
     wrong = first_difference(then_plain[_OWN], now_plain[_OWN], then_tensors, now_tensors)
     if wrong is not None:
-        raise CheckpointError(
-            f"cannot resume: {type(optimizer).__name__} did not restore its saved state: {wrong}\n"
-            "  its steps would differ from the saved run's steps\n"
-            "  make its load_state_dict undo its state_dict"
-        )
+        raise not_restored(type(optimizer).__name__, wrong)
 
 
 def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
@@ -185,7 +187,9 @@ def _load_entries(
         name, _, entry = key.rpartition("/")
         if name not in parameters:
             raise CheckpointError(
-                f"cannot resume: optimizer state for {name} is saved, but this optimizer does not train it"
+                "optimizer-state-of-other-parameter",
+                problem=f"optimizer state for {name} is saved, but this optimizer does not train it",
+                parameter=name,
             )
         prefix = next((each for each in optimizers if each and entry.startswith(each)), "")
         state, entry = optimizers[prefix].state, entry.removeprefix(prefix)
@@ -335,9 +339,13 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
     """Restore the values of `group_numbers` from the result of `pack_state`."""
     groups = join_state(plain, tensors)
     if len(groups) != len(optimizer.param_groups):
+        count = len(optimizer.param_groups)
         raise CheckpointError(
-            f"cannot resume: the optimizer had {len(groups)} parameter groups, now {len(optimizer.param_groups)}\n"
-            "  were other parameters frozen, or other weight decays set?"
+            "optimizer-groups-differ",
+            problem=f"the optimizer had {len(groups)} parameter groups, now {count}",
+            reason="were other parameters frozen, or other weight decays set?",
+            saved=len(groups),
+            groups=count,
         )
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         group.pop(APART, None)  # set by a step that this load undoes
@@ -345,9 +353,16 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
             now = group.get(key)
             if now is not None and _shape_of(now) != _shape_of(value):
                 raise CheckpointError(
-                    f"cannot resume: {key} of the optimizer was {value!r}, and is now {now!r}\n"
-                    "  the optimizer cannot step with the saved value\n"
-                    "  resume from an older checkpoint, or start from its weights with --init-from"
+                    "optimizer-value-differs",
+                    problem=f"{key} of the optimizer was {value!r}, and is now {now!r}",
+                    reason="the optimizer cannot step with the saved value",
+                    remedy=(
+                        "resume from an older checkpoint, or start from its weights:",
+                        Setting("init_from"),
+                    ),
+                    name=key,
+                    saved=value,
+                    value=now,
                 )
             group[key] = (
                 value.to(now.device)

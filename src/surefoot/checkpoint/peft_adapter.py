@@ -12,8 +12,9 @@ from safetensors.torch import save
 from torch import nn
 
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.checkpoint.weight_files import not_written
 from surefoot.config.paths import write_whole
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import ConfigError, Setting
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -65,15 +66,26 @@ def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model:
     description = run / file_of(model)
     if not description.is_file():
         raise ConfigError(
-            f"layout = peft: {run} did not train a peft model\n"
-            "  only such a run, or surefoot train finetune with the method lora, has an adapter\n  type --layout native"
+            "run-without-adapter",
+            problem=f"layout = peft: {run} did not train a peft model",
+            reason="only such a run, or surefoot train finetune with the method lora, has an adapter",
+            remedy=Setting("layout", "native"),
+            setting="layout",
+            value="peft",
+            path=run,
         )
     settings = json.loads(description.read_text(encoding="utf-8"))
     if unlike := [key for key, own in settings["tensors"].items() if own is None]:
         raise ConfigError(
-            f"layout = peft: {unlike[0]} is not a tensor of the model, but computed from several\n"
-            f"  adapters of the type {settings['config'].get('peft_type')} are written by peft alone\n"
-            "  type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program"
+            "adapter-of-computed-tensors",
+            problem=f"layout = peft: {unlike[0]} is not a tensor of the model, but computed from"
+            " several",
+            reason=f"adapters of the type {settings['config'].get('peft_type')} are written by peft"
+            " alone",
+            remedy="type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program",
+            setting="layout",
+            value="peft",
+            tensor=unlike[0],
         )
     aliases = source.saved.aliases.get(model, {})
     stored = source.tensors(file)
@@ -85,5 +97,5 @@ def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model:
         write_whole(out / WEIGHTS, save(tensors, metadata={"format": "pt"}))
         write_whole(out / CONFIG, json.dumps(settings["config"], indent=2).encode())
     except OSError as problem:
-        raise CheckpointError(f"cannot write to {out}: {problem.strerror or problem}") from problem
+        raise not_written(out, problem) from problem
     return [CONFIG, WEIGHTS]

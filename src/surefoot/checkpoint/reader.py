@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.checkpoint.format import SHARDED, Checkpoint, DamageError, reason_of
+from surefoot.checkpoint.format import SHARDED, Checkpoint, DamageError, damage_error, reason_of
 from surefoot.checkpoint.manifest import (
     MANIFEST,
     STATE,
@@ -51,7 +51,7 @@ def interpreted(directory: Path | None) -> Iterator[None]:
             raise
         where = traceback.extract_tb(problem.__traceback__)[-1]
         words = f"{type(problem).__name__}: {first_line(problem)} at {Path(where.filename).name}:{where.lineno}"
-        raise DamageError(directory, f"{STATE}: {words}") from problem
+        raise damage_error(directory, f"{STATE}: {words}") from problem
 
 
 def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -140,7 +140,7 @@ def read_together(
     try:
         manifest = read_manifest(directory, disk=disk)
         if step is not None and manifest.step != step:
-            raise DamageError(directory, f"{MANIFEST}: is for step {manifest.step}")
+            raise damage_error(directory, f"{MANIFEST}: is for step {manifest.step}")
         source = Source(directory, disk)
         files = [
             *((source, file) for file in files_of(manifest, only)),
@@ -155,7 +155,7 @@ def read_together(
         problems = [error.damage.problem]
     problems = [problem for each in world.gathered(problems) for problem in each]
     if problems or contents is None:
-        raise DamageError(directory, problems[0])
+        raise damage_error(directory, problems[0])
     return contents
 
 
@@ -194,7 +194,7 @@ def _join_files(
         files[name] = _join_pieces(source, names_of_files, parts_of)
         for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
             if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
-                raise DamageError(
+                raise damage_error(
                     source.directory, f"{name}: its pieces do not form {tensor} {list(shape)}"
                 )
     for base, entry in bases_of(source, files):
@@ -240,13 +240,17 @@ def _wanted_files(
     by_name = {name: pieces_of.get(name, [name]) for name in names}
     if absent := [name for name in only or () if name not in by_name]:
         raise CheckpointError(
-            f"checkpoint {source.directory.name} has no tensors {absent[0]!r}; available: {', '.join(sorted(by_name)) or 'none'}\n"
-            f"  {source.directory}"
+            "checkpoint-without-tensors",
+            problem=f"{source.directory} has no tensors {absent[0]!r}",
+            reason=f"available: {', '.join(sorted(by_name)) or 'none'}",
+            path=source.directory,
+            name=absent[0],
+            available=sorted(by_name),
         )
     if lost := [
         name for name in spread if any(file not in there for file in by_name.get(name, [name]))
     ]:
-        raise DamageError(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
+        raise damage_error(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
     return {
         name: [f"{file}.safetensors" for file in files]
         for name, files in by_name.items()

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from surefoot.checkpoint.filesystem import Disk
-from surefoot.checkpoint.format import DamageError, reason_of
+from surefoot.checkpoint.format import DamageError, damage_error, reason_of
 from surefoot.checkpoint.manifest import MANIFEST, STATE, Base, from_bytes, logical_name
 from surefoot.checkpoint.tensor_file import CHUNK_BYTES
 
@@ -40,11 +40,9 @@ class Source:
             raise self.damage(f"{file}: {reason_of(problem)}") from problem
 
     def damage(self, problem: str) -> DamageError:
-        return (
-            DamageError(self.directory, problem)
-            if self.of is None
-            else DamageError(self.of, f"{self.directory.name}/{problem}")
-        )
+        if self.of is None:
+            return damage_error(self.directory, problem)
+        return damage_error(self.of, f"{self.directory.name}/{problem}")
 
     def check_length(self, file: str) -> int:
         with self.damage_in(file):
@@ -90,7 +88,7 @@ def _find_base(source: Source, base: Base) -> Source:
                 if candidate.manifest.sha256 == base.sha256:
                     return candidate
                 why = "is another checkpoint than at the save"
-    raise DamageError(
+    raise damage_error(
         source.directory,
         f"{name}, which has {base.count} of its frozen tensors, {why}",
         cure=f"copy the {name} of the same run into {source.directory.parent}",

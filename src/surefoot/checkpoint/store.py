@@ -16,12 +16,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from surefoot.checkpoint.filesystem import DISK, Disk
-from surefoot.checkpoint.format import Checkpoint, Damage, DamageError, Others, size_bytes, write
+from surefoot.checkpoint.format import (
+    Checkpoint,
+    Damage,
+    DamageError,
+    Others,
+    damage_error,
+    not_saved,
+    size_bytes,
+    write,
+)
 from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.checkpoint.reader import read, read_bases, read_manifest, read_together
-from surefoot.config.paths import is_of_script, local_path
+from surefoot.config.paths import local_path
 from surefoot.distributed.world import World
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, Command, ConfigError, Remedy, Setting, error_of_dict
 
 _NAME = re.compile(r"(\.replaced-)?step-([0-9]{8,18})")
 Only = Collection[str] | None
@@ -59,7 +68,11 @@ class Store:
     ) -> None:
         if keep_last < 1:
             raise ConfigError(
-                f"keep_last = {keep_last}: the newest checkpoint must be kept; use --keep-last 1 or more"
+                "keep-last-too-small",
+                problem=f"keep_last = {keep_last}: the newest checkpoint must be kept",
+                remedy=Setting("keep_last", 1),
+                setting="keep_last",
+                value=keep_last,
             )
         self.directory = local_path(directory, setting="directory")
         self.keep_last, self.keep_every, self.guard, self.disk = keep_last, keep_every, guard, disk
@@ -112,14 +125,16 @@ class Store:
                 damaged.append(error.damage)
         if not damaged:
             return None
-        more = [f"and {len(damaged) - 1} more"] if len(damaged) > 2 else map(str, damaged[1:])
-        lines = [
-            f"no checkpoint in {self.directory} is intact; nothing was changed",
-            str(damaged[0]),
-            *more,
-        ]
+        shown = [str(damage) for damage in damaged]
+        if len(shown) > 2:
+            shown = [shown[0], f"and {len(shown) - 1} more"]
         raise CheckpointError(
-            "\n  ".join([*lines, "restore an intact copy, or start a new run: --run-dir DIR"])
+            "no-intact-checkpoint",
+            problem=f"no checkpoint in {self.directory} is intact; nothing was changed",
+            reason="\n".join(shown),
+            remedy=["restore an intact copy", ("a new run:", Setting("run_dir"))],
+            path=self.directory,
+            damaged=[damage.path for damage in damaged],
         )
 
     def at(self, step: int, *, only: Only = None, world: World | None = None) -> Checkpoint:
@@ -134,8 +149,16 @@ class Store:
                 return self._read(step, path, only, world)
             except DamageError as damage:
                 error = error or damage
-        raise error or CheckpointError(
-            f"no checkpoint of step {step} in {self.directory}; available: {', '.join(map(str, self.steps())) or 'none'}"
+        if error is not None:
+            raise error
+        steps = self.steps()
+        raise CheckpointError(
+            "step-without-checkpoint",
+            problem=f"no checkpoint of step {step} in {self.directory}",
+            reason=f"available: {', '.join(map(str, steps)) or 'none'}",
+            step=step,
+            path=self.directory,
+            available=steps,
         )
 
     def choose(self, read: Callable[[], Read]) -> Read:
@@ -155,11 +178,16 @@ class Store:
         best step is recorded.
         """
         if newest.saved.best_step is None:
-            flag = "best=" if is_of_script(self.directory.parent) else "--best "
             raise CheckpointError(
-                f"{self.directory.parent} has no best checkpoint\n"
-                "  no metric selected one: the run was trained without `best`, or was never evaluated\n"
-                f'  use --checkpoint newest, or train a run with {flag}"min val/loss"'
+                "run-without-best-checkpoint",
+                problem=f"{self.directory.parent} has no best checkpoint",
+                reason="no metric selected one: the run was trained without `best`, or was never"
+                " evaluated",
+                remedy=[
+                    'or train a run with `best`, such as "min val/loss"',
+                    Setting("checkpoint", "newest"),
+                ],
+                path=self.directory.parent,
             )
         return newest.saved.best_step
 
@@ -200,9 +228,14 @@ class Store:
         self.digests[checkpoint.step] = digest
         self._bases.pop(checkpoint.step, None)
         if remains := self._prune(checkpoint.step, protected):
-            lines = [f"{target} is saved, but files that are no longer needed cannot be removed"]
-            lines += [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
-            raise NotPrunedError("\n  ".join(lines))
+            lines = [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
+            raise NotPrunedError(
+                "old-checkpoints-not-removed",
+                problem=f"{target} is saved, but files that are no longer needed cannot be removed",
+                reason="\n".join(lines),
+                step=checkpoint.step,
+                paths=[path for path, _ in remains],
+            )
         return target
 
     def _prepare(self, checkpoint: Checkpoint) -> None:
@@ -309,7 +342,7 @@ class Store:
         if world is not None:
             checkpoint = read_together(path, world, only=only, step=step, disk=self.disk)
         elif (checkpoint := read(path, only=only, disk=self.disk)).step != step:
-            raise DamageError(path, f"{MANIFEST}: is for step {checkpoint.step}")
+            raise damage_error(path, f"{MANIFEST}: is for step {checkpoint.step}")
         if only is None and path == self.path(step):
             self.intact.add(step)
         return checkpoint
@@ -322,9 +355,10 @@ class Store:
             try:
                 listing = [(step, path.name) for step, path in self.all()]
             except CheckpointError as problem:
-                listing = str(problem)
-        if isinstance(listing := world.from_main(listing), str):
-            raise CheckpointError(listing)
+                listing = problem.to_dict()
+        listing = world.from_main(listing)
+        if isinstance(listing, dict):
+            raise error_of_dict(listing)
         return [(step, self.directory / name) for step, name in listing]
 
     def all(self) -> list[tuple[int, Path]]:
@@ -337,7 +371,9 @@ class Store:
             names = self.disk.names(self.directory)
         except OSError as problem:
             raise CheckpointError(
-                f"cannot list {self.directory}: {problem.strerror or problem}"
+                "checkpoints-not-listed",
+                problem=f"cannot list {self.directory}: {problem.strerror or problem}",
+                path=self.directory,
             ) from problem
         entries = [
             (int(match[2]), match[1] is not None, name)
@@ -361,11 +397,12 @@ class Store:
         stands = (
             "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
         )
-        where, cure = problem.filename or self.directory, "check the disk and its write permissions"
+        where = problem.filename or self.directory
+        remedy: Remedy = "check the disk and its write permissions"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
-            cure = f"free some space, or keep fewer checkpoints: --keep-last, now {self.keep_last}"
+            fewer = f"(now {self.keep_last})"
+            remedy = ("free some space, or keep fewer checkpoints:", Setting("keep_last"), fewer)
         elif link:
-            cure = f"remove it: rm {shlex.quote(str(where))}"
-        return CheckpointError(
-            f"step {step} is not saved: {problem.strerror or problem}{stands}\n  {where}\n  {cure}"
-        )
+            remedy = Command(f"rm {shlex.quote(str(where))}")
+        why = f"{problem.strerror or problem}{stands}"
+        return not_saved(step, why, where=str(where), remedy=remedy)

@@ -122,12 +122,14 @@ class Stored:
             length = min(CHUNK_BYTES, stop - start)
             try:
                 data = self.disk.read(stretch.path, start=start, length=length)
+                if len(data) != length:
+                    raise OSError("the file has become shorter")
             except OSError as problem:
                 raise CheckpointError(
-                    f"cannot read {stretch.path}: {problem.strerror or problem}"
+                    "checkpoint-file-unreadable",
+                    problem=f"cannot read {stretch.path}: {problem.strerror or problem}",
+                    path=stretch.path,
                 ) from problem
-            if len(data) != length:
-                raise CheckpointError(f"cannot read {stretch.path}: the file has become shorter")
             yield data
 
 
@@ -234,15 +236,24 @@ def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
         yield memoryview(gathered)
 
 
+def not_writable(what: str, why: str, *, remedy: str | None = None) -> CheckpointError:
+    """Return the error of something that the format of checkpoints cannot hold."""
+    return CheckpointError(
+        "not-writable-into-checkpoint",
+        problem=f"cannot save {what}: {why}",
+        remedy=remedy,
+        name=what,
+    )
+
+
 def host_copy(tensor: Tensor) -> Tensor:
     """Return a contiguous copy on the host. Raises `CheckpointError` for a tensor that only its
     class can rebuild.
     """
     wrapper: Any = tensor
     if is_traceable_wrapper_subclass(wrapper):
-        raise CheckpointError(
-            f"cannot save a {type(tensor).__name__}: only its class can reassemble its parts"
-        )
+        what = f"a {type(tensor).__name__}"
+        raise not_writable(what, "only its class can reassemble its parts")
     memory = _MEMORY.get()
     if memory is None or tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.detach().to("cpu", copy=True).contiguous()

@@ -101,10 +101,17 @@ def write_weights(
             write_whole(directory / name, data)
             files.append(name)
     except OSError as problem:
-        raise CheckpointError(
-            f"cannot write to {directory}: {problem.strerror or problem}"
-        ) from problem
+        raise not_written(directory, problem) from problem
     return files
+
+
+def not_written(directory: Path, problem: OSError) -> CheckpointError:
+    """Return the error of weights that cannot be written."""
+    return CheckpointError(
+        "weights-not-written",
+        problem=f"cannot write to {directory}: {problem.strerror or problem}",
+        path=directory,
+    )
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -117,9 +124,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
         if elsewhere := [file for file in files if Path(file).name != file]:
-            raise CheckpointError(
-                f"{directory / INDEX} names {elsewhere[0]!r}, which is not in the same directory"
-            )
+            raise ValueError(f"{INDEX} names {elsewhere[0]!r}, which is not in the same directory")
         return {
             name: tensor for file in files for name, tensor in load_file(directory / file).items()
         }
@@ -131,7 +136,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         AttributeError,
         SafetensorError,
     ) as problem:
-        raise CheckpointError(f"cannot read weights from {path}: {reason_of(problem)}") from problem
+        raise CheckpointError(
+            "weights-unreadable",
+            problem=f"cannot read weights from {path}: {reason_of(problem)}",
+            path=path,
+        ) from problem
 
 
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store as Mail
 
-from surefoot.checkpoint.format import Checkpoint, Entries, write_tensors
+from surefoot.checkpoint.format import Checkpoint, Entries, not_saved, write_tensors
 from surefoot.checkpoint.store import NotPrunedError, Store
-from surefoot.errors import CheckpointError, first_line
+from surefoot.errors import CheckpointError, Setting, error_of_dict, first_line
 
 _PATIENCE_S = 86_400.0  # as for a collective; the heartbeat detects a dead rank much earlier
 _LAST_PATIENCE_S = 20.0  # if this process or the other ranks are about to exit
@@ -107,10 +107,7 @@ class Writer:
             if isinstance(problem, NotPrunedError):
                 self.saved, self.failure, self.not_pruned = step, None, problem
             else:
-                text = f"step {step} is not saved: {type(problem).__name__}: {problem}"
-                self.failure = (
-                    problem if isinstance(problem, CheckpointError) else CheckpointError(text)
-                )
+                self.failure = _failure(step, problem)
         finally:
             self.took_s = self.now() - start
 
@@ -135,7 +132,7 @@ class Board:
         try:
             self.mail.set(f"{self.save}/{what}", json.dumps(value))
         except RuntimeError as problem:
-            raise _cut_off(problem) from problem
+            raise _cut_off(first_line(problem)) from problem
 
     def receive(self, *what: str, of: str) -> tuple[str, Any]:
         """Wait for the first of several messages; return its name and value. `of` is the name of
@@ -149,14 +146,14 @@ class Board:
                     if self.mail.check([f"{self.save}/{each}"]):
                         return each, json.loads(self.mail.get(f"{self.save}/{each}"))
             except RuntimeError as problem:
-                raise _cut_off(problem) from problem
+                raise _cut_off(first_line(problem)) from problem
             now = time.monotonic()
             if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
                 ending = now
             if now - start > self.patience_s or (
                 ending is not None and now - ending > _LAST_PATIENCE_S
             ):
-                raise CheckpointError(f"no message from {of} for {now - start:,.0f} s")
+                raise _cut_off(f"no message from {of} for {now - start:,.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
 
@@ -176,7 +173,8 @@ class Writers:
         """Wait for the other ranks; return length and hash of their files. Raises `CheckpointError`
         if one could not write.
         """
-        merged, failed = Entries(), ""
+        merged = Entries()
+        failed = None
         while self.awaited:
             rank = self.awaited.pop(0)
             report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
@@ -186,14 +184,13 @@ class Writers:
                 merged[file] = (int(length), str(digest))
             failed = failed or report["failed"]
         if failed:
-            raise CheckpointError(failed)
+            raise error_of_dict(failed)
         for file in merged:
+            path = self.store.partial(self.step) / file
             try:
-                self.store.disk.size(self.store.partial(self.step) / file)
+                self.store.disk.size(path)
             except OSError as problem:
-                raise CheckpointError(
-                    _unseen(self.step, "rank 0", self.store.partial(self.step) / file)
-                ) from problem
+                raise _unseen(self.step, "rank 0", path) from problem
         return merged
 
     def abandon(self) -> None:
@@ -210,7 +207,7 @@ def save_leading(
         store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-        board.send("outcome", {kind: str(problem) or type(problem).__name__})
+        board.send("outcome", {kind: _failure(checkpoint.step, problem).to_dict()})
         raise
     board.send("outcome", {})
 
@@ -230,9 +227,9 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
         )
         message = board.receive("outcome", of="rank 0")[1]
     if "problem" in message:
-        raise CheckpointError(message["problem"])
+        raise error_of_dict(message["problem"])
     if "not_pruned" in message:
-        raise NotPrunedError(message["not_pruned"])
+        raise error_of_dict(message["not_pruned"], kind=NotPrunedError)
 
 
 def _write_pieces(
@@ -241,31 +238,41 @@ def _write_pieces(
     step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
     try:
         if leader_step != step:
-            raise CheckpointError(f"step {leader_step} is not saved: {where} is at step {step}")
+            raise not_saved(leader_step, f"it is at step {step}")
         store.guard()
         return {
             "files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk),
-            "failed": "",
+            "failed": None,
         }
     except FileNotFoundError as problem:
         failed = _unseen(step, where, problem.filename or store.partial(step))
     except OSError as problem:
-        first, *more = str(store.not_saved(step, problem)).splitlines()
-        failed = "\n".join([f"{first} ({where})", *more])
+        failed = store.not_saved(step, problem).inside(where)
     except Exception as problem:  # a bug must reach the caller too
-        failed = f"step {step} is not saved: {type(problem).__name__}: {problem} ({where})"
-    return {"files": {}, "failed": failed}
+        failed = _failure(step, problem).inside(where)
+    return {"files": {}, "failed": failed.to_dict()}
 
 
-def _unseen(step: int, where: str, path: Path | str) -> str:
-    return (
-        f"step {step} is not saved: {where} cannot find {path}\n"
-        "  all ranks write to one directory, which must be on a file system that every machine shares: --run-dir DIR"
+def _failure(step: int, problem: Exception) -> CheckpointError:
+    if isinstance(problem, CheckpointError):
+        return problem
+    return not_saved(step, f"{type(problem).__name__}: {problem}")
+
+
+def _unseen(step: int, where: str, path: Path | str) -> CheckpointError:
+    return not_saved(
+        step,
+        f"{where} cannot find {path}",
+        where="all ranks write to one directory, which must be on a file system that every machine"
+        " shares",
+        remedy=Setting("run_dir"),
     )
 
 
-def _cut_off(problem: RuntimeError) -> CheckpointError:
-    return CheckpointError(f"the ranks have lost contact with each other: {first_line(problem)}")
+def _cut_off(why: str) -> CheckpointError:
+    return CheckpointError(
+        "ranks-out-of-contact", problem=f"the ranks have lost contact with each other: {why}"
+    )
 
 
 def _clear_tracebacks(problem: BaseException | None) -> None:

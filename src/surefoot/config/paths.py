@@ -9,7 +9,6 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -289,17 +288,6 @@ def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
             str(path),
         )
     return data
-
-
-def is_of_script(run: Path) -> bool:
-    """Return True if the config.toml of a run can be read and says that a script built the run."""
-    import tomllib
-
-    with suppress(OSError, ValueError, RecursionError):
-        match tomllib.loads(read_regular(run / "config.toml").decode("utf-8-sig")):
-            case {"program": {"kind": "script"}}:
-                return True
-    return False
 
 
 def file_text(path: Path) -> str:

@@ -16,7 +16,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.config import toml
 from surefoot.config.file_kinds import KINDS
-from surefoot.config.paths import file_text, is_of_script
+from surefoot.config.paths import file_text
 from surefoot.data.text import files
 
 TEXT = "Grüße an alle\n" * 20
@@ -93,7 +93,6 @@ def test_toml_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text('[program]\nkind = "script"\n', encoding="utf-8-sig")
     assert toml.program(file_text(file)) == {"kind": "script"}
-    assert is_of_script(tmp_path)
     file.write_text("seed = 3", encoding="utf-16")
     with refused("file-not-utf-8", path=file) as caught:
         file_text(file)
