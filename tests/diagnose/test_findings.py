@@ -242,6 +242,12 @@ FAULTS: dict[str, list[tuple[str, Callable[[], History]]]] = {
                 train(), data(overlap={"a": passages(9), "b": {"checked": 100, "overlapping": 2}})
             ),
         ),
+        (
+            "note",
+            lambda: history(
+                train(), data(overlap={"val": {"checked": 9, "overlapping": 9, "same": True}})
+            ),
+        ),
     ],
     "non-finite-scores": [
         ("warning", lambda: history(train(), scores([2.0, 1.5, math.nan, math.nan]))),

@@ -418,6 +418,16 @@ def test_a_users_value_cannot_take_the_name_of_a_splits_score() -> None:
             step.log(**{"val/loss": 1.0})
 
 
+def test_a_model_of_the_wrong_shape_fails_in_the_first_step_and_no_split_is_blamed() -> None:
+    def wrong_shape(model: Any, batch: Any) -> Any:
+        return model(batch[0][:, :2]).square().mean()
+
+    run = build(None, loss=wrong_shape)
+    with pytest.raises(RuntimeError) as caught:
+        run.train()
+    assert any(note.startswith("at step 0,") for note in caught.value.__notes__)
+
+
 def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Path) -> None:
     data = small_runs.Augmented()
     data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too

@@ -3,6 +3,7 @@ perplexity.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -129,25 +130,50 @@ def overlap(history: History) -> Verdict:
     passage.
     """
     recorded = history.data.get("overlap")
-    splits = {
+    of_splits = recorded if isinstance(recorded, dict) else {}
+    checked = {
         split: counts
-        for split, counts in (recorded.items() if isinstance(recorded, dict) else ())
-        if isinstance(counts, dict)
-        and counts.get("checked")
-        and not counts.get("same")  # "same": overlap is intended
+        for split, counts in of_splits.items()
+        if isinstance(counts, dict) and counts.get("checked")
     }
-    need(splits, "the records do not say how many samples the splits share with the training data")
+    need(checked, "the records do not say how many samples the splits share with the training data")
+    # the training data itself, on purpose if the name says so
+    same = [split for split, counts in checked.items() if counts.get("same")]
+    others = {split: counts for split, counts in checked.items() if split not in same}
     verdicts = [
         _overlap_of(split, counts, history)
-        for split, counts in splits.items()
+        for split, counts in others.items()
         if counts.get("overlapping")
     ]
+    unnamed = [split for split in same if "train" not in split]
+    if unnamed:
+        verdicts.append(_is_training_data(unnamed))
     verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
-    checked = sum(int(counts["checked"]) for counts in splits.values())
-    well(not verdicts, f"none of {checked:,} checked samples is in the training data")
+    samples = sum(int(counts["checked"]) for counts in others.values())
+    well(
+        not verdicts,
+        f"none of {samples:,} checked samples is in the training data"
+        if others
+        else f"{join_names(same)} is the training data, as its name says",
+    )
     return replace(
         worst_first(verdicts)[0],
         evidence=tuple(line for verdict in verdicts for line in verdict.evidence),
+    )
+
+
+def _is_training_data(splits: Sequence[str]) -> Finding:
+    names = join_names(splits)
+    return wrong(
+        "note",
+        f"{names} {'is' if len(splits) == 1 else 'are'} the training data itself.",
+        ("the data set of the split is the one given as train_data",),
+        causes=("the same variable passed twice", "scores of the training data on purpose"),
+        try_=(
+            "give the split samples that the run does not train on",
+            "on purpose: a name with train in it, such as train_eval",
+        ),
+        numbers={"share": 1.0},
     )
 
 

@@ -308,6 +308,18 @@ class Session:
                 self.running.close()
             self.running = None
 
+    def _check_metrics(self) -> None:
+        """Check the metrics of the splits before the first step, unless the loss fails on the
+        training data too: then the first step says so.
+        """
+        failed_before = self.parts.fingerprints.get("failed") and self.parts.world.size == 1
+        try:
+            with self.parts.world.during("in the check of the metrics"):
+                self.evaluations.check_metrics()
+        except Exception:
+            if not failed_before:
+                raise
+
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
         self.is_opened = opened
@@ -332,8 +344,7 @@ class Session:
             with parts.world.during("in the check of the state"):
                 self.periodic.state_check.check_beginning(parts.pipeline)
         if not self.state.step and parts.settings.check_state:
-            with parts.world.during("in the check of the metrics"):
-                self.evaluations.check_metrics()
+            self._check_metrics()
         if self.evaluations.due_at_start():
             self.run_state.clock.start()
             self.run_state.clock.enter("evaluating")
