@@ -1003,8 +1003,8 @@ def test_an_order_with_a_stream_is_refused(order: Any) -> None:
     [
         ({"tape_size": "10"}, "[stream-tape-too-small]"),
         ({"tape_size": "much"}, "with a unit"),
-        ({"samples": 0}, "[stream-samples-invalid]"),
-        ({"encode_fn": 3}, "[stream-function-not-callable]"),
+        ({"samples": 0}, "[setting-out-of-range]"),
+        ({"encode_fn": 3}, "[setting-out-of-range]"),
         ({"encode": len}, "encode_fn"),
     ],
 )

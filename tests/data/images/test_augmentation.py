@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
+from refused import refused
 from surefoot.data.images.augmentation import (
     KINDS,
     Augmentation,
@@ -243,5 +244,13 @@ def test_every_kind_and_direction_is_chosen_about_as_often():
     ],
 )
 def test_values_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+    ((name, value),) = wrong.items()
+    with refused("setting-out-of-range", setting=f"augmentation.{name}", value=value):
         Augmentation(**wrong)
+
+
+def test_all_values_that_cannot_be_are_refused_at_once():
+    with pytest.raises(ConfigError) as caught:
+        Augmentation(crop_padding=-1, cutout=-1)
+    settings = [problem.fields["setting"] for problem in caught.value.problems]
+    assert settings == ["augmentation.crop_padding", "augmentation.cutout"]

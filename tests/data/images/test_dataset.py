@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 import surefoot as sf
 from in_one import in_one
+from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.images.augmentation import Augmentation
 from surefoot.data.images.dataset import ImageArrays, ImageFiles, normalize, read_image
@@ -147,7 +148,7 @@ def test_fingerprints_tell_images_labels_and_changes_apart(files: Files) -> None
     "wrong", [np.zeros((3, 4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros((2, 4, 4, 1), np.uint8)]
 )
 def test_arrays_of_another_kind_are_refused(wrong: np.ndarray) -> None:
-    with pytest.raises(DataError, match="images must be uint8 of shape"):
+    with refused("image-arrays-invalid", DataError, shape=list(wrong.shape), labels=3):
         ImageArrays(wrong, np.zeros(3), mean=(0.5,), std=(0.5,))
 
 

@@ -16,13 +16,14 @@ import pytest
 from PIL import Image
 
 from data_sets import DATA, needs
+from refused import refused
 from surefoot.data.images import arrays as cifar
 from surefoot.data.images import folder, load
 from surefoot.data.images import picture as pictures
 from surefoot.data.images.arrays import synthetic
 from surefoot.data.images.layout import read_layout
 from surefoot.data.images.load import ImageDatasets, load_images
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -178,13 +179,13 @@ def test_the_digits_are_scikit_learns() -> None:
 def test_what_is_no_fraction_is_refused_even_where_it_is_not_used(
     fraction: float, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="val_fraction"):
+    with refused("setting-out-of-range", setting="data.val_fraction"):
         load_images(tree(tmp_path, ("train", "val")), val_fraction=fraction)
 
 
 @pytest.mark.parametrize("fraction", [0.0001, 0.9999])
 def test_a_fraction_that_leaves_a_part_empty_is_refused(fraction: float, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="val_fraction"):
+    with refused("part-without-data", DataError, value=fraction):
         load_images(idx_folder(tmp_path), val_fraction=fraction)
 
 
@@ -228,54 +229,45 @@ def test_a_made_up_set_has_the_size_that_is_asked_and_can_be_learned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "code"),
     [
-        (
-            lambda place: (place / "t10k-images-idx3-ubyte").unlink(),
-            "has no t10k-images-idx3-ubyte",
-        ),
+        (lambda place: (place / "t10k-images-idx3-ubyte").unlink(), "image-files-missing"),
         (
             lambda place: (place / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(9))),
-            "has 300 images.* has 9 labels",
+            "idx-labels-not-of-images",
         ),
         (
             lambda place: (place / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(20, 7))),
-            "test image 0 has the label 7",
+            "label-without-class",
         ),
         (
             lambda place: (place / "t10k-images-idx3-ubyte").write_bytes(idx(np.zeros((20, 5, 5)))),
-            "6 x 6 pixels.*5 x 5",
+            "image-arrays-differ",
         ),
         (
             lambda place: (place / "train-images-idx3-ubyte").write_bytes(b"what"),
-            "is not an IDX file of images",
+            "idx-of-another-kind",
         ),
     ],
 )
 def test_idx_files_that_do_not_belong_together_are_refused(
-    change: Any, says: str, tmp_path: Path
+    change: Any, code: str, tmp_path: Path
 ) -> None:
     change(idx_folder(tmp_path))
-    with pytest.raises(DataError, match=says) as caught:
+    with refused(code, DataError):
         load_images(tmp_path)
-    assert len(str(caught.value).splitlines()) <= 5
 
 
 def test_a_damaged_label_does_not_become_hundreds_of_classes(tmp_path: Path) -> None:
     labels = np.arange(300) % 4
     labels[123] = 255
-    with pytest.raises(
-        DataError,
-        match=r"labels-idx1-ubyte: row 123 has the label 255, but no image has the label 4",
-    ):
+    with refused("idx-label-without-image", DataError, row=123, label=255, absent=4):
         load_images(idx_folder(tmp_path, labels=labels))
     assert len(load_images(tmp_path, classes=[str(number) for number in range(256)]).classes) == 256
 
 
 def test_a_label_outside_the_named_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="training image 3 has the label 3, but there are 3 classes: a, b, c"
-    ):
+    with refused("label-without-class", DataError, row=3, label=3):
         load_images(idx_folder(tmp_path), classes=["a", "b", "c"])
 
 
@@ -284,15 +276,20 @@ def test_a_label_outside_the_named_classes_is_refused(tmp_path: Path) -> None:
 )
 def test_settings_of_folders_are_foreign_to_arrays(setting: dict[str, Any], tmp_path: Path) -> None:
     for path in (None, idx_folder(tmp_path)):
-        with pytest.raises(
-            ConfigError, match=f"data.{next(iter(setting))} applies only to folders of images"
-        ):
+        with refused("setting-of-image-folders", setting=f"data.{next(iter(setting))}"):
             load_images(path, **setting)
 
 
-@pytest.mark.parametrize("wrong", [{"channels": 2}, {"size": 0}, {"classes": ["a", "a"]}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"channels": 2}, "setting-out-of-range"),
+        ({"size": 0}, "setting-out-of-range"),
+        ({"classes": ["a", "a"]}, "class-named-twice"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any], code: str) -> None:
+    with refused(code, setting=f"data.{next(iter(wrong))}"):
         load_images("synthetic", **wrong)
 
 
@@ -325,7 +322,7 @@ def test_parts_are_folders_or_held_out(
 
 def test_classes_may_be_chosen_and_ordered_and_others_are_outside(tmp_path: Path) -> None:
     tree(tmp_path, ("train",), ("bird", "cat", "dog"))
-    with pytest.raises(DataError, match=r"train/bird is not one of the classes: dog, cat"):
+    with refused("class-unknown", DataError, path=tmp_path / "train" / "bird"):
         load_images(tmp_path, classes=["dog", "cat"])
     shutil.rmtree(tmp_path / "train" / "bird")
     found = load_images(tmp_path, classes=["dog", "cat"])
@@ -389,24 +386,23 @@ def test_a_damaged_picture_stops_or_is_left_out_as_configured(
             for sample in range(len(part)):
                 part[sample]
 
-    with pytest.raises(DataError, match=r"cat/5\.png"):
+    with pytest.raises(DataError) as caught:
         read_all()
+    assert caught.value.fields["path"] == place
     found = load_images(tmp_path, on_corrupt="skip")
     assert found.left_out == [place]
     assert parts_of(found) == (17, 2, 20)
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+    with refused("picture-unreadable", DataError, path=tmp_path):
         pictures.open_picture(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("path", "says"), [("nowhere", "does not exist"), ("file.png", "is a file")]
-)
-def test_a_path_that_is_no_directory_is_told(path: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["nowhere", "file.png"])
+def test_a_path_that_is_no_directory_is_told(path: str, tmp_path: Path) -> None:
     picture(tmp_path / "file.png")
-    with pytest.raises(DataError, match=says):
+    with refused("images-no-directory", DataError, path=tmp_path / path):
         load_images(tmp_path / path)
 
 

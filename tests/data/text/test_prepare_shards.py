@@ -334,7 +334,7 @@ def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
     with refused("shards-without-tokens", DataError, path=tmp_path / "out"):
         prepared(tmp_path / "out", [tmp_path / "a.jsonl"])
     for setting in ("processes", "shard_tokens"):
-        with refused("shards-setting-below-one", setting=setting, value=0):
+        with refused("setting-out-of-range", setting=setting, value=0):
             prepared(tmp_path / "out", [tmp_path / "a.jsonl"], **{setting: 0})
 
 

@@ -149,7 +149,7 @@ def test_a_file_that_is_none_is_refused_naming_the_line(records, code, fields, t
 @pytest.mark.parametrize(
     ("data", "code", "fields"),
     [
-        (json.dumps(ARC).encode() + b"\n{", "line-not-json", {"line": 2}),
+        (json.dumps(ARC).encode() + b"\n{", "line-not-json", {}),
         (b'{"query": "\xff"}', "text-not-utf-8", {"line": 1, "byte": 12}),
         (gzip.compress(b"x" * 999, mtime=0)[:-9], "file-truncated", {}),
     ],

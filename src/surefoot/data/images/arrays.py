@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
-from surefoot.data.text.files import open_unpacked
-from surefoot.errors import DataError
+from surefoot.data.text.files import open_unpacked, truncated
+from surefoot.errors import DataError, Setting
 from surefoot.seeding import stream_key
 
 SIDE = 32
@@ -21,7 +21,7 @@ TEST_FILE = "test_batch.bin"
 _ROW = 1 + 3 * SIDE * SIDE
 _BYTES = 0x08  # the IDX type code of unsigned bytes, the usual dtype of images
 _LARGEST_BYTES = 1 << 34  # the largest accepted size in a header
-_IDX_PARTS = {"training": "train", "test": "t10k"}
+_IDX_PREFIXES = ("train", "t10k")  # of training and test
 _IDX_KINDS = ("images-idx3", "labels-idx1")
 _DIGITS_TEST = 360  # test images of 1,797
 
@@ -52,17 +52,23 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     with open_unpacked(path := local_path(path, setting="path")) as file:
         content = np.frombuffer(file.read(), dtype=np.uint8)
     if len(content) == 0 or len(content) % _ROW:
-        raise DataError(
-            f"{path} is truncated, or is not in CIFAR-10's binary format: its {len(content)} bytes are not rows of {_ROW} bytes\n"
-            "  was a download or a copy interrupted? Fetch it again"
+        raise truncated(
+            path,
+            f"its {len(content)} bytes are not rows of {_ROW} bytes, CIFAR-10's binary format",
         )
     rows = content.reshape(-1, _ROW)
     labels = rows[:, 0]
     outside = np.flatnonzero(labels >= len(CLASSES))
     if outside.size:
+        row = int(outside[0])
         raise DataError(
-            f"{path}: row {outside[0]} has the label {labels[outside[0]]}, but CIFAR-10 has {len(CLASSES)} classes\n"
-            "  is it CIFAR-100, or another kind of file?"
+            "cifar-label-unknown",
+            problem=f"{path}: row {row} has the label {labels[row]}, and CIFAR-10 has"
+            f" {len(CLASSES)} classes",
+            reason="is it CIFAR-100, or another kind of file?",
+            path=path,
+            row=row,
+            label=int(labels[row]),
         )
     return np.ascontiguousarray(
         rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
@@ -75,9 +81,7 @@ def cifar_arrays(path: Path) -> Arrays:
     """
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
-        raise DataError(
-            f"{path} lacks files of CIFAR-10: {', '.join(missing)}\n  unpack cifar-10-binary.tar.gz again"
-        )
+        raise _incomplete(path, missing, cure="unpack cifar-10-binary.tar.gz again")
     images, labels = map(
         np.concatenate, zip(*(read_cifar(path / name) for name in TRAINING_FILES), strict=True)
     )
@@ -110,8 +114,13 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
             if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= 4:
                 likely = f"it holds {_kind_name(other)}, of {other} dimension(s): were images and labels swapped?"
             raise DataError(
-                f"{path} is not an IDX file of {_kind_name(dimensions)}: its first four bytes should be {expected}, found {actual}\n"
-                f"  {likely}"
+                "idx-of-another-kind",
+                problem=f"{path} is not an IDX file of {_kind_name(dimensions)}: its first four bytes"
+                f" should be {expected}, found {actual}",
+                reason=likely,
+                path=path,
+                magic=magic if len(header) >= 4 else None,
+                expected=expected,
             )
         sizes = [
             int.from_bytes(header[offset : offset + 4], "big")
@@ -120,16 +129,11 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
         stated = int(np.prod(sizes, dtype=object))
         stated_size = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
         if stated > _LARGEST_BYTES:  # refused before decompression
-            raise DataError(
-                f"{path} is damaged: {stated_size}, but at most {_LARGEST_BYTES} are allowed"
-            )
+            raise truncated(path, f"{stated_size}, but at most {_LARGEST_BYTES} are allowed")
         content = file.read(stated + 1)  # one byte more shows that a file is too long
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
-        short = len(content) <= stated
-        raise DataError(
-            f"{path} is {'truncated' if short else 'too long'}: {stated_size}, but it holds {len(content) if short else 'more'}\n"
-            "  was a download or a copy interrupted? Fetch it again"
-        )
+        held = str(len(content)) if len(content) <= stated else "more"
+        raise truncated(path, f"{stated_size}, but it holds {held}")
     return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
 
 
@@ -176,30 +180,43 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
     without a training image.
     """
     parts = []
-    for part, prefix in _IDX_PARTS.items():
+    for prefix in _IDX_PREFIXES:
         images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
         if images is None or labels is None:
             missing = [
-                kind
+                f"{prefix}-{kind}-ubyte"
                 for kind, path in zip(_IDX_KINDS, (images, labels), strict=True)
                 if path is None
             ]
-            raise DataError(
-                f"{folder} has no {' and '.join(f'{prefix}-{kind}-ubyte' for kind in missing)} (nor with .gz): the {part} part is missing\n"
-                "  MNIST and Fashion-MNIST have four files; put all of them into one directory"
+            raise _incomplete(
+                folder,
+                missing,
+                cure="MNIST and Fashion-MNIST have four files, plain or .gz; put all of them into"
+                " one directory",
             )
         pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
         if len(pixels) != len(numbers):
             raise DataError(
-                f"{images} has {len(pixels)} images, but {labels} has {len(numbers)} labels\n  fetch both again"
+                "idx-labels-not-of-images",
+                problem=f"{images} has {len(pixels)} images, and {labels} {len(numbers)} labels",
+                remedy="fetch both again",
+                images=len(pixels),
+                labels=len(numbers),
             )
         parts.append((labels, pixels[..., None], numbers.astype(np.int64)))
     (source, training, training_labels), (_, test, test_labels) = parts
     images_of = np.bincount(training_labels)
     if numbered and not images_of.all():
+        row, absent = int(training_labels.argmax()), int(images_of.argmin())
         raise DataError(
-            f"{source}: row {training_labels.argmax()} has the label {training_labels.max()}, but no image has the label "
-            f"{images_of.argmin()}: is the file damaged?\n  if the number of classes is right, name them: --data.classes"
+            "idx-label-without-image",
+            problem=f"{source}: row {row} has the label {training_labels[row]}, but no image has the"
+            f" label {absent}: is the file damaged?",
+            remedy=("if the number of classes is right, name them:", Setting("data.classes")),
+            path=source,
+            row=row,
+            label=int(training_labels[row]),
+            absent=absent,
         )
     return Arrays(
         training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of)))))
@@ -247,13 +264,24 @@ def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
     for directory in (folder, folder / "cifar-10-batches-py"):
         if (directory / "data_batch_1").is_file():
             raise DataError(
-                f"{directory} holds the Python version of CIFAR-10, which is pickled: loading it could run arbitrary code\n"
-                "  give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)"
+                "cifar-pickled",
+                problem=f"{directory} holds the Python version of CIFAR-10, which is pickled",
+                reason="loading it could run arbitrary code",
+                remedy="give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)",
+                path=directory,
             )
-    named = [
-        _idx_file(folder, prefix, kind) for prefix in _IDX_PARTS.values() for kind in _IDX_KINDS
-    ]
+    named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PREFIXES for kind in _IDX_KINDS]
     return idx_arrays(folder, numbered=numbered) if any(named) else None
+
+
+def _incomplete(folder: Path, missing: list[str], *, cure: str) -> DataError:
+    return DataError(
+        "image-files-missing",
+        problem=f"{folder} lacks {', '.join(missing)}",
+        remedy=cure,
+        path=folder,
+        missing=missing,
+    )
 
 
 def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.data.order import folded
-from surefoot.errors import ConfigError
+from surefoot.errors import out_of_range, together
 
 Pixels = NDArray[np.uint8]
 Bits = NDArray[np.uint64]
@@ -63,38 +63,18 @@ class Augmentation:
     randaugment_magnitude: int = 5
 
     def __post_init__(self) -> None:
-        problems = [
-            f"{name} = {value}: {wanted}"
-            for name, value, fits, wanted in (
-                (
-                    "crop_padding",
-                    self.crop_padding,
-                    self.crop_padding >= 0,
-                    "give 0 or more pixels per side",
-                ),
-                (
-                    "cutout",
-                    self.cutout,
-                    self.cutout >= 0,
-                    "give the square's side in pixels, or 0 for none",
-                ),
-                (
-                    "randaugment",
-                    self.randaugment,
-                    self.randaugment >= 0,
-                    "give 0 or more changes per image",
-                ),
-                (
-                    "randaugment_magnitude",
-                    self.randaugment_magnitude,
-                    0 <= self.randaugment_magnitude <= STRONGEST,
-                    f"give a value from 0 to {STRONGEST}",
-                ),
-            )
-            if not fits
-        ]
+        problems = []
+        for name, highest, meaning in (
+            ("crop_padding", math.inf, "0 or more pixels per side"),
+            ("cutout", math.inf, "the square's side in pixels, or 0 for none"),
+            ("randaugment", math.inf, "0 or more changes per image"),
+            ("randaugment_magnitude", STRONGEST, f"from 0 to {STRONGEST}"),
+        ):
+            value = getattr(self, name)
+            if not 0 <= value <= highest:
+                problems.append(out_of_range(f"augmentation.{name}", value, meaning))
         if problems:
-            raise ConfigError("augmentation: " + "\n  ".join(problems))
+            raise together(problems)
 
 
 def augment(

@@ -56,8 +56,11 @@ class ImageArrays:
     ) -> None:
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
             raise DataError(
-                f"images must be uint8 of shape (N, H, W, C) with N labels; found {images.dtype} {images.shape} and "
-                f"{len(labels)} labels"
+                "image-arrays-invalid",
+                problem="images must be uint8 of shape (N, H, W, C) with N labels; found"
+                f" {images.dtype} {images.shape} and {len(labels)} labels",
+                shape=list(images.shape),
+                labels=len(labels),
             )
         self.images, self.labels = (
             images,

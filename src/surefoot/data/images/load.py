@@ -43,7 +43,7 @@ from surefoot.data.images.picture import (
 from surefoot.data.order import Ids, permutation
 from surefoot.data.scan import printable
 from surefoot.data.text.files import check_parts
-from surefoot.errors import ConfigError, DataError, Setting
+from surefoot.errors import ConfigError, DataError, Setting, out_of_range
 from surefoot.seeding import stream_key
 
 
@@ -130,20 +130,10 @@ def load_images(
     (1293, 144, 360, 8)
     """
     if channels not in (None, 1, 3):
-        raise ConfigError(
-            "channels-unknown",
-            problem=f"channels = {channels}: give 1 for gray or 3 for color",
-            setting="data.channels",
-            value=channels,
-        )
+        raise out_of_range("data.channels", channels, "1 for gray or 3 for color")
     refuse_fraction(val_fraction)
     if size is not None and size < 1:
-        raise ConfigError(
-            "image-size-not-positive",
-            problem=f"data.size = {size}: give the side of images in pixels, 1 or more",
-            setting="data.size",
-            value=size,
-        )
+        raise out_of_range("data.size", size, "the side of images in pixels, 1 or more")
     if classes is not None and len(set(classes)) != len(classes):
         raise ConfigError(
             "class-named-twice",
@@ -231,11 +221,8 @@ def load_images(
 def refuse_fraction(val_fraction: float) -> None:
     """Raise `ConfigError` if a fraction for validation is not between 0 and 1."""
     if not 0 < val_fraction < 1:
-        raise ConfigError(
-            "val-fraction-out-of-range",
-            problem=f"data.val_fraction = {val_fraction}: give a fraction between 0 and 1, such as 0.1",
-            setting="data.val_fraction",
-            value=val_fraction,
+        raise out_of_range(
+            "data.val_fraction", val_fraction, "a fraction between 0 and 1, such as 0.1"
         )
 
 

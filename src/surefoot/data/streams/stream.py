@@ -11,7 +11,14 @@ from torch.utils.data import DataLoader
 
 from surefoot.config.keywords import known_keywords
 from surefoot.data.streams.rows import NotRecordableError, encode
-from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
+from surefoot.errors import (
+    ConfigError,
+    DataError,
+    Setting,
+    SurefootError,
+    first_line,
+    out_of_range,
+)
 from surefoot.memory import parsed_bytes
 
 _MIN_BYTES = 1_000_000
@@ -85,20 +92,10 @@ class Stream:
         if samples is not None and (
             isinstance(samples, bool) or not isinstance(samples, int) or samples < 1
         ):
-            raise ConfigError(
-                "stream-samples-invalid",
-                problem=f"samples = {samples!r}: the number of rows of an epoch, 1 or more, or None",
-                setting="samples",
-                value=samples,
-            )
+            raise out_of_range("samples", samples, "the number of rows of an epoch, or None")
         for keyword, function in (("encode_fn", encode_fn), ("decode_fn", decode_fn)):
             if function is not None and not callable(function):
-                raise ConfigError(
-                    "stream-function-not-callable",
-                    problem=f"{keyword} = {function!r} must be a function from a row to a row",
-                    setting=keyword,
-                    value=function,
-                )
+                raise out_of_range(keyword, function, "a function from a row to a row")
         _check_source(source)
 
     def __iter__(self) -> Iterator[Any]:

@@ -30,6 +30,7 @@ from surefoot.data.scan import (
 )
 from surefoot.data.text.files import (
     decode_utf8,
+    not_json,
     open_unpacked,
     refuse_nul,
     without_text,
@@ -407,13 +408,7 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:
-            raise DataError(
-                "line-not-json",
-                problem=f"{where} is not JSON: {problem}",
-                remedy="write one JSON object per line",
-                path=path,
-                line=number,
-            ) from problem
+            raise not_json(where, text, problem) from problem
 
 
 def _texts(path: Path, *, column: str, start: int, unused: set[str]) -> Iterator[str]:

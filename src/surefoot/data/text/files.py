@@ -30,7 +30,6 @@ _TABLES = {
     "turtledemo",
     "ensurepip",
 }  # generated tables and text, drawings
-INTERRUPTED = "was a download or a copy interrupted? Fetch it again"
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _LFS = b"version https://git-lfs.github.com/spec/v1"
@@ -87,12 +86,7 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
             else:
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
-        raise DataError(
-            "file-truncated",
-            problem=f"{path} is truncated or damaged: {problem}",
-            remedy=INTERRUPTED,
-            path=path,
-        ) from problem
+        raise truncated(path, problem) from problem
     except OSError as problem:
         raise DataError(
             "file-unreadable",
@@ -100,6 +94,26 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
             remedy="check its permissions, and that it was copied completely",
             path=path,
         ) from problem
+
+
+def truncated(path: Path, why: object) -> DataError:
+    """Return the error for a file that does not hold what its form promises."""
+    return DataError(
+        "file-truncated",
+        problem=f"{path} is truncated or damaged: {why}",
+        remedy="was a download or a copy interrupted? Fetch it again",
+        path=path,
+    )
+
+
+def not_json(where: str, text: str | bytes, problem: Exception) -> DataError:
+    """Return the error for a line that is not JSON."""
+    return DataError(
+        "line-not-json",
+        problem=f"{where} is not JSON: {problem}",
+        reason=f"it is {text[:60]!r}; expected one JSON object per line",
+        where=where,
+    )
 
 
 class _Unpacked(RawIOBase):

@@ -38,7 +38,7 @@ from surefoot.data.text.shards import (
     write_index,
     write_shard,
 )
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError, out_of_range
 from surefoot.tokenizers.bpe import BPETokenizer
 from surefoot.tokenizers.tokenizer import Tokenizer
 
@@ -99,12 +99,7 @@ def prepare_shards(
     processes = processes if processes is not None else os.cpu_count() or 1
     for setting, value in (("processes", processes), ("shard_tokens", shard_tokens)):
         if value < 1:
-            raise ConfigError(
-                "shards-setting-below-one",
-                problem=f"{setting} = {value} must be at least 1",
-                setting=setting,
-                value=value,
-            )
+            raise out_of_range(setting, value, "1 or more")
     if processes > 1:
         refuse_script_read_again()
     say = say or (lambda _: None)

@@ -24,6 +24,7 @@ from surefoot.data.scan import (
     scan_as_before,
 )
 from surefoot.data.text.files import check_parts
+from surefoot.data.translation.languages import of_one_language
 from surefoot.data.translation.part_files import (
     OTHER_LANGUAGES,
     OnEmpty,
@@ -127,13 +128,7 @@ def read_pairs(
             value=on_empty,
         )
     if source == target:
-        raise ConfigError(
-            "pairs-of-one-language",
-            problem=f"source and target are both {source!r}",
-            remedy="name two languages, as in the suffixes of the files",
-            setting="source",
-            value=source,
-        )
+        raise of_one_language(source)
     path = local_path(path, setting="path")
     reading = Reading(source, target, on_empty, as_meant=behavior >= PAIRS_AS_MEANT)
     validation = test = Part()

@@ -2,6 +2,8 @@
 
 import re
 
+from surefoot.errors import ConfigError
+
 # code, codes of three letters, name in English, name of its own; in lower case
 _LANGUAGES = """
 af afr afrikaans
@@ -103,3 +105,14 @@ def language_code(name: str) -> str | None:
     if region is not None:
         name = region[1]
     return _CODES.get(name)
+
+
+def of_one_language(name: str) -> ConfigError:
+    """Return the error for pairs whose source and target are the same language."""
+    return ConfigError(
+        "pairs-of-one-language",
+        problem=f"source and target are both {name!r}",
+        remedy="name two languages, such as en and de",
+        setting="source",
+        value=name,
+    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surefoot.data.leakage_check import Batch
 from surefoot.data.order import Ids
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError, out_of_range
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
 
 Tokens = NDArray[np.int32]
@@ -47,7 +47,11 @@ class TokenPairs:
     ) -> None:
         if len(sources) != len(targets):
             raise DataError(
-                f"{len(sources)} sources and {len(targets)} targets: each pair needs one of each"
+                "pairs-incomplete",
+                problem=f"{len(sources)} sources and {len(targets)} targets: each pair needs one of"
+                " each",
+                sources=len(sources),
+                targets=len(targets),
             )
         counts = np.array(
             [[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64
@@ -58,17 +62,20 @@ class TokenPairs:
         ):
             if limit is not None:
                 if limit < 2:
-                    raise ConfigError(
-                        f"{name} = {limit}: a sentence needs at least 2 tokens, its end token included"
-                    )
+                    raise out_of_range(name, limit, "2 tokens or more, with the end token")
                 fits &= counts[:, side] <= limit
         self.lengths: NDArray[np.int64] = counts[fits]
         self.left_out = int(len(fits) - fits.sum())
         if self.left_out and not fits.any():
+            shortest = [int(length) for length in counts.min(axis=0)]
             raise DataError(
-                f"all {self.left_out} pairs are longer than max_source_tokens = {max_source_tokens}"
-                f" and max_target_tokens = {max_target_tokens}\n"
-                f"  the shortest has {int(counts[:, 0].min())} and {int(counts[:, 1].min())}: raise the limits"
+                "pairs-all-too-long",
+                problem=f"all {self.left_out} pairs are longer than max_source_tokens ="
+                f" {max_source_tokens} and max_target_tokens = {max_target_tokens}",
+                reason=f"the shortest sentences have {shortest[0]} and {shortest[1]} tokens",
+                remedy="raise the limits",
+                pairs=self.left_out,
+                shortest=shortest,
             )
         indices = np.flatnonzero(fits).tolist()
         self.source, self.source_starts = _flat([sources[index] for index in indices], before=[])

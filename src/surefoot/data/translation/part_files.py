@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surefoot.data.scan import COMPRESSED, kind_of, printable
-from surefoot.data.text.files import decode_utf8, open_unpacked
+from surefoot.data.text.files import decode_utf8, not_json, open_unpacked
 from surefoot.data.translation.columns import header_columns, read_table, table_as_before
 from surefoot.errors import DataError, Setting
 from surefoot.tokenizers.tokenizer import encodable
@@ -186,12 +186,7 @@ def _of_json(line: str, where: str, reading: Reading, unused: Counter[str]) -> t
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise DataError(
-            "pairs-line-not-json",
-            problem=f"{where} is not JSON: {problem}",
-            reason=f"it is {line[:60]!r}",
-            where=where,
-        ) from problem
+        raise not_json(where, line, problem) from problem
     inner = record.get("translation", record) if isinstance(record, dict) else None
     languages = (reading.source, reading.target)
     if inner is None and isinstance(record, dict):  # {"translation": null}

@@ -8,8 +8,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.extras import needed_for
+from surefoot.data.translation.languages import of_one_language
 from surefoot.data.translation.part_files import Sentences
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, out_of_range
 
 if TYPE_CHECKING:
     from babel import Locale
@@ -83,12 +84,10 @@ def cldr_phrases(
     ('Tuesday, February 15, 2039', 'Dienstag, 15. Februar 2039')
     """
     if count < 1:
-        raise ConfigError(f"count = {count}: at least one phrase is needed")
+        raise out_of_range("count", count, "1 or more")
     languages = locale(source), locale(target)
     if languages[0] == languages[1]:
-        raise ConfigError(
-            f"source and target are both {source!r}: name two languages, such as en and de"
-        )
+        raise of_one_language(source)
     generator = Random(seed)
     turns = chain(*zip_longest(_times(), _names(languages), _amounts(languages)))
     kinds = [kind for kind in turns if kind is not None and _is_known(kind, languages)]
@@ -129,8 +128,11 @@ def locale(name: str) -> "Locale":
             [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
         )
         raise ConfigError(
-            f"no language {name!r} in Unicode's CLDR; similar names: {', '.join(near)}\n"
-            "  a language code has two or three letters, and a country if necessary: pt_BR"
+            "language-unknown",
+            problem=f"no language {name!r} in Unicode's CLDR; similar names: {', '.join(near)}",
+            reason="a language code has two or three letters, and a country if necessary: pt_BR",
+            value=name,
+            similar=[*near],
         ) from problem
 
 
