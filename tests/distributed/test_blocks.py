@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from refused import refused
 from surefoot.distributed.blocks import blocks_of
 from surefoot.errors import ConfigError
 from surefoot.models import GPT, GPTConfig, ResNet, Seq2Seq, Seq2SeqConfig
@@ -181,9 +182,12 @@ def test_blocks_are_named_by_module_class_or_pattern(
 
 def test_names_that_fit_nothing_are_told_together_with_the_nearest_ones() -> None:
     model = Model(layers=nn.ModuleList(several(Block, 2)))
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as caught:
         blocks_of(model, ["Blok", "layers.0", "stages"])
-    assert "named 'Blok'; did you mean Block?" in str(refused.value)
-    assert "named 'stages'\n  its repeated blocks: Block" in str(refused.value)
-    with pytest.raises(ConfigError, match="named ''"):
+    assert [problem.code for problem in caught.value.problems] == ["no-such-block"] * 2
+    assert [problem.fields for problem in caught.value.problems] == [
+        {"value": "Blok", "nearest": "Block"},
+        {"value": "stages", "nearest": None},
+    ]
+    with refused("no-such-block", value=""):
         blocks_of(model, [])

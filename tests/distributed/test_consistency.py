@@ -32,9 +32,8 @@ def of_other_settings() -> None:
 
 def test_ranks_of_other_configurations_are_refused_and_the_fields_named(ranks: Ranks) -> None:
     text = refusal(ranks.outcomes(ranks.start(2, of_other_settings)))
-    assert "different configurations" in text
-    assert "optimizer.name: rank 0 has 'adamw', rank 1 has 'sgd'" in text
-    assert "and" in text
+    assert "[ranks-of-different-settings]" in text
+    assert "optimizer.name" in text
 
 
 def of_other_data() -> None:
@@ -65,22 +64,20 @@ def of_another(which: str, values: list[Any], run_dir: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "values", "said"),
+    ("which", "values", "name"),
     [
-        ("micro_batch_size", [4, None], "micro_batch_size: rank 0 has 4, rank 1 has None"),
-        ("splits", [["a"], ["a", "b"]], "splits.b.data: rank 0 has none, rank 1 has 'tuple'"),
-        (
-            "model",
-            [16, 3],
-            "model.weight: rank 0 has 'float64 (16, 6)', rank 1 has 'float64 (3, 6)'",
-        ),
+        ("micro_batch_size", [4, None], "micro_batch_size"),
+        ("splits", [["a"], ["a", "b"]], "splits.b.data"),
+        ("model", [16, 3], "model.weight"),
     ],
 )
 def test_other_settings_are_found_before_ranks_wait_for_each_other(
-    ranks: Ranks, tmp_path: Path, which: str, values: list[Any], said: str
+    ranks: Ranks, tmp_path: Path, which: str, values: list[Any], name: str
 ) -> None:
     place = ranks.start(2, of_another, which=which, values=values, run_dir=str(tmp_path / "run"))
-    assert said in refusal(ranks.outcomes(place))
+    said = refusal(ranks.outcomes(place))
+    assert "[ranks-of-different-settings]" in said
+    assert name in said
 
 
 def failing_alone() -> None:

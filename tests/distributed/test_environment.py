@@ -58,11 +58,8 @@ def test_torchrun_that_srun_started_on_every_machine_is_believed() -> None:
 
 def test_torchruns_that_do_not_know_of_each_other_are_refused() -> None:
     alone = {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3"}
-    with pytest.raises(
-        ConfigError, match=r"(?s)srun started 11 launchers.*--nnodes 11 .*gpu001:29500"
-    ) as told:
+    with refused("launchers-apart", launchers=11, host="gpu001"):
         placed(THREE_MACHINES | alone)
-    assert len(str(told.value).splitlines()) <= 5
 
 
 def test_torchs_names_for_what_srun_says_change_nothing() -> None:
@@ -73,7 +70,7 @@ def test_torchs_names_for_what_srun_says_change_nothing() -> None:
 
 @pytest.mark.parametrize("said", [{"WORLD_SIZE": "8"}, {"WORLD_SIZE": "11", "RANK": "2"}])
 def test_torchs_names_for_another_place_than_sruns_are_refused(said: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"but Slurm reports task 9 of 11"):
+    with refused("rank-of-another-task", task=9, tasks=11):
         placed(THREE_MACHINES | said)
 
 
@@ -82,7 +79,7 @@ def test_mpirun_says_the_place_and_the_user_where_to_meet() -> None:
 
 
 def test_mpirun_without_a_meeting_place_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mpirun started 8 processes, but MASTER_ADDR is not set"):
+    with refused("mpirun-without-address", processes=8):
         placed(OPEN_MPI)
 
 

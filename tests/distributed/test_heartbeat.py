@@ -197,6 +197,7 @@ def test_a_broken_connection_is_explained_by_the_rank_that_broke_it(three: Ranks
     three.hearts[2].failed(DataError("sample 7 is broken"))
     found = three.hearts[1].cause(BROKEN)
     assert isinstance(found, RankLostError)
+    assert (found.code, found.fields["rank"]) == ("rank-lost", 2)
     assert "sample 7 is broken" in str(found)
 
 

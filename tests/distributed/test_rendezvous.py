@@ -18,11 +18,12 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from forked_ranks import alive
 from rank_processes import forks, on_ranks
+from refused import refused
 from surefoot.distributed import environment, rendezvous, world
 from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.tree_sum import TreeSum
-from surefoot.errors import ConfigError, RankLostError
+from surefoot.errors import RankLostError
 from waiting import wait_until
 
 pytestmark = forks
@@ -161,7 +162,7 @@ def test_a_rank_that_does_not_come_is_told_in_time(ranks, comes: str) -> None:
                     )
                 )
             return
-        with pytest.raises(ConfigError, match="rank 0 of 2 cannot find the other ranks"):
+        with refused("ranks-not-found", rank=0, ranks=2):
             world.joined("cpu")
 
     assert ranks(call) == [0, 0]
@@ -268,7 +269,7 @@ def test_a_rank_whose_launcher_is_gone_ends_where_nobody_listens(
 
     def call(rank: int) -> None:
         del rank
-        with pytest.raises(ConfigError, match=r"cannot find the other ranks: .*refused"):
+        with refused("ranks-not-found"):
             world.joined("cpu")
 
     assert both(call, environments) == [0, 0]

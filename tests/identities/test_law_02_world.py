@@ -411,9 +411,7 @@ def test_of_several_models_one_may_be_used_on_some_ranks_only_where_that_is_allo
 
 def test_gradients_of_several_models_are_added_up_once_a_step(came_to: CameTo) -> None:
     for said in came_to(2, "every"):
-        assert said.startswith(
-            "sync = every: gradients of several models (first, second) are reduced once"
-        )
+        assert said.endswith("[sync-every-with-several-models]")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import nn
 
 from surefoot.config.parallel import Strategy
 from surefoot.config.tree import nearest
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, SurefootError, together
 
 _LISTS = (nn.ModuleList, nn.ModuleDict)  # containers without a forward method
 _SMALL = 0.1  # parameters of a block class relative to the largest class; smaller lists hold heads
@@ -98,9 +98,7 @@ def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     }
     idle = [pattern for pattern, names in fitting.items() if not names]
     if idle or not patterns:
-        raise ConfigError(
-            "\n".join(_nothing_called(model, pattern, modules) for pattern in idle or [""])
-        )
+        raise together([_nothing_called(model, pattern, modules) for pattern in idle or [""]])
     chosen: dict[str, nn.Module] = {}
     for name in sorted(
         {name for names in fitting.values() for name in names}, key=list(modules).index
@@ -114,13 +112,16 @@ def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     return chosen
 
 
-def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> str:
+def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> SurefootError:
     meant = nearest(pattern, [*modules, *{type(module).__name__ for module in modules.values()}])
     kinds = list(dict.fromkeys(type(block).__name__ for block in _repeated(model).values()))
-    return f"blocks: {type(model).__name__} has no module or module class named {pattern!r}" + (
-        f"; did you mean {meant}?"
-        if meant
-        else f"\n  its repeated blocks: {', '.join(kinds) or 'none'}"
+    return ConfigError(
+        "no-such-block",
+        problem=f"blocks: {type(model).__name__} has no module or module class named {pattern!r}",
+        reason=None if meant else f"its repeated blocks: {', '.join(kinds) or 'none'}",
+        remedy=f"did you mean {meant}?" if meant else None,
+        value=pattern,
+        nearest=meant,
     )
 
 
@@ -155,12 +156,15 @@ def refuse_unshardable(model: nn.Module) -> None:
             if len(problems) <= 3
             else [*problems[:2], f"and {len(problems) - 2} more like these"]
         )
-        lines = [
-            f"parallel = fsdp: {type(model).__name__} cannot be sharded",
-            *first,
-            "or use --parallel ddp",
-        ]
-        raise ConfigError("\n  ".join(lines))
+        raise ConfigError(
+            "model-not-shardable",
+            problem=f"parallel = fsdp: {type(model).__name__} cannot be sharded",
+            reason="\n".join(first),
+            remedy=Setting("parallel", "ddp"),
+            setting="parallel",
+            value="fsdp",
+            count=len(problems),
+        )
 
 
 def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surefoot.config.durations import Every
 from surefoot.distributed.shards import held_of, plain_tensors, saved_state
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError, DivergedError
+from surefoot.errors import ConfigError, DivergedError, Remedy
 
 _LONG = 100  # items; longer sequences are compared by length
 _WIDE = 60  # characters of a value in a message
@@ -31,27 +31,29 @@ def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
     if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
         return
     first, *others = world.gathered(own)
-    problems = [
-        f"{name}: rank 0 has {_shortened(first, name)}, rank {rank} has {_shortened(other, name)}"
-        for rank, other in enumerate(others, 1)
-        for name in dict.fromkeys([*first, *other])
-        if first.get(name) != other.get(name)
-    ]
-    of_data = any(problem.startswith("data.sha256:") for problem in problems)
-    listed = problems if len(problems) <= 3 else [*problems[:2], f"and {len(problems) - 2} more"]
+    different: dict[str, None] = {}
+    problems = []
+    for rank, other in enumerate(others, 1):
+        for name in dict.fromkeys([*first, *other]):
+            if first.get(name) != other.get(name):
+                different[name] = None
+                values = (_shortened(first, name), _shortened(other, name))
+                problems.append(f"{name}: rank 0 has {values[0]}, rank {rank} has {values[1]}")
     if problems:
-        raise ConfigError(
-            "\n  ".join(
-                [
-                    "the ranks were started with different configurations",
-                    *listed,
-                    "start all ranks with the same command and files",
-                    *(
-                        ["seed the random numbers that make the data, as in torch.manual_seed(0)"]
-                        * of_data
-                    ),
-                ]
+        listed = problems
+        if len(problems) > 3:
+            listed = [*problems[:2], f"and {len(problems) - 2} more"]
+        remedies: list[Remedy] = ["start all ranks with the same command and files"]
+        if "data.sha256" in different:
+            remedies.append(
+                "seed the random numbers that make the data, as in torch.manual_seed(0)"
             )
+        raise ConfigError(
+            "ranks-of-different-settings",
+            problem="the ranks were started with different configurations",
+            reason="\n".join(listed),
+            remedy=remedies,
+            settings=[*different],
         )
 
 
@@ -184,10 +186,18 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
         for name, value in named[first][part].items():
             if named[rank][part][name] != value:
                 raise DivergedError(
-                    f"after step {step}, the weights of rank {rank} differ from rank {first}'s: {name} is the first different tensor\n"
-                    "  likely cause: code that changes weights or buffers on one rank only, or otherwise on each (if run.rank == 0: ...)\n"
-                    "  if the same command differs again, it is the code; if not, suspect the memory or the processor there\n"
-                    "  do not trust checkpoints since the last comparison: resume from an earlier one"
+                    "weights-differ-among-ranks",
+                    problem=f"after step {step}, the weights of rank {rank} differ from rank"
+                    f" {first}'s: {name} is the first different tensor",
+                    reason="likely cause: code that changes weights or buffers on one rank only, or"
+                    " otherwise on each (if run.rank == 0: ...)\nif the same command differs again,"
+                    " it is the code; if not, suspect the memory or the processor there",
+                    remedy="do not trust checkpoints since the last comparison: resume from an"
+                    " earlier one",
+                    after_step=step,
+                    rank=rank,
+                    other_rank=first,
+                    tensor=name,
                 )
 
 

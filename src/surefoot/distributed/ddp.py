@@ -23,7 +23,7 @@ from surefoot.distributed.used_parameters import (
     without_gradient,
 )
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 
 @dataclass
@@ -52,8 +52,12 @@ class Ddp:
         self.sums = Sums(self.world)
         if len(self.called) > 1 and self.parallel.sync == "every":
             raise ConfigError(
-                f"sync = every: gradients of several models ({', '.join(self.called)}) are reduced once per step\n"
-                "  leave it out, or use --parallel fsdp"
+                "sync-every-with-several-models",
+                problem=f"sync = every: gradients of several models ({', '.join(self.called)}) are"
+                " reduced once per step",
+                remedy=[("leave out", Setting("ddp.sync")), Setting("parallel", "fsdp")],
+                setting="ddp.sync",
+                value="every",
             )
         self.follow_trainable()
 
@@ -253,6 +257,11 @@ def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
         isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()
     ):
         kinds = ", ".join(type(model).__name__ for model in models.values())
-        raise ConfigError(f"sync_batch_norm: {kinds} has no batch normalization\n  leave it out")
+        raise ConfigError(
+            "sync-batch-norm-without-batch-norm",
+            problem=f"sync_batch_norm: {kinds} has no batch normalization",
+            remedy="leave it out",
+            setting="sync_batch_norm",
+        )
     convert = nn.SyncBatchNorm.convert_sync_batchnorm
     return {name: convert(model) for name, model in models.items()}  # type: ignore[no-untyped-call]

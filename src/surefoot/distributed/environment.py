@@ -96,8 +96,12 @@ def placed(environment: Mapping[str, str]) -> Placement:
         return _by_slurm(environment, task)
     if mpi is not None and "MASTER_ADDR" not in environment:
         raise ConfigError(
-            f"mpirun started {mpi.world_size} processes, but MASTER_ADDR is not set, so they cannot find each other\n"
-            "  try: mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ..., where HOST is the machine of rank 0"
+            "mpirun-without-address",
+            problem=f"mpirun started {mpi.world_size} processes, but MASTER_ADDR is not set",
+            reason="they cannot find each other",
+            remedy="type mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ..., where HOST is the"
+            " machine of rank 0",
+            processes=mpi.world_size,
         )
     return mpi or Placement()
 
@@ -183,16 +187,26 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
         rank = _number(environment, "RANK", source="WORLD_SIZE", default=task.rank)
         if (rank, size) != (task.rank, task.tasks):
             raise ConfigError(
-                f"RANK = {rank} and WORLD_SIZE = {size}, but Slurm reports task {task.rank} of {task.tasks}\n"
-                "  unset RANK and WORLD_SIZE: srun's own variables are enough"
+                "rank-of-another-task",
+                problem=f"RANK = {rank} and WORLD_SIZE = {size}, but Slurm reports task {task.rank}"
+                f" of {task.tasks}",
+                remedy="unset RANK and WORLD_SIZE: srun's own variables are enough",
+                rank=rank,
+                task=task.rank,
+                tasks=task.tasks,
             )
         return _by_slurm(environment, task)
     placement = _by_names(environment, _TORCHRUN, source="WORLD_SIZE")
     if task is not None and size == placement.local_world_size:
         raise ConfigError(
-            f"srun started {task.tasks} launchers, but this one knows only its own {size} processes: each would train alone\n"
-            f"  leave out the launcher: srun surefoot train ..., or give torchrun all machines: --nnodes {task.tasks}"
-            f" --rdzv-backend c10d --rdzv-endpoint {task.host}:29500"
+            "launchers-apart",
+            problem=f"srun started {task.tasks} launchers, but this one knows only its own {size}"
+            " processes",
+            reason="each would train alone",
+            remedy="leave out the launcher: srun surefoot train ..., or give torchrun all machines:"
+            f"\n--nnodes {task.tasks} --rdzv-backend c10d --rdzv-endpoint {task.host}:29500",
+            launchers=task.tasks,
+            host=task.host,
         )
     return placement
 
@@ -215,8 +229,13 @@ def _by_names(
     local_size = _number(environment, names[3], source=source, default=size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ConfigError(
-            f"{names[0]} = {rank} and {names[2]} = {local_rank} are out of range for {names[1]} = {size} and"
-            f" {names[3]} = {local_size}\n  was this shell started by a launcher? unset {names[1]}, or open a new shell"
+            "rank-out-of-range",
+            problem=f"{names[0]} = {rank} and {names[2]} = {local_rank} are out of range for"
+            f" {names[1]} = {size} and {names[3]} = {local_size}",
+            reason="was this shell started by a launcher?",
+            remedy=f"unset {names[1]}, or open a new shell",
+            rank=rank,
+            local_rank=local_rank,
         )
     return Placement(rank, size, local_rank, local_size, apart=_apart(environment, local_rank))
 
@@ -232,9 +251,14 @@ def _number(
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdigit()):
+        what = "not set" if text is None else repr(text)
         raise ConfigError(
-            f"the environment indicates {source}, but {name} is {'not set' if text is None else repr(text)}\n"
-            "  start several processes with --nproc N, torchrun, or srun; for one process, unset WORLD_SIZE"
+            "launcher-variable-unusable",
+            problem=f"the environment indicates {source}, but {name} is {what}",
+            remedy="start several processes with --nproc N, torchrun, or srun; for one process,"
+            " unset WORLD_SIZE",
+            name=name,
+            value=text,
         )
     return int(text)
 

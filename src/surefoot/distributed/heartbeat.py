@@ -204,7 +204,7 @@ class Heartbeat:
             return None
         self.awaited.set()
         self.named.wait(self.silent_s + 10 * self.every_s)
-        return None if self.lost is None else RankLostError(self._with_advice(self.lost))
+        return None if self.lost is None else self._error_of(self.lost)
 
     def speaks_of(self, problem: BaseException) -> bool:
         """Return whether this rank prints its error. Waits a moment for rank 0's error: if both
@@ -374,7 +374,7 @@ class Heartbeat:
         return self.spoken_for and not self.cut_off
 
     def _say(self, lost: Lost) -> None:
-        text = f"error: {self._with_advice(lost)}\n"
+        text = f"error: {self._error_of(lost)}\n"
         with suppress(OSError):  # nobody reads it
             if self._left_to_launcher and (self.logs is None or self.rank == 0):
                 return
@@ -404,9 +404,18 @@ class Heartbeat:
     def _error_of_main(self) -> str:
         return self.watch.known[0].error if 0 in self.watch.known else ""
 
-    def _with_advice(self, lost: Lost) -> str:
-        return lost.text + (
-            "" if self.logs is None else "\n  the same command continues from the newest checkpoint"
+    def _error_of(self, lost: Lost) -> RankLostError:
+        first, *more = (line.strip() for line in lost.text.splitlines())
+        remedy = None
+        if self.logs is not None:
+            remedy = "the same command continues from the newest checkpoint"
+        return RankLostError(
+            "rank-lost",
+            problem=first,
+            reason="\n".join(more) if more else None,
+            remedy=remedy,
+            rank=lost.rank,
+            step=lost.step,
         )
 
 

@@ -209,8 +209,11 @@ def _meet(device: torch.device, placement: Placement) -> None:
         if (lost := heartbeat.cause(problem)) is not None:
             raise lost from problem
         refusal = ConfigError(
-            f"rank {rank} of {size} cannot find the other ranks: {first_line(problem)}\n"
-            "  have all ranks started, and can they reach MASTER_ADDR and MASTER_PORT?"
+            "ranks-not-found",
+            problem=f"rank {rank} of {size} cannot find the other ranks: {first_line(problem)}",
+            reason="have all ranks started, and can they reach MASTER_ADDR and MASTER_PORT?",
+            rank=rank,
+            ranks=size,
         )
         heartbeat.failed(refusal)
         raise refusal from problem

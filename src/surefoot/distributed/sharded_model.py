@@ -29,7 +29,7 @@ from surefoot.distributed.rendezvous import replicated
 from surefoot.distributed.shards import Shard, held_of
 from surefoot.distributed.used_parameters import without_gradient
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 
 @dataclass
@@ -243,7 +243,12 @@ def shard_model(
     """
     if not hasattr(FSDPModule, "reset_iter_state"):
         raise ConfigError(
-            f"parallel = fsdp needs torch 2.13 or newer\n  this is torch {torch.__version__}\n  try: --parallel ddp, or a newer torch"
+            "fsdp-needs-newer-torch",
+            problem="parallel = fsdp needs torch 2.13 or newer",
+            reason=f"this is torch {torch.__version__}",
+            remedy=Setting("parallel", "ddp"),
+            setting="parallel",
+            value="fsdp",
         )
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel, exact=exact)

@@ -71,7 +71,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
     nodelist = next(filter(None, map(environment.get, named)), None)
     if nodelist is None:
         raise _refusal(
-            f"this is task {environment['SLURM_PROCID']} of a Slurm step, but {named[0]} is missing"
+            f"this is task {environment['SLURM_PROCID']} of a step, but {named[0]} is missing"
         )
     nodes = hosts(nodelist)
     on_nodes = _on_nodes(environment, tasks=tasks, nodes=len(nodes))
@@ -84,10 +84,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
             f" {where}"
         )
     if problem:
-        raise ConfigError(
-            f"Slurm's environment contradicts itself: {problem}\n"
-            "  was a variable exported by hand, or left over from another step? start again with srun"
-        )
+        raise _refusal(problem)
     return Task(
         rank=rank,
         tasks=tasks,
@@ -136,9 +133,7 @@ def tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         matched = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
         if matched is None:
-            raise _refusal(
-                f"Slurm's environment lists {text!r} tasks per machine, which does not have the form '4(x2),3'"
-            )
+            raise _refusal(f"{text!r} tasks per machine, which does not have the form '4(x2),3'")
         counts += repeat(int(matched[1]), int(matched[2] or 1))
     return counts
 
@@ -177,20 +172,21 @@ def _number(environment: Mapping[str, str], name: str, *, default: int | None = 
         return default
     if text is None or not (text.isascii() and text.isdigit()):
         raise _refusal(
-            f"this is a task of a Slurm step, but {name} is {'missing' if text is None else repr(text)}"
+            f"this is a task of a step, but {name} is {'missing' if text is None else repr(text)}"
         )
     return int(text)
 
 
 def _no_nodelist(text: str) -> ConfigError:
-    return _refusal(
-        f"Slurm's environment lists the machines {text!r}, which does not have the form 'gpu[001-003,007],login'"
-    )
+    return _refusal(f"the machines {text!r}, which do not have the form 'gpu[001-003,007],login'")
 
 
-def _refusal(problem: str) -> ConfigError:
+def _refusal(what: str) -> ConfigError:
     return ConfigError(
-        f"{problem}\n  start the processes with srun, and do not change its variables"
+        "slurm-environment-unusable",
+        problem=f"Slurm's environment cannot be used: {what}",
+        reason="was a variable exported by hand, or left over from another step?",
+        remedy="start the processes with srun, and do not change its variables",
     )
 
 
