@@ -19,7 +19,6 @@ from small_runs import build
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Check, Finding
 from surefoot.diagnose.history import History
-from surefoot.diagnose.merged_records import thinned
 from surefoot.diagnose.reading import MOST, RecordCollector
 from surefoot.run import live_findings
 from surefoot.run.live_findings import LiveFindings
@@ -226,7 +225,7 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
     def wrong(*_: Any) -> Any:
         raise TypeError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.merged_records.MergedRecords.halve", wrong)
+    monkeypatch.setattr("surefoot.diagnose.training_table.TrainingTable.halve", wrong)
     said: list[str] = []
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])
@@ -241,14 +240,16 @@ def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, boo
         for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
     ]
     held = RecordCollector(times=1)
-    held.kinds = {"train": thinned(pair)}
+    held.older.extend(pair)
+    held.older.halve(2)
     assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
 
 
 def test_thinned_records_have_the_same_findings() -> None:
     records = train(lambda place: falling(place) if place < 40 else 9.0)
     held = RecordCollector(times=1)
-    held.kinds = {"train": thinned(records)}
+    held.older.extend(records)
+    held.older.halve(len(records))
     assert "diverged" in [finding.name for finding in findings(held.history(described()))]
 
 

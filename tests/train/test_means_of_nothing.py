@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from refused import refused
 from scored_runs import build, rows
-from surefoot.diagnose.merged_records import MergedRecords, thinned
+from surefoot.diagnose.training_table import TrainingTable
 from surefoot.mean import Mean, means_of_sums
 from surefoot.metrics import ClassificationReport, accuracy, perplexity
 from surefoot.tracking.jsonl import records
@@ -68,11 +68,10 @@ def test_records_without_a_target_are_merged_into_those_with_some() -> None:
     lines: list[dict[str, Any]] = []
     for step, (loss, targets) in enumerate([(math.nan, 0.0), (2.0, 4.0), (1.0, 4.0)] * 2, start=1):
         lines.append({"kind": "train", "step": step, "loss": loss, "targets": targets})
-    merged = MergedRecords()
-    merged.append(lines)
-    merged.halve(len(lines))
-    assert merged.records() == thinned(lines)
-    assert [line["loss"] for line in merged.records()] == [2.0, 1.0, 1.5]
+    table = TrainingTable()
+    table.extend(lines)
+    table.halve(len(lines))
+    assert [record["loss"] for record in table.records()] == [2.0, 1.0, 1.5]
 
 
 # --- evaluations ----------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from surefoot.config.paths import run_path
 from surefoot.diagnose.history import History
-from surefoot.diagnose.merged_records import MergedRecords, thinned
 from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
+from surefoot.diagnose.training_table import TrainingTable
 from surefoot.tracking.columns import Columns, in_columns
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import (
@@ -79,7 +79,7 @@ class RecordCollector:
 
     def __init__(self, records: Iterable[Record] = (), *, times: int = 5) -> None:
         self.kinds: dict[str, list[Record]] = {}  # of training records, those after `older`
-        self.older = MergedRecords()
+        self.older = TrainingTable()
         self.times = times
         self.add_all(records)
 
@@ -97,12 +97,12 @@ class RecordCollector:
             of_kind.append(record)
             limit = self.times * MOST.get(kind, len(of_kind))
             if kind == "train" and self.older.count + len(of_kind) > limit:
-                self.older.append(of_kind)
+                self.older.extend(of_kind)
                 self.older.halve(self.older.count // 2)
                 of_kind.clear()
             elif len(of_kind) > limit:
                 older = len(of_kind) // 2 // 2 * 2
-                of_kind[:older] = thinned(of_kind[:older])
+                of_kind[:older] = map(_better, of_kind[:older:2], of_kind[1:older:2])
 
     def add(self, record: Record) -> None:
         """Keep one record, as `add_all` does."""
@@ -115,7 +115,7 @@ class RecordCollector:
             return
         latest, limit = self.kinds.setdefault("train", []), self.times * MOST["train"]
         if latest:
-            self.older.append(latest)
+            self.older.extend(latest)
             latest.clear()
         while len(part):
             free = limit + 1 - self.older.count
@@ -126,9 +126,10 @@ class RecordCollector:
 
     def by_kind(self) -> dict[str, list[Record]]:
         """Return all kept records by kind."""
-        return self.kinds | (
-            {"train": self.older.records() + self.kinds["train"]} if self.older.count else {}
-        )
+        older = self.older.records()
+        if not older:
+            return self.kinds
+        return self.kinds | {"train": [*older, *self.kinds.get("train", ())]}
 
     def history(self, described: RunDescription) -> History:
         """Return the collected records by kind, with the description of their run."""
@@ -155,3 +156,15 @@ class RecordCollector:
             data=data[-1] if data else {},
             resumed=tuple(record["step"] for record in resumed),
         )
+
+
+def _better(first: Record, second: Record) -> Record:
+    """Return the record with the lower first split loss, so that the best is kept; the second
+    record without such losses.
+    """
+    name = next((name for name in second if name.endswith("/loss")), "")
+    one = first.get(name)
+    other = second.get(name)
+    if isinstance(one, int | float) and isinstance(other, int | float) and one < other:
+        return first
+    return second
