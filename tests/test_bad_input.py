@@ -574,7 +574,7 @@ MISTAKEN: list[tuple[str, int, Callable[[], dict[str, Any]]]] = [
     ("[schedule-of-another-form]", 2, lambda: {"schedule": "cosine"}),
     ("batch_size = 64.0", 2, lambda: {"batch_size": 64.0}),
     (
-        "[optimizer-of-other-parameters]",
+        "[optimizer-instance-misfit]",
         2,
         lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
     ),

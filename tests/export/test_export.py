@@ -346,7 +346,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "unknown option --max-files: did you mean --max-file?",
         ),
         (["--model", "critic"], 2, "[model-not-in-run]"),
-        (["--layout", "gpt2"], 2, "[layout-without-gpt]"),
+        (["--layout", "gpt2"], 2, "[layout-of-another-model]"),
         (["--checkpoint", "last"], 2, "[setting-out-of-range]"),
         (["--checkpoint", "3"], 4, "[step-without-checkpoint]"),
         (["--out", "."], 2, "[export-into-run]"),
@@ -372,7 +372,7 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
 
 def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
     gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocab_size=257))
-    with refused("layout-of-another-family", family="modern"):
+    with refused("layout-of-another-model", value="gpt2"):
         sf.load(tmp_path / "run").export(layout="gpt2")
 
 

@@ -121,7 +121,7 @@ def test_float64_logits_stay_float64(ragged):
     ("logits", "targets"), [((2, 7, 3), (2, 3)), ((4, 3, 7), (3, 4)), ((4, 7), (5,))]
 )
 def test_shapes_that_do_not_fit_are_refused_with_both_named(logits, targets):
-    with refused("targets-misfit-logits", logits=logits, targets=targets):
+    with refused("targets-misfit", logits=logits, targets=targets):
         cross_entropy(torch.zeros(logits), torch.zeros(targets, dtype=torch.long))
 
 
@@ -186,8 +186,8 @@ def test_chunked_loss_with_nothing_to_count_has_zero_gradients(shape):
 @pytest.mark.parametrize(
     ("hidden", "head", "targets", "chunk", "code"),
     [
-        ((4, 5), (7, 6), (4,), 2, "targets-misfit-hidden-states"),
-        ((4, 5), (7, 5), (3,), 2, "targets-misfit-hidden-states"),
+        ((4, 5), (7, 6), (4,), 2, "targets-misfit"),
+        ((4, 5), (7, 5), (3,), 2, "targets-misfit"),
         ((4, 5), (7, 5), (4,), 0, "setting-out-of-range"),
     ],
 )

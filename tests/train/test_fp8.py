@@ -57,11 +57,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_does_not_multiply_in_8_bits_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with refused("fp8-without-hardware", device="cpu"):
+    with refused("precision-without-hardware", value="fp8", device="cpu"):
         built()
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA A100")
-    with refused("fp8-without-hardware", device="NVIDIA A100 (8.0)"):
+    with refused("precision-without-hardware", value="fp8", device="NVIDIA A100 (8.0)"):
         formats.precision("fp8", torch.device("cuda", 0))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (9, 0))
     assert formats.precision("fp8", torch.device("cuda", 0)).name == "fp8"

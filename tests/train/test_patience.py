@@ -512,8 +512,8 @@ def test_all_problems_are_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "setting"),
     [
-        ({"plateau": "min val/loss"}, "rule-of-another-class", "plateau"),
-        ({"early_stopping": 3}, "rule-of-another-class", "early_stopping"),
+        ({"plateau": "min val/loss"}, "setting-out-of-range", "plateau"),
+        ({"early_stopping": 3}, "setting-out-of-range", "early_stopping"),
         (
             {"early_stopping": sf.EarlyStopping("min val/same", 2)},
             "stopping-before-reduction",

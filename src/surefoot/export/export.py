@@ -113,14 +113,7 @@ def export(
             written = write_adapter(run, source, file, out, model=model)
             return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
         if layout == "transformers":
-            raise ConfigError(
-                "layout-of-another-recipe",
-                problem=f"layout = transformers: {run} was not started by surefoot train finetune",
-                reason="only this recipe trains a model of transformers",
-                remedy=Setting("layout", "native"),
-                setting="layout",
-                value=layout,
-            )
+            raise _layout_misfit(layout, f"{run} was not started by surefoot train finetune")
         tensors = [
             Written(name, each)
             for name, each in tensors_of_model.items()
@@ -228,31 +221,24 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
     return trained if weights == "trained" or averaged not in there else averaged
 
 
+def _layout_misfit(layout: str, why: str) -> ConfigError:
+    return ConfigError(
+        "layout-of-another-model",
+        problem=f"layout = {layout}: {why}",
+        remedy=Setting("layout", "native"),
+        setting="layout",
+        value=layout,
+    )
+
+
 def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
     try:
         shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
-        raise ConfigError(
-            "layout-without-gpt",
-            problem=f"layout = gpt2: {run} is not a run of surefoot train gpt",
-            reason="transformers has no class for its network",
-            remedy=Setting("layout", "native"),
-            setting="layout",
-            value="gpt2",
-        ) from problem
+        raise _layout_misfit("gpt2", f"{run} is not a run of surefoot train gpt") from problem
     if shape.family != "gpt2" or not shape.tie_embeddings:
         head = "" if shape.tie_embeddings else " with an untied head"
-        raise ConfigError(
-            "layout-of-another-family",
-            problem=f"layout = gpt2: a model of the family {shape.family}{head} is not a GPT-2",
-            remedy=[
-                Setting("layout", "native"),
-                ("train a GPT-2 with", Setting("model.family", "gpt2")),
-            ],
-            setting="layout",
-            value="gpt2",
-            family=shape.family,
-        )
+        raise _layout_misfit("gpt2", f"a model of the family {shape.family}{head} is not a GPT-2")
     tokenizer = run / "tokenizer.json"
     try:
         eos_id = (

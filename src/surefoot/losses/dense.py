@@ -2,6 +2,7 @@
 once.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,15 +37,9 @@ def cross_entropy(
     (1.3863, 3)
     """
     if logits.shape[:-1] != targets.shape:
-        raise ConfigError(
-            "targets-misfit-logits",
-            problem=f"cross_entropy: logits {tuple(logits.shape)} do not fit targets"
-            f" {tuple(targets.shape)}",
-            reason="their shapes are (..., classes) and (...)",
-            remedy="if classes are in dimension 1, as in images, pass logits.movedim(1, -1)",
-            logits=tuple(logits.shape),
-            targets=tuple(targets.shape),
-        )
+        cure = "if classes are in dimension 1, as in images, pass logits.movedim(1, -1)"
+        shapes = {"logits": logits, "targets": targets}
+        raise _misfit("cross_entropy", "(..., classes) and (...)", shapes, remedy=cure)
     total = _total(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
     return Mean(total, (targets != ignore_index).sum())
 
@@ -196,15 +191,23 @@ def refuse_misfits(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> None
     other.
     """
     if hidden.shape[:-1] != targets.shape or hidden.shape[-1] != head_weight.shape[-1]:
-        raise ConfigError(
-            "targets-misfit-hidden-states",
-            problem=f"cross-entropy: hidden {tuple(hidden.shape)}, head_weight"
-            f" {tuple(head_weight.shape)} and targets {tuple(targets.shape)} do not fit together",
-            reason="their shapes are (..., channels), (classes, channels) and (...)",
-            hidden=tuple(hidden.shape),
-            head_weight=tuple(head_weight.shape),
-            targets=tuple(targets.shape),
-        )
+        shapes = {"hidden": hidden, "head_weight": head_weight, "targets": targets}
+        form = "(..., channels), (classes, channels) and (...)"
+        raise _misfit("cross-entropy", form, shapes)
+
+
+def _misfit(
+    name: str, form: str, tensors: Mapping[str, Tensor], *, remedy: str | None = None
+) -> ConfigError:
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    listed = ", ".join(f"{key} {shape}" for key, shape in shapes.items())
+    return ConfigError(
+        "targets-misfit",
+        problem=f"{name}: these shapes do not fit together: {listed}",
+        reason=f"they are {form}",
+        remedy=remedy,
+        **shapes,
+    )
 
 
 def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothing: float) -> Tensor:

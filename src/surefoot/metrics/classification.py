@@ -54,7 +54,6 @@ def accuracy(
             reason="the second dimension of outputs must be the classes",
             remedy="if classes are last, use: lambda outputs, targets:"
             " sf.metrics.accuracy(outputs.movedim(-1, 1), targets)",
-            metric="accuracy",
             outputs=tuple(outputs.shape),
             targets=tuple(targets.shape),
         )

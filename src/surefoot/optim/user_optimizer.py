@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from surefoot.distributed.shards import holders
-from surefoot.errors import ConfigError, Remedy, first_line, line_of_user
+from surefoot.errors import ConfigError, first_line, line_of_user
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_of
 from surefoot.optim.param_groups import Group
 
@@ -158,41 +158,36 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
     instead = f"pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
     parameters = [each for group in groups for each in group.parameters]
     own = [each for group in optimizer.param_groups for each in group["params"]]
-    if is_rebuilt or holders(parameters) is not None:
-        why = (
-            "parameters were unfrozen during training"
-            if is_rebuilt
-            else "FSDP replaces the parameters by shards"
-        )
-        raise ConfigError(
-            "optimizer-not-rebuilt",
-            problem=f"optimizer: a {name} that is already built cannot be rebuilt",
+
+    def misfit(what: str, why: str, *cures: str) -> ConfigError:
+        return ConfigError(
+            "optimizer-instance-misfit",
+            problem=f"optimizer: the {name} that is already built {what}",
             reason=why,
-            remedy=instead,
+            remedy=[instead, *cures],
             setting="optimizer",
             value=name,
+            found=what,
         )
+
+    if is_rebuilt:
+        raise misfit("cannot be rebuilt", "parameters were unfrozen during training")
+    if holders(parameters) is not None:
+        raise misfit("cannot be rebuilt", "FSDP replaces the parameters by shards")
     members, names = {*own}, [each for group in groups for each in group.names]
     missing = [
         each for each, parameter in zip(names, parameters, strict=True) if parameter not in members
     ]
     strange = [each for each in members.difference(parameters) if each.requires_grad]
-    if missing or strange:
-        what = "trains parameters that are not the model's"
-        remedies: list[Remedy] = [instead]
-        if missing:
-            what = f"does not train {missing[0]}"
-            remedies.append("freeze what it leaves out by requires_grad_(False)")
-        raise ConfigError(
-            "optimizer-of-other-parameters",
-            problem=f"optimizer: the {name} that is already built {what}",
-            reason="it must have the parameters of the nn.Module that is passed as model=; a"
-            " function as model= builds another one",
-            remedy=remedies,
-            setting="optimizer",
-            value=name,
-            missing=missing,
-        )
+    why = (
+        "it must have the parameters of the nn.Module that is passed as model=; a function as"
+        " model= builds another one"
+    )
+    if missing:
+        cure = "freeze what it leaves out by requires_grad_(False)"
+        raise misfit(f"does not train {missing[0]}", why, cure)
+    if strange:
+        raise misfit("trains parameters that are not the model's", why)
     wrong = [
         each
         for each in own
@@ -200,16 +195,8 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
         if _is_elsewhere(entry, each)
     ]
     if wrong:
-        raise ConfigError(
-            "optimizer-state-elsewhere",
-            problem=f"optimizer: the {name} that is already built has its state on another device"
-            f" than {wrong[0].device}",
-            reason="the run moved the model there",
-            remedy=[instead, "move the model before you build it"],
-            setting="optimizer",
-            value=name,
-            device=str(wrong[0].device),
-        )
+        what = f"has its state on another device than {wrong[0].device}"
+        raise misfit(what, "the run moved the model there", "move the model before you build it")
     for group in optimizer.param_groups:
         initial = group.setdefault("initial_lr", group["lr"])
         # an earlier run changed `lr`; a scheduler of the user's code starts with what it set

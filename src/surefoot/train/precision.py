@@ -207,14 +207,7 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _refuse_tf32(device: torch.device) -> None:
     if device.type not in ("cuda", "meta"):
-        raise ConfigError(
-            "tf32-without-cuda",
-            problem=f"precision = tf32 needs a CUDA device, not {device.type}",
-            remedy=Setting("precision", "fp32"),
-            setting="precision",
-            value="tf32",
-            device=device.type,
-        )
+        raise _without_hardware("tf32", "a CUDA device", device.type, instead="fp32")
 
 
 def _refuse_fp8(device: torch.device) -> None:
@@ -223,16 +216,19 @@ def _refuse_fp8(device: torch.device) -> None:
         capability = torch.cuda.get_device_capability(device)
         device_name = f"{torch.cuda.get_device_name(device)} ({capability[0]}.{capability[1]})"
     if device.type != "meta" and capability < _FP8_FROM:
-        least = f"{_FP8_FROM[0]}.{_FP8_FROM[1]}"
-        raise ConfigError(
-            "fp8-without-hardware",
-            problem=f"precision = fp8 needs a GPU of compute capability {least} or more; this"
-            f" device is {device_name}",
-            remedy=Setting("precision", "bf16"),
-            setting="precision",
-            value="fp8",
-            device=device_name,
-        )
+        needs = f"a GPU of compute capability {_FP8_FROM[0]}.{_FP8_FROM[1]} or more"
+        raise _without_hardware("fp8", needs, device_name, instead="bf16")
+
+
+def _without_hardware(name: str, needs: str, device: str, *, instead: str) -> ConfigError:
+    return ConfigError(
+        "precision-without-hardware",
+        problem=f"precision = {name} needs {needs}; this device is {device}",
+        remedy=Setting("precision", instead),
+        setting="precision",
+        value=name,
+        device=device,
+    )
 
 
 # All precisions by name; "auto" becomes one of them when a run begins

@@ -71,15 +71,8 @@ def _rule(value: Any, *, setting: str) -> None:
     several = setting == "early_stopping" and isinstance(value, list | tuple)
     for each in value if several else [value]:
         if not isinstance(each, rule):
-            raise ConfigError(
-                "rule-of-another-class",
-                problem=f"{setting} = {value!r} must be an object of the class {rule.__name__}",
-                reason="the rule needs a metric to monitor, and a number of evaluations to wait for"
-                " an improvement",
-                remedy=f'write {setting}=sf.{rule.__name__}("min val/loss", patience=3)',
-                setting=setting,
-                value=value,
-            )
+            meaning = f'such as sf.{rule.__name__}("min val/loss", patience=3)'
+            raise out_of_range(setting, value, meaning)
 
 
 def _unit(value: Any, *, setting: str) -> None:
@@ -110,13 +103,8 @@ def _splits(value: Any, *, setting: str) -> None:
 
 def _derived(value: Any, *, setting: str) -> None:
     if not isinstance(value, Mapping) or not all(map(callable, value.values())):
-        raise ConfigError(
-            "derived-not-functions",
-            problem=f"{setting} = {value!r} must map names to functions",
-            remedy=f'write {setting}={{"perplexity": sf.metrics.perplexity}}',
-            setting=setting,
-            value=value,
-        )
+        meaning = 'functions by name, such as {"perplexity": sf.metrics.perplexity}'
+        raise out_of_range(setting, value, meaning)
     refuse_own(value)
 
 
