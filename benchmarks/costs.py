@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
 
-import numpy as np
 import torch
 from growing import checks, feed, plan, read, resume, save, start
 from growing.told import Told
 from loops.conditions import reported
+
+from surefoot.report.charts import Chart, Line
+from surefoot.report.figures import picture
 
 COSTS: dict[str, Callable[..., Told]] = {
     "resume": resume.told,
@@ -62,58 +63,36 @@ def main() -> None:
         f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"
     )
     if arguments.picture is not None:
-        draw(found, arguments.picture)
+        arguments.picture.write_text(picture(charts(found), title=""), encoding="utf-8")
     for told in found.values():
         print(told.last)
 
 
-def draw(found: Mapping[str, Told], path: Path) -> None:
-    """A field for each cost: curves on logarithmic axes, or bars where there is nothing that
-    grows.
-    """
-    from matplotlib.figure import Figure
-
-    from surefoot.report.figures import COLORS, drawing
-
-    with drawing():
-        columns = min(3, len(found))
-        rows = -(-len(found) // columns)
-        figure: Any = Figure(figsize=(4.0 * columns, 2.9 * rows), layout="constrained")
-        fields = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes in fields[len(found) :]:
-            axes.remove()
-        for axes, told in zip(fields, found.values(), strict=False):
-            axes.set_title(told.title, loc="left", fontsize=10, fontweight="bold")
-            axes.grid(visible=True, color="0.9", linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-            if told.x:
-                lines(axes, told, COLORS)
-            else:
-                bars(axes, told, COLORS[0])
-        figure.savefig(path, metadata={"Date": None})
-
-
-def lines(axes: Any, told: Told, colours: Any) -> None:
-    for place, (name, points) in enumerate(told.curves.items()):
-        axes.loglog(
-            *np.array(points).T, "o-", color=colours[place], markersize=4, linewidth=1.6, label=name
+def charts(found: Mapping[str, Told]) -> list[Chart]:
+    """A chart on logarithmic axes for each cost that grows with something."""
+    drawn = []
+    for name, told in found.items():
+        if not told.x:
+            continue
+        lines = [
+            Line(curve, tuple((float(x), float(y)) for x, y in points), series, dots=True)
+            for series, (curve, points) in enumerate(told.curves.items())
+        ]
+        values = [y for line in lines for _, y in line.points]
+        least = min(*values, max(values) / 100)  # what is flat looks flat
+        drawn.append(
+            Chart(
+                name,
+                told.title,
+                tuple(lines),
+                scale="log",
+                x_scale="log",
+                x_name=told.x,
+                note=told.y,
+                within=(least / 1.5, max(values) * 1.5),
+            )
         )
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, high / 100), high * 1.5)  # what is flat looks flat
-    axes.set_xlabel(told.x)
-    axes.set_ylabel(told.y)
-    axes.legend(frameon=False, fontsize=8)
-
-
-def bars(axes: Any, told: Told, colour: Any) -> None:
-    names = list(told.curves)
-    values = [points[0][1] for points in told.curves.values()]
-    axes.barh(names, values, color=colour)
-    axes.invert_yaxis()
-    axes.set_xlabel(told.y)
-    axes.bar_label(axes.containers[0], fmt="%.2f", padding=3, fontsize=8)
-    axes.margins(x=0.15)
+    return drawn
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ terminal shows its end.
     python benchmarks/resumed_picture.py [--length "550 steps"]
 
 A few minutes on two cores. The terminal is a pseudo-terminal of 80 columns; what it shows at the
-end is drawn, in its colors, with matplotlib's monospaced font. `make pictures ONLY=resumed` calls
-it.
+end is drawn, in its colors, with the font DejaVu Sans Mono of the system. `make pictures ONLY=resumed`
+calls it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import termios
 from pathlib import Path
 
 import pyte
-from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
 COLUMNS, LINES = 80, 400
@@ -95,7 +94,7 @@ def typed(line: str) -> Letters:
 
 def draw(lines: list[Letters], path: Path) -> None:
     """Write lines as a picture."""
-    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 14)
+    font = ImageFont.truetype("DejaVuSansMono.ttf", 14)
     letter_wide = font.getlength("M")
     wide = letter_wide * max(len(text_of(line)) for line in lines)
     high, border = 19, 14

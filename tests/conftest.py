@@ -24,8 +24,8 @@ os.environ["RES_OPTIONS"] = (
     "timeout:1 attempts:1"
 )
 
-# surefoot's cache is an empty directory, which is removed at the end. Only matplotlib uses the
-# user's cache: it makes its list of fonts there once, which takes seconds.
+# surefoot's cache is an empty directory, which is removed at the end. torchmetrics imports
+# matplotlib where that is installed, which makes its list of fonts once, in seconds.
 os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = _CACHE = mkdtemp(prefix="surefoot-cache-")
 

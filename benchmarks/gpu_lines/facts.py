@@ -21,7 +21,7 @@ RUNTIME = (
     "tyro",
     "tokenizers",
     "jinja2",
-    "matplotlib",
+    "resvg_py",
     "tensorboard",
 )
 WANTED = (*RUNTIME, "pytest", "hypothesis")

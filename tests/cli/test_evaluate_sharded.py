@@ -177,11 +177,8 @@ def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
 
 
 def test_compare_puts_a_sharded_run_beside_one_of_one_process(
-    runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        "surefoot.report.figures.draw", lambda charts, path, *, title: []
-    )  # the table is the claim
     main(
         ["compare", str(runs / "sharded"), str(runs / "alone"), "--out", str(tmp_path / "compared")]
     )

@@ -177,7 +177,7 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(
     assert "(default: adamw)" in printed(capsys, "train", "gpt", "--preset", "small", "--help")
 
 
-HEAVY = "torch numpy tyro rich tomlkit matplotlib safetensors surefoot.run.run surefoot.config"
+HEAVY = "torch numpy tyro rich tomlkit resvg_py safetensors surefoot.run.run surefoot.config"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)

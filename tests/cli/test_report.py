@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
+from surefoot.report.figures import RASTERIZER
 from surefoot.tracking.panels import ConfusionMatrix
 from surefoot.tracking.panels_file import Panels
 from written_runs import falling, written
@@ -53,6 +54,7 @@ def test_several_runs_are_one_page_here_or_where_it_is_wished(
 
 
 def test_the_picture_lies_beside_the_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(RASTERIZER)
     main(["report", "a", "--png"])
     assert capsys.readouterr().out.splitlines()[1:] == [
         "written: runs/a/report.png",

@@ -353,9 +353,6 @@ def test_texts_of_a_run_cannot_steer_the_terminal(
     of the text.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        "surefoot.cli.compare_runs.draw", lambda *_: []
-    )  # the picture takes a second
     steps = range(1, 60)
     records = [{"kind": "train", "step": step, "loss": float(step), "lr": 0.1} for step in steps]
     records += [{"kind": "eval", "step": step, f"val{ESCAPE}/loss": float(step)} for step in steps]

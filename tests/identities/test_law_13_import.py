@@ -21,7 +21,7 @@ PROBE = f"""
 before = everything()
 @CODE@
 changed = changed_since(before)
-heavy = [name for name in ("torch", "numpy", "safetensors", "tensorboard", "tyro", "tomlkit", "rich", "matplotlib") if name in sys.modules]
+heavy = [name for name in ("torch", "numpy", "safetensors", "tensorboard", "tyro", "tomlkit", "rich", "resvg_py") if name in sys.modules]
 print(json.dumps({{"changed": changed, "heavy": heavy}}))
 """
 

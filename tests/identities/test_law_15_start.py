@@ -23,7 +23,7 @@ UNUSED = (
     *(
         "sklearn",
         "scipy",
-        "matplotlib",
+        "resvg_py",
         "pandas",
         "transformers",
         "datasets",

@@ -1,25 +1,21 @@
-"""Schedules in pictures: the same bytes each time, marks where they belong, and nothing of
-matplotlib left behind; 4 seconds.
-"""
+"""Schedules in pictures: the same bytes each time, and marks where they belong; 2 seconds."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
-import matplotlib as mpl
-import numpy as np
 import pytest
-from PIL import Image
 
 import surefoot as sf
+from refused import refused
 from surefoot.config.durations import Length
+from surefoot.config.extras import is_installed
 from surefoot.plan import schedule_plot
 from surefoot.plan.schedule_plot import trace_schedules
-from surefoot.report import figures
+from surefoot.report.figures import RASTERIZER
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
 
@@ -40,47 +36,25 @@ def drawn(
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The picture of `SOME`, and that drawing it has changed nothing of matplotlib."""
-    before = dict(mpl.rcParams)
-    files = drawn(tmp_path_factory.mktemp("pictures") / "one")
-    assert dict(mpl.rcParams) == before
-    return files
+    """The picture of `SOME`."""
+    return drawn(tmp_path_factory.mktemp("pictures") / "one")
 
 
-@pytest.mark.slow
 def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path) -> None:
     other = drawn(tmp_path / "two" / "other.svg")
-    assert [path.name for path in (*one, *other)] == [
-        "one.png",
-        "one.svg",
-        "other.png",
-        "other.svg",
-    ]
+    names = ["one.png", "one.svg", "other.png", "other.svg"]
+    if not is_installed(RASTERIZER):
+        names = ["one.svg", "other.svg"]
+    assert [path.name for path in (*one, *other)] == names
     for first, second in zip(one, other, strict=True):
         assert first.read_bytes() == second.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "number", [3, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 5))]
-)
-def test_a_picture_is_a_thousand_pixels_wide_and_not_empty(
-    number: int, one: list[Path], tmp_path: Path
-) -> None:
-    schedules: dict[str, Schedule | Joined] = {
-        f"linear {floor}": sf.schedules.linear(9, floor / 10) for floor in range(number)
-    }
-    with Image.open(
-        (one if number == len(SOME) else drawn(tmp_path / "it", schedules))[0]
-    ) as picture:
-        assert picture.width == 1000
-        assert len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 50
 
 
 @pytest.mark.parametrize("rate", [None, 0.004])
 def test_each_schedule_is_told_with_its_marks(
     rate: float | None, one: list[Path], tmp_path: Path
 ) -> None:
-    text = (one if rate is None else drawn(tmp_path / "it", rate=rate))[1].read_text()
+    text = (one if rate is None else drawn(tmp_path / "it", rate=rate))[-1].read_text()
     told = re.findall(r">([^<>\n]+)</text>", text)
     unit = rate or 1.0
     for trace in trace_schedules(SOME, Length(steps=200, samples_per_epoch=1, batch_size=1)):
@@ -109,66 +83,11 @@ def test_both_sides_of_a_jump_are_drawn_however_few_the_points(
     assert max(points.values()) == 1.0
 
 
-def test_no_two_of_many_curves_look_alike() -> None:
-    length = Length(steps=10, samples_per_epoch=1, batch_size=1)
-    together = schedule_plot.charts(
-        trace_schedules({f"{place}": sf.schedules.linear() for place in range(35)}, length),
-        rate=1.0,
-    )[0]
-    styles = {line.series % (len(figures.COLORS) * len(figures.DASHES)) for line in together.lines}
-    assert len(styles) == 35
-
-
-def linear_light(colour: str) -> np.ndarray:
-    """sRGB to linear light: IEC 61966-2-1."""
-    channels = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
-    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-
-
-# what someone without cones of one kind sees: Machado et al. 2009, table 1, severity 1
-BLIND = {
-    "none": np.eye(3),
-    "protanopia": np.array(
-        [
-            [0.152286, 1.052583, -0.204868],
-            [0.114503, 0.786281, 0.099216],
-            [-0.003882, -0.048116, 1.051998],
-        ]
-    ),
-    "deuteranopia": np.array(
-        [
-            [0.367322, 0.860646, -0.227968],
-            [0.280085, 0.672501, 0.047413],
-            [-0.011820, 0.042940, 0.968881],
-        ]
-    ),
-    "tritanopia": np.array(
-        [
-            [1.255528, -0.076749, -0.178779],
-            [-0.078411, 0.930809, 0.147602],
-            [0.004733, 0.691367, 0.303900],
-        ]
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", BLIND)
-def test_colours_next_to_each_other_are_told_apart_without_one_kind_of_cones(kind: str) -> None:
-    colours = [BLIND[kind] @ linear_light(colour) for colour in figures.COLORS]
-    assert min(np.linalg.norm(one - other) for one, other in pairwise(colours)) > 0.1
-    white = BLIND[kind] @ np.ones(3)
-    assert min(np.linalg.norm(white - one) for one in colours) > 0.4
-
-
-def test_no_window_system_is_asked_for_and_importing_surefoot_imports_no_matplotlib(
-    tmp_path: Path,
-) -> None:
+def test_drawing_schedules_needs_no_torch(tmp_path: Path) -> None:
     code = f"""
 import sys
 import surefoot as sf
-assert "matplotlib" not in sys.modules
 sf.plan.plot_schedules({{"linear": sf.schedules.linear()}}, "10 steps", out={str(tmp_path / "it")!r})
-assert "matplotlib.pyplot" not in sys.modules
 assert "torch" not in sys.modules
 """
     ended = subprocess.run(
@@ -177,13 +96,23 @@ assert "torch" not in sys.modules
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_png_that_is_asked_for_by_name_needs_its_rasterizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.config.extras.is_installed", lambda module: False)
+    with pytest.raises(sf.ConfigError):
+        drawn(tmp_path / "it.png")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
-    ("schedules", "length", "out", "says"),
+    ("schedules", "length", "out", "code"),
     [
         ({}, "10 steps", "it", "plot-without-schedules"),
         (SOME, "2 epochs", "it", "epochs-without-data"),
-        ({"late": sf.schedules.constant(10)}, "10 steps", "it", "late: schedule.warmup = 10 steps"),
-        ({"flat": sf.schedules.constant()}, "10 steps", "file/it", "choose another path"),
+        ({"late": sf.schedules.constant(10)}, "10 steps", "it", "schedule-warmup-too-long"),
+        ({"flat": sf.schedules.constant()}, "10 steps", "file/it", "file-not-writable"),
+        ({"flat": sf.schedules.constant()}, "10 steps", ".", "file-not-writable"),
         ({"flat": sf.schedules.constant()}, "10 steps", "", "path-empty"),
     ],
 )
@@ -191,12 +120,12 @@ def test_what_cannot_be_drawn_is_refused(
     schedules: dict[str, Schedule | Joined],
     length: str,
     out: str,
-    says: str,
+    code: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("kept")
-    with pytest.raises(sf.ConfigError, match=says):
+    with refused(code):
         sf.plan.plot_schedules(schedules, length, out=out)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -74,7 +74,13 @@ def test_numbers_that_are_not_finite_can_be_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [((5.0, 2.0),), ((0.0, 0.0), (9.0, 0.0)), ((1.0, 1e-300), (2.0, 1e300))]
+    "points",
+    [
+        ((5.0, 2.0),),
+        ((0.0, 0.0), (9.0, 0.0)),
+        ((1.0, 1e-300), (2.0, 1e300)),
+        ((1.0, 5e-324), (2.0, 1e300)),
+    ],
 )
 def test_axes_hold_every_point(points: tuple[tuple[float, float], ...]) -> None:
     found = axes(chart(Line("a", points)))
@@ -86,6 +92,8 @@ def test_axes_hold_every_point(points: tuple[tuple[float, float], ...]) -> None:
     assert vertical.low <= min(y for _, y in points) <= max(y for _, y in points) <= vertical.high
     assert horizontal.low < horizontal.high
     assert vertical.low < vertical.high
+    assert [0 <= vertical.position(y) <= 1 for _, y in points] == [True] * len(points)
+    assert svg(chart(Line("a", points))) != ""
 
 
 def test_what_is_marked_beyond_the_last_point_stands_where_it_happened() -> None:

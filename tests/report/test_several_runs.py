@@ -1,5 +1,5 @@
-"""Several runs on one page: overlaid curves, only the settings that differ, the best of each score;
-and as a picture; 2 seconds.
+"""Several runs on one page: overlaid curves, only the settings that differ, the best of each score; 2
+seconds.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from pages import Elements, titles
-from surefoot.report.figures import draw
-from surefoot.report.run_charts import charts
 from surefoot.report.series import read_reported_run
 from surefoot.report.several_runs import labels, page_values
 from surefoot.report.write import page_of
@@ -85,11 +83,3 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert labels(several) == ["a/run", "b/run"]
     again = [read_reported_run(written(tmp_path / f"lr=1,width={n}", [train(1)])) for n in (8, 16)]
     assert labels(again) == ["width=8", "width=16"]
-
-
-@pytest.mark.slow
-def test_the_picture_has_the_same_bytes_each_time(runs: list[Path], tmp_path: Path) -> None:
-    drawn = charts(read_reported_run(runs[0]))[:2]
-    first = [file.read_bytes() for file in draw(drawn, tmp_path / "one", title="slow")]
-    assert first == [file.read_bytes() for file in draw(drawn, tmp_path / "two", title="slow")]
-    assert [data[:4] for data in first] == [b"\x89PNG", b"<?xm"]

@@ -4,16 +4,14 @@ has its own sentence. (1 s)
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from PIL import Image
 
 import surefoot as sf
 from in_one import in_one
 from refused import refused
 from surefoot.errors import Setting
+from surefoot.report.figures import picture
 from surefoot.tune.lr_range_test import (
     Curve,
     LRRangeTest,
@@ -23,7 +21,7 @@ from surefoot.tune.lr_range_test import (
     smoothed,
     suggest,
 )
-from surefoot.tune.lr_search import chart_of, draw
+from surefoot.tune.lr_search import chart_of
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
 NOISE = np.random.default_rng(0).normal(size=len(RATES))
@@ -221,7 +219,6 @@ def flat() -> LRRangeTest:
     return suggest(RATES, np.full(len(RATES), 2.3), end="highest")
 
 
-@pytest.mark.fast("fall")
 @pytest.mark.parametrize(
     "found",
     [
@@ -231,21 +228,6 @@ def flat() -> LRRangeTest:
     ],
     ids=["fall", "flat", "nothing"],
 )
-def test_a_picture_is_drawn_of_every_kind_of_curve(found: LRRangeTest, tmp_path: Path) -> None:
-    png, svg = draw(found, tmp_path / "a", title="a test")
-    assert (png.name, svg.name) == ("find-lr.png", "find-lr.svg")
-    assert ("suggested: 0.01" in svg.read_text()) == (found.suggested is not None)
-    with Image.open(png) as picture:
-        assert picture.width > 600
-
-
-@pytest.mark.slow
-def test_the_same_curve_gives_the_same_picture(tmp_path: Path) -> None:
-    first, again = (draw(flat(), tmp_path / name, title="a test") for name in ("a", "b"))
-    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
-
-
-def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(sf.ConfigError, match="cannot write to"):
-        draw(flat(), tmp_path / "file" / "below", title="")
+def test_a_picture_is_drawn_of_every_kind_of_curve(found: LRRangeTest) -> None:
+    svg = picture([chart_of(found)], title="a test")
+    assert ("suggested: 0.01" in svg) == (found.suggested is not None)

@@ -14,7 +14,7 @@ from surefoot.cli.options import find_run
 from surefoot.compare import plan as planned
 from surefoot.compare import runner
 from surefoot.compare.plan import Planned, automatic_choices, some_of
-from surefoot.compare.presentation import as_json, draw, markdown, text, tsv
+from surefoot.compare.presentation import as_json, charts, markdown, text, tsv
 from surefoot.compare.results import Comparison, compared
 from surefoot.compare.search import Search
 from surefoot.compare.trained import Compared, Trained, read_run
@@ -341,8 +341,7 @@ def _tell(
     comparison = replace(comparison, notes=[*comparison.notes, *more])
     for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
         directory.write_text(f"comparison.{name}", written(comparison))
-    path = directory.path / "comparison"
-    pictures = draw_beside(lambda: draw(comparison, path), path)
+    pictures = draw_beside(charts(comparison), directory.path / "comparison", title="")
     suffixes = [*(file.suffix[1:] for file in pictures), "md", "tsv", "json"]
     TextWriter(None).put(
         f"{text(comparison)}\nwritten: {directory.shown}/comparison.{', .'.join(suffixes)}{over}\n"

@@ -22,7 +22,6 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import Several, refuse_several, start_several
 from surefoot.cli.settings import program_settings, saved_settings
-from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import file_text, run_path
 from surefoot.config.toml import values
 from surefoot.config.train_settings import TrainSettings
@@ -68,23 +67,22 @@ class FindLr(Several, TriedRunOptions):
     steps: int = limited(100, min_value=1)
     """Number of learning rates to try."""
     out: str | None = None
-    """Draw the curve as DIR/find-lr.svg and DIR/find-lr.png."""
+    """Draw the curve as DIR/find-lr.svg, and with the extra plots as DIR/find-lr.png."""
 
 
 def find_lr(arguments: list[str]) -> None:
     """Run `surefoot find-lr`: raise the learning rate step by step, and suggest one."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
-    from surefoot.report.figures import make_directory
+    from surefoot.report import figures
     from surefoot.tune import lr_search
     from surefoot.tune.lr_range_test import as_text, check_range
 
     check_range(lowest, highest, count)
-    if out is not None:
-        refuse_missing("--out", "matplotlib")  # before the data are read
+    directory = None if out is None else run_path(out, setting="--out")
     run, settings = tried_run(options, flags, verb="find-lr", command=arguments)
-    if out is not None and run.rank == 0:
-        make_directory(run_path(out, setting="--out"))  # fail before the long test
+    if directory is not None and run.rank == 0:
+        figures.make_directory(directory)  # fail before the long test
 
     stride, rates_read = max(1, count // _SHOWN), 0
 
@@ -100,13 +98,17 @@ def find_lr(arguments: list[str]) -> None:
     start = run.state.step
     test = lr_search.find_lr(run, min_lr=lowest, max_lr=highest, steps=count, progress_fn=watch)
     if run.rank == 0:
-        _present(test, options, settings, shown=-(-rates_read // stride))
+        _present(test, settings, shown=-(-rates_read // stride))
+        if directory is not None:
+            title = f"surefoot find-lr {options.what}"
+            chart = lr_search.chart_of(test)
+            drawn = figures.draw([chart], directory / "find-lr", title=title)
+            print(figures.drawn_line(drawn))
     if test.suggested is None:
         sys.exit(1)
 
 
-def _present(test: "LRRangeTest", options: FindLr, settings: set[str], *, shown: int) -> None:
-    from surefoot.tune import lr_search
+def _present(test: "LRRangeTest", settings: set[str], *, shown: int) -> None:
     from surefoot.tune.lr_range_test import as_text
 
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
@@ -118,10 +120,6 @@ def _present(test: "LRRangeTest", options: FindLr, settings: set[str], *, shown:
         f"  {test.reason}",
         sep="\n",
     )
-    if options.out is not None:
-        title = f"surefoot find-lr {options.what}"
-        drawn = lr_search.draw(test, run_path(options.out, setting="--out"), title=title)
-        print("drawn ", ", ".join(map(str, drawn)))
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:

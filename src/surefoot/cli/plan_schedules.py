@@ -12,7 +12,6 @@ from tyro.conf import Positional, arg
 from surefoot.cli.options import by_flag, flag_text, verb_options
 from surefoot.cli.settings import configured, file_values, layers_below, read_settings
 from surefoot.config.durations import Length, in_steps, planned
-from surefoot.config.extras import refuse_missing
 from surefoot.config.tree import did_you_mean, flatten
 from surefoot.errors import ConfigError
 from surefoot.recipes.optimizer_settings import Schedule
@@ -42,7 +41,7 @@ class PlanSchedules:
     draws every shape.
     """
     out: str = "schedules"
-    """PATH of the pictures PATH.png and PATH.svg."""
+    """PATH of the pictures: PATH.svg, and with the extra plots PATH.png."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +67,15 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
         raise ConfigError(
             "--schedule.name: --schedules already names the schedules\n  leave it out"
         )
-    refuse_missing("--schedules", "matplotlib")  # before the table is printed
     length, settings, rate = _basis(options, flags)
     from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
+    from surefoot.report.figures import drawn_line
 
     traces = trace_schedules(schedules(options.schedules, length, shared=settings), length)
+    files = draw_traces(traces, out=options.out, rate=rate)
     base = "" if rate is None else f", base learning rate {rate:g}"
     print(f"schedules of a run of {length.steps:,} steps{base}\n\n{table(traces, rate=rate)}\n")
-    print(f"drawn in {' and '.join(map(str, draw_traces(traces, out=options.out, rate=rate)))}")
+    print(drawn_line(files))
 
 
 def schedules(

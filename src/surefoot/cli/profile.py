@@ -33,8 +33,8 @@ class Profile(Several, TriedRunOptions):
     shapes: bool = False
     """Distinguish operators by the shapes of their inputs."""
     out: str = "runs/profile"
-    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), and with
-    matplotlib memory.png and memory.svg.
+    """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), memory.svg, and
+    with the extra plots memory.png.
     """
 
 

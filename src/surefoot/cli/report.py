@@ -82,7 +82,7 @@ def report(arguments: list[str]) -> None:
     if options.port is not None:
         raise ConfigError("--port needs --watch")
     if options.png:
-        refuse_missing("--png", "matplotlib", instead="omit it; the page has the same charts")
+        refuse_missing("--png", "resvg_py", instead="omit it; the page has the same charts")
     from surefoot.report.write import write_page
 
     target = write_page(

@@ -6,14 +6,12 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from surefoot.compare.results import ONE_SEED, Comparison
 from surefoot.compare.trained import Compared, Row
 from surefoot.compare.variants import flags, short_names
 from surefoot.errors import visible
-from surefoot.report import figures
 from surefoot.report.charts import Chart, Line
 from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
 
@@ -229,20 +227,13 @@ def _values(row: Row) -> dict[str, Any]:
     return values
 
 
-def draw(comparison: Comparison, path: Path) -> list[Path]:
-    """Draw training losses as lines and the monitored score as points, one color per variant, best
-    first. Returns the files.
-
-    `path` has no suffix. A metric that is not a loss gets a second chart below. Repeats share the
-    color of their variant. Values that would flatten the other variants are off the scale, and the
-    legend marks their variants. The same comparison gives the same bytes.
-    """
-    return figures.draw(charts(comparison), path, title="")
-
-
 def charts(comparison: Comparison) -> list[Chart]:
-    """Return the curves of all variants: training loss and score in one chart, or two charts if the
-    score is not a loss.
+    """Return training losses as lines and the monitored score as points, one color per variant,
+    best first.
+
+    A metric that is not a loss gets a second chart. Repeats share the color of their variant.
+    Values that would flatten the other variants are off the scale, and the legend marks their
+    variants.
     """
     groups = {
         row.name: [run for run in comparison.runs if run.variant.group == row.name]

@@ -23,7 +23,7 @@ EXTRAS = {
     "translation": ("sacrebleu", "babel"),
     "images": ("sklearn",),
     "vision": ("timm", "torchvision"),
-    "plots": ("matplotlib",),
+    "plots": ("resvg_py",),
     "tensorboard": ("tensorboard",),
     "hub": ("pyarrow", "datasets"),
     "zstd": ("zstandard",),

@@ -1,6 +1,4 @@
-"""Plots of learning-rate schedules as PNG and SVG: all in one plot, and each in its own annotated
-plot.
-"""
+"""Plots of learning-rate schedules: all in one plot, and each in its own annotated plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.config.durations import Length, planned
+from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, Setting, together
 from surefoot.report.charts import Chart, Line, Mark
-from surefoot.report.figures import draw
+from surefoot.report.figures import RASTERIZER, draw
 from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
@@ -123,8 +122,8 @@ def plot_schedules(
     out: str | Path,
     rate: float | None = None,
 ) -> list[Path]:
-    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.png and OUT.svg.
-    Returns both paths.
+    """Draw schedules of a run of `length` ("1000 steps") side by side into OUT.svg, and with the
+    extra `plots` into OUT.png. Returns the paths.
 
     Each plot marks the peak, the lowest point, the end of the warm-up and the mean factor. The
     curves are learning rates if the base learning rate `rate` is given, else factors. Equal
@@ -137,8 +136,8 @@ def plot_schedules(
     ...     found = plot_schedules(
     ...         {"cosine": cosine("5%"), "linear": linear()}, "80 steps", out=f"{place}/two"
     ...     )
-    >>> [path.name for path in found]
-    ['two.png', 'two.svg']
+    >>> found[-1].name
+    'two.svg'
     """
     if not schedules:
         raise ConfigError(
@@ -158,6 +157,8 @@ def plot_schedules(
 def draw_traces(traces: Sequence[Trace], *, out: str | Path, rate: float | None) -> list[Path]:
     """Draw traces as `plot_schedules` does."""
     path = local_path(out, setting="out")
+    if path.suffix == ".png":
+        refuse_missing(f"{path}", RASTERIZER, instead=f"{path.with_suffix('.svg')}")
     if path.suffix in (".png", ".svg"):
         path = path.with_suffix("")
     title = "factor on the base learning rate" if rate is None else f"learning rate (base {rate:g})"

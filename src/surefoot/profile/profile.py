@@ -52,11 +52,11 @@ def measure(
     one more are counted. Each variant in `speedups` (`surefoot.profile.variants.NAMES`) alternates
     with the unchanged run, step by step.
 
-    out: a directory for profile.json, profile.txt and trace.json.gz, and with matplotlib memory.png
-    and .svg. If None, nothing is written. peak_flops: the peak operations per second of the device
-    (such as 989e12). If None, the peak is measured with matrix products. shapes: list an operator
-    separately for each shape of its inputs. max_seconds: the approximate time of the whole profile.
-    The result names the variants left out for lack of time.
+    out: a directory for profile.json, profile.txt, trace.json.gz and memory.svg, and with the extra
+    `plots` memory.png. If None, nothing is written. peak_flops: the peak operations per second of
+    the device (such as 989e12). If None, the peak is measured with matrix products. shapes: list an
+    operator separately for each shape of its inputs. max_seconds: the approximate time of the whole
+    profile. The result names the variants left out for lack of time.
 
     >>> data = torch.randn(64, 4), torch.randn(64, 1)
     >>> run = Run(

@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.memory import in_words
 from surefoot.profile.flops import Flops
-from surefoot.profile.trace import MemoryLine, Operator, draw
+from surefoot.profile.trace import MemoryLine, Operator, memory_chart
 from surefoot.report.figures import draw_beside, write_file
 from surefoot.tracking.format import measured_time, shortened, text_table, with_unit
 
@@ -146,12 +146,11 @@ class Profile:
 
 
 def write_profile(profile: Profile, directory: Path) -> Profile:
-    """Write all files except the existing trace; pictures need matplotlib. Returns the profile with
-    the names of its files.
+    """Write all files except the existing trace. Returns the profile with the names of its
+    files.
     """
     title = f"memory of a step of {profile.what}"
-    path = directory / "memory"
-    pictures = draw_beside(lambda: draw(profile.memory, path, title=title), path)
+    pictures = draw_beside([memory_chart(profile.memory)], directory / "memory", title=title)
     text, numbers = directory / "profile.txt", directory / "profile.json"
     saved = replace(
         profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures)))

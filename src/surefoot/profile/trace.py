@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from surefoot.distributed.shards import held_of
 from surefoot.memory import tensor_bytes
 from surefoot.optim.kinds.kind import state_tensors
 from surefoot.profile.timed_step import RANGE, REST
-from surefoot.report.figures import COLORS, drawing, write
+from surefoot.report.charts import Chart, Line
 from surefoot.train.loop import State
 
 _POINTS = 400  # of a curve
@@ -252,30 +251,38 @@ def _ranges_and_changes(
     return ranges, sorted((event.start_ns(), event.nbytes()) for event in changes)
 
 
-def draw(memory: MemoryLine, path: Path, *, title: str) -> list[Path]:
-    """Draw the memory of a step over time to PATH.png and PATH.svg: permanent memory at the bottom,
-    gradients above.
+def memory_chart(memory: MemoryLine) -> Chart:
+    """Chart the memory of a step over time: permanent memory at the bottom, gradients and
+    activations above.
     """
-    peak, megabytes = memory.peak, 1e6
-    standing = {
-        "parameters": peak.parameters,
-        "optimizer state": peak.optimizer,
-        "buffers": peak.buffers,
-    }
-    below = sum(standing.values())
+    peak = memory.peak
     times_ms = [point[0] * 1e3 for point in memory.curve]
-    layers = {name: [size / megabytes] * len(times_ms) for name, size in standing.items() if size}
-    layers["gradients"] = [point[2] / megabytes for point in memory.curve]
+    layers = {
+        "parameters": [peak.parameters] * len(times_ms),
+        "optimizer state": [peak.optimizer] * len(times_ms),
+        "buffers": [peak.buffers] * len(times_ms),
+        "gradients": [of_gradients for _, _, of_gradients in memory.curve],
+    }
+    below = peak.parameters + peak.optimizer + peak.buffers
     layers["activations and results"] = [
-        max(0, now - below - of) / megabytes for _, now, of in memory.curve
+        max(0, now - below - of_gradients) for _, now, of_gradients in memory.curve
     ]
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-        axes = figure.add_subplot()
-        axes.stackplot(times_ms, *layers.values(), labels=list(layers), colors=COLORS, step="post")
-        axes.set(xlabel="ms since the step began, under the profiler", ylabel="MB", title=title)
-        axes.legend(loc="upper right", frameon=False)
-        axes.margins(x=0)
-        return write(figure, path)
+    lines: list[Line] = []
+    tops = [0] * len(times_ms)
+    for series, (name, sizes) in enumerate(layers.items()):
+        if not any(sizes):
+            continue
+        tops = [top + size for top, size in zip(tops, sizes, strict=True)]
+        points = tuple(zip(times_ms, map(float, tops), strict=True))
+        lines.insert(0, Line(name, points, series, area=True))  # a lower layer covers what is below
+    return Chart(
+        "memory",
+        "",
+        tuple(lines),
+        unit="bytes",
+        scale="linear",
+        zero=True,
+        wide=True,
+        x_from=times_ms[0],
+        x_name="ms since the step began, under the profiler",
+    )

@@ -10,13 +10,16 @@ Unit = Literal["number", "bytes", "fraction", "seconds"]
 
 Points = tuple[tuple[float, float], ...]
 
+_LARGEST = 1e300  # larger values count as not finite: the range of an axis must be a number
+
 
 @dataclass(frozen=True)
 class Line:
     """A polyline. `series` selects one of 7 colors and 5 dash patterns. The page toggles lines with
-    the same `series` together.
+    the same `series` together. Points that are not finite are left out.
 
-    `faint` lines are drawn behind the others. The legend omits lines that are not `named`.
+    `faint` lines are pale. An `area` is filled down to the lower edge, and holds each value until
+    the next point. The legend omits lines that are not `named`.
     """
 
     name: str
@@ -25,12 +28,18 @@ class Line:
     faint: bool = False
     dots: bool = False
     named: bool = True
+    area: bool = False
+
+    def __post_init__(self) -> None:
+        # a comparison with NaN is false
+        finite = [(x, y) for x, y in self.points if abs(x) <= _LARGEST and abs(y) <= _LARGEST]
+        object.__setattr__(self, "points", tuple(finite))
 
 
 @dataclass(frozen=True)
 class Mark:
     """A point, or a vertical line if `y` is None. "strange" marks a non-finite value, drawn at the
-    upper edge.
+    upper edge, as any point is whose `y` is not finite.
     """
 
     kind: Literal["best", "event", "strange"]
@@ -38,6 +47,10 @@ class Mark:
     y: float | None
     title: str
     series: int = 0
+
+    def __post_init__(self) -> None:
+        if self.y is not None and not abs(self.y) <= _LARGEST:
+            object.__setattr__(self, "y", None)
 
 
 @dataclass(frozen=True)
@@ -85,8 +98,12 @@ class Axis:
         """
         if not self.logarithmic:
             part = (value - self.low) / (self.high - self.low)
+        elif value > 0:
+            # a quotient of the values may be too large or too small for a number
+            low, high = math.log(self.low), math.log(self.high)
+            part = (math.log(value) - low) / (high - low)
         else:
-            part = math.log(value / self.low) / math.log(self.high / self.low) if value > 0 else 0.0
+            part = 0.0
         return min(1.0, max(0.0, part))
 
 
@@ -107,7 +124,7 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
     steps = [
         x
         for x in (*(x for x, _ in points), *(mark.x for mark in chart.marks))
-        if x > 0 or not logarithmic
+        if abs(x) <= _LARGEST and (x > 0 or not logarithmic)
     ]
     if not points or not steps:
         return None
@@ -120,15 +137,15 @@ def axes(chart: Chart) -> tuple[Axis, Axis] | None:
 
 def _vertical(chart: Chart, values: list[float]) -> Axis:
     if chart.within is not None:
-        return Axis(*chart.within, unit=chart.unit)
+        return Axis(*chart.within, logarithmic=chart.scale == "log", unit=chart.unit)
     low, high = values[0], values[-1]
     flattened = low > 0 and high > _FLATTENED * values[len(values) // 2]
     if high > 0 and (chart.scale == "log" or (chart.scale == "auto" and flattened)):
         low = next(value for value in values if value > 0)
         if high / low < 1.2:
             low, high = low / 1.1, high * 1.1
-        room = (high / low) ** 0.05
-        return Axis(low / room, high * room, logarithmic=True, unit=chart.unit)
+        room = min(10.0, (high / low) ** 0.05)
+        return Axis(low / room or low, high * room, logarithmic=True, unit=chart.unit)
     if chart.zero:
         low, high = min(0.0, low), max(0.0, high)
     room = 0.06 * (high - low) or 0.06 * abs(high) or 0.5

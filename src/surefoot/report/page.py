@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1_000_000
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-_TURNING = re.compile(
-    r"[\u202a-\u202e\u2066-\u2069]"
-)  # text-direction controls also affect later text
-_WIDTH, _HEIGHT = 2000, 1000  # size of the stretched picture
+# text-direction controls also affect later text; the last two are not allowed in SVG
+_TURNING = re.compile(r"[\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 _BANDS = 60  # stripes in which the pointer shows values
 _FULL_NATS = 6.0  # loss of the strongest tint
 _DARKEST = 78  # percent, so that text stays readable
@@ -106,17 +104,27 @@ def summary(chart: Chart) -> str:
             low, high = (format_value(value, chart.unit) for value in (values[0], values[-1]))
             end_points = line.points[0], line.points[-1]
             ends = ", ".join(
-                f"{format_value(y, chart.unit)} at step {x:,.0f}" for x, y in end_points
+                f"{format_value(y, chart.unit)} at {chart.x_name} {format_value(x)}"
+                for x, y in end_points
             )
             sentences.append(f"{line.name}: {ends}, between {low} and {high}")
     return f"{chart.title}. {'; '.join(sentences)}"
 
 
-def coordinates(line: Line, horizontal: Axis, vertical: Axis) -> list[tuple[int, int]]:
-    """Return a line's coordinates in the stretched picture without repeated points."""
+def coordinates(
+    line: Line, horizontal: Axis, vertical: Axis, size: tuple[int, int] | None = None
+) -> list[tuple[float, float]]:
+    """Return a line's coordinates without repeated points, in a plot of this size in pixels, or
+    in the stretched one of a page.
+    """
+    width, height = size or (2000, 1000)
+    digits = 1 if size else None
     points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
     pixels = [
-        (round(_WIDTH * horizontal.position(x)), round(_HEIGHT * (1 - vertical.position(y))))
+        (
+            round(width * horizontal.position(x), digits),
+            round(height * (1 - vertical.position(y)), digits),
+        )
         for x, y in points
     ]
     return [pixel for pixel, _ in groupby(pixels)]

@@ -49,7 +49,7 @@ class Row(TypedDict):
     last: float | None
     best: float | None
     best_step: int | None
-    spark: list[list[int]]  # points of the main metric
+    spark: list[list[float]]  # points of the main metric
     findings: list[dict[str, Any]]
     alerted: list[str]  # names of findings that were sent
 

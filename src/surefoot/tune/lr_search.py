@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from surefoot.errors import Command, ConfigError
-from surefoot.report import figures
 from surefoot.report.charts import Chart, Line, Mark
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
@@ -152,13 +150,6 @@ def _base_rate(parts: RunComponents) -> float:
     if rates.bases[0] is rates.initial[0] or not rates.initial[0]:
         return float(rate)
     return float(rate) * float(rates.bases[0]) / rates.initial[0]  # the loop's body wrote a rate
-
-
-def draw(test: LRRangeTest, directory: Path, *, title: str) -> list[Path]:
-    """Write find-lr.png and find-lr.svg into a directory; raise `ConfigError` if they cannot be
-    written.
-    """
-    return figures.draw([chart_of(test)], directory / "find-lr", title=title)
 
 
 def chart_of(test: LRRangeTest) -> Chart:
