@@ -180,7 +180,7 @@ def test_a_spawned_process_that_fails_to_import_the_script_says_what_to_write() 
 
 
 def test_an_unknown_start_is_refused() -> None:
-    with refused("stream-start-unknown", setting="start", value="forkserver"):
+    with refused("setting-out-of-range", setting="start", value="forkserver"):
         sf.data.Stream(endless, start="forkserver")
 
 

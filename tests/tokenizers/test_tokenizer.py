@@ -340,5 +340,5 @@ def test_what_is_no_tokenizer_is_named(content, tmp_path):
 
 
 def test_too_few_byte_pairs_are_refused():
-    with refused("tokenizer-vocabulary-too-small", DataError, value=256, smallest=257):
+    with refused("setting-out-of-range", setting="vocab_size", value=256):
         BPETokenizer.train([TEXT], vocab_size=256)

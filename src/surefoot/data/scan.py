@@ -189,8 +189,18 @@ def no_such(path: Path, *, kind: str = "file or directory") -> DataError:
     """Return the error for a missing path."""
     return DataError(
         "path-missing",
-        problem=f"no {kind} {path} (looked in {Path.cwd()})",
+        problem=f"no {kind} {printable(path)} (looked in {Path.cwd()})",
         remedy="check the spelling; a relative path starts at the current directory",
+        path=path,
+    )
+
+
+def unreadable(path: Path, problem: OSError) -> DataError:
+    """Return the error for a file that the system does not read."""
+    return DataError(
+        "file-unreadable",
+        problem=f"{printable(path)} cannot be read: {problem.strerror or problem}",
+        remedy="check its permissions, and that it was copied completely",
         path=path,
     )
 

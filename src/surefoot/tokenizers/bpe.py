@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
-from surefoot.errors import DataError, Setting
+from surefoot.errors import DataError, Setting, out_of_range
 from surefoot.tokenizers.end_token import end_token_beside, unknown_end_token, usual_end_token
 from surefoot.tokenizers.long_words import cut_long_words
 from surefoot.tokenizers.tokenizer import (
@@ -33,7 +33,6 @@ from surefoot.tokenizers.tokenizer import (
     not_a_tokenizer,
     parse_description,
     read_json,
-    refuse_small_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +123,8 @@ class BPETokenizer:
         with needed_for("a byte-pair tokenizer", "tokenizers"):
             from tokenizers import pre_tokenizers, trainers
 
-        refuse_small_vocabulary(vocab_size, 257)
+        if vocab_size < 257:
+            raise out_of_range("vocab_size", vocab_size, "257 or more: the bytes and an end token")
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END],

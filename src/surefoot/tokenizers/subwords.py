@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path, read_regular
+from surefoot.errors import out_of_range
 from surefoot.tokenizers.long_words import cut_long_words
 from surefoot.tokenizers.tokenizer import (
     DESCRIPTION,
@@ -22,7 +23,6 @@ from surefoot.tokenizers.tokenizer import (
     encodable,
     not_a_tokenizer,
     parse_description,
-    refuse_small_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,10 @@ class SubwordTokenizer:
         with needed_for("a subword tokenizer", "tokenizers"):
             from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-        refuse_small_vocabulary(vocab_size, cls.min_vocab_size)
+        smallest = cls.min_vocab_size
+        if vocab_size < smallest:
+            meaning = f"{smallest} or more: the bytes, padding, begin and end"
+            raise out_of_range("vocab_size", vocab_size, meaning)
         common: dict[str, Any] = {
             "vocab_size": vocab_size,
             "special_tokens": _SPECIAL,

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import DataError, Setting
+from surefoot.errors import DataError
 
 DESCRIPTION = "the description"
 _NAMES = {  # the names in a description, by kind
@@ -203,20 +203,6 @@ def not_a_tokenizer(source: str | Path, why: object) -> DataError:
         problem=f"{source} cannot be read as a tokenizer: {why}",
         source=source,
     )
-
-
-def refuse_small_vocabulary(vocab_size: int, smallest: int) -> None:
-    """Refuse to train a tokenizer without a token for each byte and each special token."""
-    if vocab_size < smallest:
-        raise DataError(
-            "tokenizer-vocabulary-too-small",
-            problem=f"vocab_size = {vocab_size}: the 256 bytes and the special tokens are"
-            f" {smallest}",
-            remedy=Setting("vocab_size", smallest),
-            setting="vocab_size",
-            value=vocab_size,
-            smallest=smallest,
-        )
 
 
 def _codes(text: str) -> NDArray[np.uint32]:

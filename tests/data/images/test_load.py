@@ -395,7 +395,7 @@ def test_a_damaged_picture_stops_or_is_left_out_as_configured(
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
-    with refused("picture-unreadable", DataError, path=tmp_path):
+    with refused("file-unreadable", DataError, path=tmp_path):
         pictures.open_picture(tmp_path)
 
 

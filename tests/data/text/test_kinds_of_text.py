@@ -238,9 +238,9 @@ def test_a_row_with_a_nul_character_is_refused(
 @pytest.mark.parametrize("read_as", ["txt", "Text", ""])
 def test_another_read_as_is_refused(read_as: Any, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
-    with refused("read-as-unknown", ConfigError, value=read_as):
+    with refused("setting-out-of-range", ConfigError, value=read_as):
         load_documents(tmp_path, read_as=read_as)
-    with refused("read-as-unknown", ConfigError, value=read_as):
+    with refused("setting-out-of-range", ConfigError, value=read_as):
         prepare_shards(
             tmp_path / "out", [tmp_path / "a.txt"], tokenizer=ByteTokenizer(), read_as=read_as
         )

@@ -325,7 +325,7 @@ def test_a_shard_that_cannot_be_reached_is_not_made_again(
     prepared(tmp_path / "out", inputs)
     (tmp_path / "out" / "shard-00002.bin").unlink()
     (tmp_path / "out" / "shard-00002.bin").mkdir()
-    with refused("shard-unreadable", DataError, path=tmp_path / "out" / "shard-00002.bin"):
+    with refused("file-unreadable", DataError, path=tmp_path / "out" / "shard-00002.bin"):
         prepared(tmp_path / "out", inputs)
 
 

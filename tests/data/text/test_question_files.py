@@ -163,7 +163,7 @@ def test_bytes_that_cannot_be_read_are_told_with_their_line(data, code, fields, 
 def test_a_file_that_is_not_there_and_no_questions_of_one_are_refused(tmp_path):
     with refused("path-missing", DataError, path=tmp_path / "a.jsonl"):
         load_questions(tmp_path / "a.jsonl", ByteTokenizer())
-    with refused("question-number-below-one", DataError, value=0):
+    with refused("setting-out-of-range", setting="number", value=0):
         load_questions(written(tmp_path / "a.jsonl", ARC), ByteTokenizer(), number=0)
 
 

@@ -74,16 +74,16 @@ def spoiled(tmp_path, change):
 @pytest.mark.parametrize(
     ("change", "code", "fields"),
     [
-        (lambda file: file.unlink(), "shard-unreadable", {}),
-        (lambda file: file.write_bytes(b""), "shard-size-wrong", {"size": 0}),
+        (lambda file: file.unlink(), "file-unreadable", {}),
+        (lambda file: file.write_bytes(b""), "file-of-wrong-size", {"size": 0}),
         (
             lambda file: file.write_bytes(file.read_bytes()[:-1]),
-            "shard-size-wrong",
+            "file-of-wrong-size",
             {"size": 39, "expected": 40},
         ),
         (
             lambda file: file.write_bytes(file.read_bytes() + b"x"),
-            "shard-size-wrong",
+            "file-of-wrong-size",
             {"size": 41},
         ),
     ],

@@ -166,10 +166,10 @@ def test_text_beside_files_without_a_header_is_text(tmp_path: Path, gpt2: Path) 
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (lambda header, tokens: header + tokens[:-2], "token-file-damaged"),
-        (lambda header, tokens: header + tokens + b"\0\0", "token-file-damaged"),
-        (lambda header, _: header, "token-file-damaged"),
-        (lambda header, _: header[:500], "token-file-damaged"),
+        (lambda header, tokens: header + tokens[:-2], "file-of-wrong-size"),
+        (lambda header, tokens: header + tokens + b"\0\0", "file-of-wrong-size"),
+        (lambda header, _: header, "file-of-wrong-size"),
+        (lambda header, _: header[:500], "file-of-wrong-size"),
         (
             lambda header, tokens: header[:4] + b"\5\0\0\0" + header[8:] + tokens,
             "token-file-version",
@@ -191,7 +191,7 @@ def test_a_file_of_half_a_token_is_refused(tmp_path: Path, gpt2: Path) -> None:
     for data in (b"", b"a", b"abc"):
         path = tmp_path / "train.bin"
         path.write_bytes(data)
-        with refused("token-file-damaged", DataError, size=len(data)):
+        with refused("file-of-wrong-size", DataError, size=len(data)):
             gpt.build(config(path, "gpt2"))
 
 

@@ -176,7 +176,7 @@ def test_what_is_no_row_of_numbers_is_refused(tokens):
 
 
 def test_a_context_of_nothing_is_refused():
-    with refused("context-below-one", DataError, value=0):
+    with refused("setting-out-of-range", setting="context", value=0):
         TrainWindows(np.arange(9), context=0, seed=0)
 
 

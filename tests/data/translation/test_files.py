@@ -233,7 +233,7 @@ def test_other_files_are_refused_by_what_they_are(tmp_path: Path) -> None:
         load_pairs(tmp_path / "c.txt")
     for empty in ("", "\n", " \n\n"):
         (tmp_path / "c.tsv").write_text(empty)
-        with refused("pairs-file-empty", DataError):
+        with refused("no-text", DataError):
             load_pairs(tmp_path / "c.tsv")
     (tmp_path / "c.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
     with refused("file-truncated", DataError, path=tmp_path / "c.tsv.gz"):

@@ -161,7 +161,7 @@ def test_the_same_text_gives_the_same_tokenizer_in_every_process(kind):
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path):
-    with refused("tokenizer-vocabulary-too-small", DataError, smallest=259):
+    with refused("setting-out-of-range", setting="vocab_size", value=258):
         SubwordTokenizer.train(TEXTS, vocab_size=258)
     good = json.loads(SubwordTokenizer.train(TEXTS, vocab_size=300).to_json())
     for wrong in (

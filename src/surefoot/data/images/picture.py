@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.data.scan import printable
+from surefoot.data.scan import no_such, printable, unreadable
 from surefoot.errors import ConfigError, DataError, Setting
 
 if TYPE_CHECKING:
@@ -139,12 +139,7 @@ def open_picture(path: Path) -> "Image.Image":
             picture.filename = str(path)  # as Pillow has it for a file that it opened itself
             return picture
     except FileNotFoundError as problem:
-        raise DataError(
-            "picture-missing",
-            problem=f"no file {name} (looked in {Path.cwd()})",
-            remedy="check the spelling; a relative path starts at the current directory",
-            path=path,
-        ) from problem
+        raise no_such(path, kind="file") from problem
     except UnidentifiedImageError as problem:
         raise DataError(
             "picture-unknown",
@@ -153,12 +148,7 @@ def open_picture(path: Path) -> "Image.Image":
         ) from problem
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
         if isinstance(problem, OSError) and problem.errno is not None:  # not from Pillow
-            raise DataError(
-                "picture-unreadable",
-                problem=f"{name} cannot be read: {problem.strerror}",
-                remedy="check its permissions, and that it was copied completely",
-                path=path,
-            ) from problem
+            raise unreadable(path, problem) from problem
         raise DataError(
             "picture-damaged", problem=f"{name} is a damaged image: {problem}", path=path
         ) from problem

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from surefoot.config.paths import open_regular, read_regular
+from surefoot.data.scan import unreadable
 from surefoot.errors import DataError, Setting, first_line
 
 FORMAT_VERSION = 1
@@ -250,15 +251,6 @@ def json_of(path: Path) -> Any:
     except (ValueError, RecursionError) as problem:
         raise damaged(path, first_line(problem)) from problem
     return entries if isinstance(entries, dict) else {}
-
-
-def unreadable(path: Path, problem: OSError) -> DataError:
-    """Return the error for files of a tape that the system does not read."""
-    return DataError(
-        "stream-tape-unreadable",
-        problem=f"{path} cannot be read: {problem.strerror or problem}",
-        path=path,
-    )
 
 
 def damaged(path: Path, what: str, *, row: int | None = None) -> DataError:

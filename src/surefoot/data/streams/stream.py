@@ -64,12 +64,7 @@ class Stream:
         self.source, self.encode_fn, self.decode_fn = source, encode_fn, decode_fn
         self.start, self.same_on_ranks = start, same_on_ranks
         if start not in STARTS:
-            raise ConfigError(
-                "stream-start-unknown",
-                problem=f"start = {start!r}: {', '.join(STARTS[:-1])} or {STARTS[-1]}",
-                setting="start",
-                value=start,
-            )
+            raise out_of_range("start", start, f"{', '.join(STARTS[:-1])} or {STARTS[-1]}")
         if start == "fork" and sys.platform == "win32":
             raise ConfigError(
                 "stream-start-without-fork",

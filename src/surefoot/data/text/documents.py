@@ -35,7 +35,7 @@ from surefoot.data.text.files import (
     refuse_nul,
     without_text,
 )
-from surefoot.errors import ConfigError, DataError, Setting, first_line
+from surefoot.errors import DataError, Setting, first_line, out_of_range
 
 _KEYS_SHOWN = 8
 _BINARY = {".bin": "token-file", ".pkl": "pickle", ".pickle": "pickle"}
@@ -232,12 +232,7 @@ def scan_documents(
     is no prose and not read as text, and `ConfigError` for another `read_as`.
     """
     if read_as not in (None, *get_args(ReadAs)):
-        raise ConfigError(
-            "read-as-unknown",
-            problem=f"read_as = {read_as!r}: text, or None",
-            setting="read_as",
-            value=read_as,
-        )
+        raise out_of_range("read_as", read_as, "text, or None")
     path = local_path(path, setting="inputs")
     if is_packed_again(path):
         raise DataError(

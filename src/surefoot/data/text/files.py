@@ -18,7 +18,7 @@ import numpy as np
 from surefoot.config.extras import needed_for
 from surefoot.config.file_kinds import FileKind, cure_of, kind_of_bytes
 from surefoot.config.paths import open_regular
-from surefoot.data.scan import TEXT, scan_as_before
+from surefoot.data.scan import TEXT, scan_as_before, unreadable
 from surefoot.errors import Command, DataError, Remedy, Setting
 from surefoot.tokenizers.tokenizer import Tokenizer
 
@@ -88,12 +88,7 @@ def open_unpacked(path: Path) -> Iterator[BufferedIOBase]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
         raise truncated(path, problem) from problem
     except OSError as problem:
-        raise DataError(
-            "file-unreadable",
-            problem=f"{path} cannot be read: {problem.strerror}",
-            remedy="check its permissions, and that it was copied completely",
-            path=path,
-        ) from problem
+        raise unreadable(path, problem) from problem
 
 
 def truncated(path: Path, why: object) -> DataError:
@@ -103,6 +98,18 @@ def truncated(path: Path, why: object) -> DataError:
         problem=f"{path} is truncated or damaged: {why}",
         remedy="was a download or a copy interrupted? Fetch it again",
         path=path,
+    )
+
+
+def wrong_size(path: Path, size: int, expected: int) -> DataError:
+    """Return the error for a file of tokens with more or fewer bytes than it is to have."""
+    return DataError(
+        "file-of-wrong-size",
+        problem=f"{path} has {size:,} bytes, and its tokens need {expected:,}",
+        remedy="copy it again, or write it again",
+        path=path,
+        size=size,
+        expected=expected,
     )
 
 

@@ -16,7 +16,7 @@ from surefoot.data.scan import no_such
 from surefoot.data.text.documents import json_lines
 from surefoot.data.text.encode import RefusedTextError, encode_texts
 from surefoot.data.text.multiple_choice import Question, without_questions
-from surefoot.errors import DataError
+from surefoot.errors import DataError, out_of_range
 from surefoot.seeding import stream_key
 from surefoot.tokenizers.tokenizer import Tokenizer
 
@@ -61,12 +61,7 @@ def load_questions(
     """
     path = local_path(path, setting="path")
     if number is not None and number < 1:
-        raise DataError(
-            "question-number-below-one",
-            problem=f"{number} questions of {path}: at least 1 is needed",
-            value=number,
-            path=path,
-        )
+        raise out_of_range("number", number, "1 question or more")
     if not path.is_file():
         raise no_such(path, kind="file")
     layout: tuple[str, ...] = ()

@@ -18,16 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path, write_whole
-from surefoot.data.scan import no_such
-from surefoot.data.text.files import check_parts
-from surefoot.errors import Command, DataError, Remedy
+from surefoot.data.scan import no_such, unreadable
+from surefoot.data.text.files import check_parts, wrong_size
+from surefoot.errors import Command, DataError, Remedy, out_of_range
 from surefoot.tokenizers.tokenizer import outside_vocabulary
 
 Tokens = NDArray[Any]
 Part = TypeVar("Part")
 
 INDEX = "tokens.json"
-_ANEW = "copy it again, or write the shards again"
 _DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -150,14 +149,9 @@ def write_shards(
     directory = local_path(directory, setting="directory")
     if (directory / INDEX).exists():
         raise already_there(directory)
-    if vocab_size < 1 or shard_tokens < 1:
-        raise DataError(
-            "shard-sizes-below-one",
-            problem=f"vocab_size = {vocab_size} and shard_tokens = {shard_tokens} must both be at"
-            " least 1",
-            vocab_size=vocab_size,
-            shard_tokens=shard_tokens,
-        )
+    for setting, value in (("vocab_size", vocab_size), ("shard_tokens", shard_tokens)):
+        if value < 1:
+            raise out_of_range(setting, value, "1 or more")
     directory.mkdir(parents=True, exist_ok=True)
     parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
     filled = enumerate(cut_shards(enumerate(_check_tokens(parts, vocab_size)), shard_tokens))
@@ -312,30 +306,14 @@ def not_tokens(array: Tokens) -> DataError:
     )
 
 
-def _unreadable(path: Path, problem: OSError) -> DataError:
-    return DataError(
-        "shard-unreadable",
-        problem=f"token shard {path} cannot be read: {problem.strerror or problem}",
-        remedy=_ANEW,
-        path=path,
-    )
-
-
 def _mmap(path: Path, shard: Shard, dtype: np.dtype[Any]) -> Tokens:
     expected = shard.count * dtype.itemsize
     try:
         size = path.stat().st_size
     except OSError as problem:
-        raise _unreadable(path, problem) from problem
+        raise unreadable(path, problem) from problem
     if size != expected or size == 0:
-        raise DataError(
-            "shard-size-wrong",
-            problem=f"token shard {path} has {size} bytes instead of {expected}",
-            remedy=_ANEW,
-            path=path,
-            size=size,
-            expected=expected,
-        )
+        raise wrong_size(path, size, expected)
     # a plain array over the mapping: indexing of np.memmap is several times slower
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
@@ -354,4 +332,4 @@ def is_damaged(directory: Path, shard: Shard) -> bool:
     except OSError as problem:
         if problem.errno in (errno.ENOENT, errno.EIO):
             return True
-        raise _unreadable(path, problem) from problem
+        raise unreadable(path, problem) from problem

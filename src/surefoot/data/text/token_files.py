@@ -13,7 +13,7 @@ import numpy as np
 
 from surefoot.data.part_names import PARTS, part_of
 from surefoot.data.scan import JSON_LINES, TABLES, TEXT, scan
-from surefoot.data.text.files import open_unpacked
+from surefoot.data.text.files import open_unpacked, wrong_size
 from surefoot.data.text.shards import Shard, Tokens, TokenShards
 from surefoot.errors import ConfigError, DataError, Setting
 from surefoot.tokenizers.tokenizer import outside_vocabulary
@@ -203,14 +203,7 @@ def _mapped(file: TokenFile) -> Tokens:
         count = stated
     if count < 1 or size != offset + count * dtype.itemsize:
         expected = offset + max(count, 1) * dtype.itemsize
-        raise DataError(
-            "token-file-damaged",
-            problem=f"{file.path} has {size:,} bytes, and its tokens need {expected:,}",
-            remedy="copy it again, or write it again",
-            path=file.path,
-            size=size,
-            expected=expected,
-        )
+        raise wrong_size(file.path, size, expected)
     # a plain array over the mapping: indexing of np.memmap is several times slower
     return np.asarray(np.memmap(file.path, dtype=dtype, mode="r", offset=offset, shape=(count,)))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from surefoot.data.leakage_check import IGNORED, Batch, passages
 from surefoot.data.order import Ids, permutation
 from surefoot.data.text.shards import Tokens, TokenShards, not_tokens
-from surefoot.errors import DataError
+from surefoot.errors import DataError, out_of_range
 from surefoot.seeding import fold, stream_key
 
 
@@ -199,12 +199,7 @@ def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
 
 def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
     if context < 1:
-        raise DataError(
-            "context-below-one",
-            problem=f"context = {context}: a window needs at least 1 token",
-            setting="context",
-            value=context,
-        )
+        raise out_of_range("context", context, "1 token or more")
     arrays = list(tokens.arrays) if isinstance(tokens, TokenShards) else [np.asarray(tokens)]
     for array in arrays:
         if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -36,7 +36,7 @@ from surefoot.data.translation.part_files import (
     read_both,
     read_pair_table,
 )
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError, out_of_range
 
 _VALIDATION = PARTS["val"]
 _TEST = ("test", "test_2016_flickr")
@@ -121,12 +121,7 @@ def read_pairs(
 ) -> ParallelText:
     """Load parallel text as `load_pairs`, for a run of a `behavior`."""
     if on_empty not in get_args(OnEmpty):
-        raise ConfigError(
-            "on-empty-unknown",
-            problem=f"on_empty = {on_empty!r}: choose error or skip",
-            setting="on_empty",
-            value=on_empty,
-        )
+        raise out_of_range("on_empty", on_empty, "error or skip")
     if source == target:
         raise of_one_language(source)
     path = local_path(path, setting="path")

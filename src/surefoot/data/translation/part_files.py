@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surefoot.data.scan import COMPRESSED, kind_of, printable
-from surefoot.data.text.files import decode_utf8, not_json, open_unpacked
+from surefoot.data.text.files import decode_utf8, not_json, open_unpacked, without_text
 from surefoot.data.translation.columns import header_columns, read_table, table_as_before
 from surefoot.errors import DataError, Setting
 from surefoot.tokenizers.tokenizer import encodable
@@ -144,7 +144,7 @@ def read_pair_table(path: Path, reading: Reading) -> Part:
     """
     lines = _lines(path, reading)
     if not _lines_with_text(lines):
-        raise _empty(path)
+        raise without_text(path)
     source, target = reading.source, reading.target
     if kind_of(path) == ".jsonl":
         numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
@@ -231,16 +231,12 @@ def _lines(path: Path, reading: Reading) -> list[str]:
     with open_unpacked(path) as file:
         data = file.read()
     if not data.removeprefix(BOM_UTF8):
-        raise _empty(path)
+        raise without_text(path)
     text = decode_utf8(data, str(path))
     if reading.as_meant and "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise _nul_bytes(f"{path}, line {line}")
     return text.removesuffix("\n").split("\n")
-
-
-def _empty(path: Path) -> DataError:
-    return DataError("pairs-file-empty", problem=f"{path} is empty", path=path)
 
 
 def _nul_bytes(where: str) -> DataError:
