@@ -176,7 +176,7 @@ def test_another_file_of_the_same_name_is_read_from_its_beginning(tmp_path: Path
 def test_memory_is_bounded(tmp_path: Path) -> None:
     path = written(tmp_path / "run", [train(step, 1.0 + step % 7) for step in range(1, 9000)])
     run = read_all(ThinnedRun(path))
-    assert len(run.recorded.train["loss"].buckets) <= 600
+    assert len(run.recorded.train["loss"].rows()) <= 600
     assert len(run.collected.by_kind()["train"]) <= 2000
 
 

@@ -4,7 +4,7 @@ form.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,14 @@ from numpy.typing import NDArray
 
 STRETCHES = 300  # a long curve has 300 to 600 stretches, each drawn as two points
 _STRANGE = 50  # steps with a non-finite value that are stored
-_LONG = 64  # points of a stretch from which on NumPy merges them faster than a loop
+_WAITING = 1024  # single points that are joined to the others at once
 
+Rows = NDArray[np.float64]
+"""A row for each stretch of adjacent points: step and value of the minimum, step and value of the
+maximum, sum of the steps, sum of the values, and number of points.
+"""
 
-@dataclass(slots=True)
-class Stretch:
-    """Adjacent points merged into one: their minimum, maximum and mean."""
-
-    low_at: int
-    low: float
-    high_at: int
-    high: float
-    steps: float  # sum of the steps; `total` is the sum of the values
-    total: float
-    count: int
-
-
-def _merge(a: Stretch, b: Stretch) -> Stretch:
-    low = (b.low_at, b.low) if b.low < a.low else (a.low_at, a.low)
-    high = (b.high_at, b.high) if b.high > a.high else (a.high_at, a.high)
-    return Stretch(*low, *high, a.steps + b.steps, a.total + b.total, a.count + b.count)
+_LOW_AT, _LOW, _HIGH_AT, _HIGH, _STEPS, _TOTAL, _COUNT = range(7)
 
 
 def total_of(values: Sequence[float] | NDArray[Any], before: float) -> float:
@@ -45,18 +33,21 @@ def total_of(values: Sequence[float] | NDArray[Any], before: float) -> float:
 
 @dataclass(eq=False)
 class Curve:
-    """Values by step, added in order. Beyond 2 * `stretches` points, neighbors are merged in pairs.
+    """Values by step, added in order, in bounded memory. Adjacent points become stretches of `size`
+    points, and `size` doubles when there are more than 2 * `stretches` of them.
 
     >>> curve = Curve(stretches=2)
     >>> for step, value in enumerate([3.0, 1.0, 2.0, 9.0, 2.0, 2.0]):
     ...     curve.add(step, value)
-    >>> curve.points(), len(curve.buckets) <= 4
+    >>> curve.points(), len(curve.rows()) <= 4
     ([(0, 3.0), (1, 1.0), (2, 2.0), (3, 9.0), (4, 2.0), (5, 2.0)], True)
     """
 
     stretches: int = STRETCHES
-    buckets: list[Stretch] = field(default_factory=list)
-    size: int = 1  # points of each stretch but the last
+    size: int = 1
+    full: Rows = field(default_factory=lambda: np.zeros((0, 7)))  # stretches of `size` points
+    rest: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, 0)))  # later points
+    latest: list[tuple[int, float]] = field(default_factory=list)  # single points after `rest`
     count: int = 0  # finite values
     first: tuple[int, float] | None = None
     last: tuple[int, float] | None = None
@@ -71,108 +62,62 @@ class Curve:
         self.count += 1
         self.last = (step, value)
         self.first = self.first or self.last
-        buckets = self.buckets
-        if (
-            buckets and (stretch := buckets[-1]).count < self.size
-        ):  # in place: a log may have millions of records
-            if value < stretch.low:
-                stretch.low_at, stretch.low = step, value
-            if value > stretch.high:
-                stretch.high_at, stretch.high = step, value
-            stretch.steps += step
-            stretch.total += value
-            stretch.count += 1
-            return
-        if len(buckets) == 2 * self.stretches:
-            self._halve()
-        self.buckets.append(Stretch(step, value, step, value, float(step), value, 1))
+        self.latest.append(self.last)
+        if len(self.latest) >= _WAITING:
+            self._join()
 
     def extend(
         self, steps: Sequence[int] | NDArray[Any], values: Sequence[float] | NDArray[Any]
     ) -> None:
-        """Add many values, as `add` does one by one."""
-        numbers, places, position = (
-            np.asarray(values, dtype=np.float64),
-            np.asarray(steps, dtype=np.int64),
-            0,
-        )
-        is_finite = bool(np.isfinite(numbers).all())
-        while position < len(values):
-            free = self.size - self.buckets[-1].count if self.buckets else 0
-            if not free and len(self.buckets) == 2 * self.stretches:
-                self._halve()
+        """Add the values of many steps, as `add` does one by one."""
+        points = np.array([steps, values], np.float64)
+        is_finite = np.isfinite(points[1])
+        if not is_finite.all():
+            self.strange += map(int, points[0, ~is_finite])
+            del self.strange[_STRANGE:]
+            points = points[:, is_finite]
+        if points.shape[1]:
+            self.count += points.shape[1]
+            self.first = self.first or _point(points[0, 0], points[1, 0])
+            self.last = _point(points[0, -1], points[1, -1])
+            self._join(points)
+
+    def _join(self, points: NDArray[np.float64] | None = None) -> None:
+        """Join all points, the given ones last, and make stretches of as many as are whole."""
+        parts = [self.rest]
+        if self.latest:
+            parts.append(np.array(self.latest, np.float64).T)
+            self.latest = []
+        if points is not None:
+            parts.append(points)
+        rest = np.concatenate(parts, axis=1)
+        while rest.shape[1]:
+            room = 2 * self.stretches - len(self.full)
+            if room == 0:
+                self.full = _merged(self.full[::2], self.full[1::2])
+                self.size *= 2
                 continue
-            many = (
-                0
-                if free
-                else min(
-                    (len(values) - position) // self.size, 2 * self.stretches - len(self.buckets)
-                )
-            )
-            part = slice(
-                position, min(position + (many * self.size or free or self.size), len(values))
-            )
-            if is_finite and many:
-                self._add_stretches(places[part].reshape(many, -1), numbers[part].reshape(many, -1))
-            elif is_finite and part.stop - position >= _LONG:
-                self._add_part(places[part], numbers[part])
-            else:
-                for step, value in zip(places[part].tolist(), numbers[part].tolist(), strict=True):
-                    self.add(step, value)
-            position = part.stop
+            many = min(room, rest.shape[1] // self.size)
+            if many == 0:
+                break
+            whole = rest[:, : many * self.size].reshape(2, many, self.size)
+            self.full = np.concatenate([self.full, _rows_of(whole)])
+            rest = rest[:, many * self.size :]
+        self.rest = rest.copy()  # a view would keep all points
 
-    def _add_stretches(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        zero = 0.0 if self.size >= _LONG else -0.0  # as `_add_part` and `add` begin a sum
-        sums = [
-            np.add.accumulate(each, axis=1, dtype=np.float64)[:, -1] + zero
-            for each in (steps, values)
-        ]
-        extrema = [index[:, None] for index in (values.argmin(axis=1), values.argmax(axis=1))]
-        ends = [
-            np.take_along_axis(each, index, axis=1)[:, 0]
-            for index in extrema
-            for each in (steps, values)
-        ]
-        rows = zip(
-            *(each.tolist() for each in (*ends, *sums)), [self.size] * len(values), strict=True
-        )
-        self.buckets += [Stretch(*row) for row in rows]
-        self.count += values.size
-        self.first = self.first or (int(steps[0, 0]), float(values[0, 0]))
-        self.last = (int(steps[-1, -1]), float(values[-1, -1]))
-
-    def _add_part(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        low, high = int(values.argmin()), int(values.argmax())
-        before = self.buckets.pop() if self.buckets and self.buckets[-1].count < self.size else None
-        sums = (
-            total_of(steps, before.steps if before else 0.0),
-            total_of(values, before.total if before else 0.0),
-        )
-        extrema = int(steps[low]), float(values[low]), int(steps[high]), float(values[high])
-        part = Stretch(*extrema, *sums, len(values))
-        if before is not None:
-            part = replace(_merge(before, part), steps=sums[0], total=sums[1])
-        self.buckets.append(part)
-        self.count += len(values)
-        self.first = self.first or (int(steps[0]), float(values[0]))
-        self.last = (int(steps[-1]), float(values[-1]))
-
-    def _halve(self) -> None:
-        self.buckets = [
-            _merge(a, b) for a, b in zip(self.buckets[::2], self.buckets[1::2], strict=True)
-        ]
-        self.size *= 2
+    def rows(self) -> Rows:
+        """Return all stretches, of which the last may have fewer points."""
+        self._join()
+        if not self.rest.shape[1]:
+            return self.full
+        return np.concatenate([self.full, _rows_of(self.rest[:, None, :])])
 
     def to_json(self) -> dict[str, Any]:
         """Return the curve as JSON values."""
-        rows = [
-            (b.low_at, b.low, b.high_at, b.high, b.steps, b.total, b.count) for b in self.buckets
-        ]
-        values = {
-            name: getattr(self, name)
-            for name in ("stretches", "size", "count", "first", "last", "strange")
-        }
-        return values | {"buckets": rows}
+        self._join()
+        names = ("stretches", "size", "count", "first", "last", "strange")
+        arrays = {"full": self.full.tolist(), "rest": self.rest.tolist()}
+        return {name: getattr(self, name) for name in names} | arrays
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Curve":
@@ -183,41 +128,44 @@ class Curve:
         >>> Curve.from_json(curve.to_json()).points()
         [(3, 0.5)]
         """
-        ends = {
-            name: values[name] and (values[name][0], values[name][1]) for name in ("first", "last")
+        arrays = {
+            "full": np.array(values["full"], np.float64).reshape(-1, 7),
+            "rest": np.array(values["rest"], np.float64).reshape(2, -1),
         }
-        return cls(**values | ends | {"buckets": [Stretch(*row) for row in values["buckets"]]})
+        ends = {name: values[name] and _point(*values[name]) for name in ("first", "last")}
+        return cls(**values | ends | arrays)
 
     def points(self, stretches: int | None = None) -> list[tuple[int, float]]:
         """Return the extrema of each stretch, and the curve's end points. `stretches` limits the
         number of stretches.
         """
-        buckets = _merge_down(self.buckets, stretches)
-        points = [
-            point
-            for each in buckets
-            for point in sorted({(each.low_at, each.low), (each.high_at, each.high)})
-        ]
+        points = []
+        for row in _merge_down(self.rows(), stretches).tolist():
+            lowest = _point(row[_LOW_AT], row[_LOW])
+            highest = _point(row[_HIGH_AT], row[_HIGH])
+            points += sorted({lowest, highest})
         points += [end for end in (self.first, self.last) if end is not None]
         return sorted(dict(points).items())  # the later of two values at one step wins
 
     def means(self) -> list[tuple[float, float, int]]:
         """Return the mean step, mean value and number of values of each stretch."""
         return [
-            (bucket.steps / bucket.count, bucket.total / bucket.count, bucket.count)
-            for bucket in self.buckets
+            (row[_STEPS] / row[_COUNT], row[_TOTAL] / row[_COUNT], int(row[_COUNT]))
+            for row in self.rows().tolist()
         ]
 
     def best(self, direction: str) -> tuple[int, float] | None:
         """Return (step, value) of the first maximum ("max") or minimum of the curve. Returns None
         without values.
         """
-        sign = -1 if direction == "max" else 1
-        points = [
-            (bucket.high_at, bucket.high) if sign < 0 else (bucket.low_at, bucket.low)
-            for bucket in self.buckets
-        ]
-        return min(points, key=lambda point: (sign * point[1], point[0]), default=None)
+        rows = self.rows()
+        if not len(rows):
+            return None
+        if direction == "max":
+            row = rows[rows[:, _HIGH].argmax()]
+            return _point(row[_HIGH_AT], row[_HIGH])
+        row = rows[rows[:, _LOW].argmin()]
+        return _point(row[_LOW_AT], row[_LOW])
 
 
 def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
@@ -243,8 +191,41 @@ def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
     return list(zip(steps.tolist(), averages.tolist(), strict=True))
 
 
-def _merge_down(buckets: list[Stretch], stretches: int | None) -> list[Stretch]:
-    while stretches is not None and len(buckets) > max(1, stretches):
-        joined = [_merge(a, b) for a, b in zip(buckets[::2], buckets[1::2], strict=False)]
-        buckets = joined + buckets[2 * len(joined) :]
-    return buckets
+def _point(step: float, value: float) -> tuple[int, float]:
+    return int(step), float(value)
+
+
+def _rows_of(points: NDArray[np.float64]) -> Rows:
+    """Return the rows of stretches: `points` are the steps and the values of each stretch."""
+    steps, values = points
+    every = np.arange(len(values))
+    low = values.argmin(axis=1)
+    high = values.argmax(axis=1)
+    columns = [
+        steps[every, low],
+        values[every, low],
+        steps[every, high],
+        values[every, high],
+        steps.sum(axis=1),
+        values.sum(axis=1),
+        np.full(len(values), values.shape[1]),
+    ]
+    return np.stack(columns, axis=1)
+
+
+def _merged(first: Rows, second: Rows) -> Rows:
+    """Return each row of `first` joined with that of `second`, which follows it."""
+    merged = first + second  # the sums; the extrema are set below
+    lower = np.where(second[:, _LOW] < first[:, _LOW], second.T, first.T)
+    higher = np.where(second[:, _HIGH] > first[:, _HIGH], second.T, first.T)
+    merged[:, [_LOW_AT, _LOW]] = lower[[_LOW_AT, _LOW]].T
+    merged[:, [_HIGH_AT, _HIGH]] = higher[[_HIGH_AT, _HIGH]].T
+    return merged
+
+
+def _merge_down(rows: Rows, stretches: int | None) -> Rows:
+    while stretches is not None and len(rows) > max(1, stretches):
+        pairs = len(rows) // 2
+        merged = _merged(rows[: 2 * pairs : 2], rows[1 : 2 * pairs : 2])
+        rows = np.concatenate([merged, rows[2 * pairs :]])
+    return rows

@@ -27,7 +27,7 @@ from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import surefoot_version
 
 SLICE_BYTES = 2_000_000  # read at once
-_FORMAT = f"surefoot run cache 2 {surefoot_version()}"
+_FORMAT = f"surefoot run cache 3 {surefoot_version()}"
 _TAIL_BYTES = 256  # compared to notice that a file was replaced
 _MOST_FILES = 2_000  # of the cache; the oldest are deleted
 _POSITION = ("file", "offset", "searched", "size_and_time", "resumed_at", "resumed_steps")
