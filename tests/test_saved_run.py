@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,8 @@ from torch import nn
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
+from surefoot.compare.trained import read_run as compared_run
+from surefoot.report.directory_watch import DirectoryWatch
 from surefoot.tracking.run_directory import directory_of_start
 
 PROGRAM = """
@@ -163,6 +166,38 @@ def test_a_saved_run_tells_what_its_directory_holds(of_script: Path) -> None:
 def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after="3 steps").train()
     assert (sf.load(tmp_path / "run").status, sf.load(tmp_path / "run").step) == ("stopped", 3)
+
+
+@pytest.mark.parametrize("recorded", [2, 4, 5])  # before, at and after the newest checkpoint
+def test_a_killed_run_has_the_same_last_step_wherever_it_is_shown(
+    recorded: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = tmp_path / "runs" / "a"
+    build(killed, length="8 steps", stop_after="5 steps", schedule=sf.schedules.linear()).train()
+    lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["step"] <= recorded and line["kind"] != "event"]
+    (killed / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    shutil.rmtree(killed / "checkpoints" / "step-00000005")
+    rates = {line["step"]: line["lr"] for line in lines if line["kind"] == "train"}
+    saved, step = sf.load(killed), max(recorded, 4)
+
+    assert (saved.step, saved.status, saved.checkpoints[-1]) == (step, "dead", 4)
+    (finding,) = (found for found in saved.diagnose() if found.name == "ended-early")
+    assert (finding.step, finding.numbers["made"]) == (step, step)
+    assert any(
+        f"at step {max(rates)} was {rates[max(rates)]:g}" in said for said in finding.evidence
+    )
+    main(["diagnose", str(killed), "--json"])
+    assert json.loads(capsys.readouterr().out)["steps_made"] == step
+    page = saved.report().read_text()
+    assert set(re.findall(r"ended (?:early, )?at step (\d+) of 8", page)) == {str(step)}
+    assert f"<dt>steps</dt><dd>{step} <small>of 8" in page
+    watch = DirectoryWatch(killed.parent)
+    watch.look()
+    while watch.work():
+        pass
+    assert [run.row["step"] for run in watch.runs.values() if run.row is not None] == [step]
+    assert compared_run(killed).last_step == step
 
 
 def test_a_dataframe_has_a_row_for_each_record_and_its_step_as_index(of_script: Path) -> None:

@@ -141,8 +141,8 @@ class SavedRun:
 
     @property
     def step(self) -> int:
-        """The number of completed steps in the records."""
-        return self._read().recorded.last_step
+        """The number of completed steps, from the records or the newest checkpoint."""
+        return self._read().last_step
 
     @property
     def status(self) -> State:

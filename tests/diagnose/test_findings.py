@@ -1123,7 +1123,7 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     )
     saved = found("ended-early", history(train(count=40), saved_step=300))
     assert saved is not None
-    assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit"
+    assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit from step 300"
 
 
 def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:

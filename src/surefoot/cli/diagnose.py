@@ -87,7 +87,7 @@ def diagnose(arguments: list[str]) -> None:
     if options.json:
         report = {
             "run": str(run),
-            "steps_made": history.step,
+            "steps_made": history.last_step,
             "steps": history.described.steps,
             "findings": [finding.to_dict() for finding in findings],
             "healthy": {

@@ -79,7 +79,9 @@ class Trained:
 
     @property
     def last_step(self) -> int:
-        return max((step for step, _ in [*self.times, *self.scores]), default=0)
+        """The last step that is known to be complete, from the records or the newest checkpoint."""
+        saved_step = None if self.store is None else self.store.newest_step()
+        return max((saved_step or 0, *(step for step, _ in [*self.times, *self.scores])))
 
     def reached(self, target: float) -> tuple[int, float] | None:
         """Return step and seconds of training at the first evaluation as good as `target`; None if

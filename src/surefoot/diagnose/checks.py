@@ -161,7 +161,7 @@ def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) ->
     )
     times = len(history.resumed)
     resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
-    return f"{described.name}: {history.step:,}{of_all} steps, {standing}{resumed}\n{summary}"
+    return f"{described.name}: {history.last_step:,}{of_all} steps, {standing}{resumed}\n{summary}"
 
 
 def _rows(

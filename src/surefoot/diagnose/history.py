@@ -53,12 +53,18 @@ class History:
 
     @cached_property
     def step(self) -> int:
+        """The step of the last record."""
         last = (
             *self.train[-1:],
             *self.scores[-1:],
             *([self.last_event] if self.last_event else ()),
         )
         return max((int(record["step"]) for record in last), default=0)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that is known to be complete, from the records or the newest checkpoint."""
+        return max(self.step, self.described.saved_step)
 
     @property
     def ended_by(self) -> str | None:

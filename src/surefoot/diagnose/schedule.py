@@ -32,30 +32,35 @@ EXACT = (
 def ended_early(history: History) -> Verdict:
     """Check for a run that ended before the last step of its schedule."""
     described, how = history.described, history.ended_by
-    steps, step = described.steps, max(history.step, described.saved_step)
+    steps, step, saved_step = described.steps, history.last_step, described.saved_step
     need(history.over, "the run is still training")
     if steps is None:
         return Unknown("the length of the run is not known")
+    need(
+        step < steps or history.step >= steps,
+        f"the checkpoint at step {saved_step:,} completes the run, but the records end at step"
+        f" {history.step:,}: some are missing (surefoot verify {described.in_shell})",
+    )
     well(
         history.complete,
         f"all {steps:,} steps are completed" if step >= steps else "the run ended by itself",
     )
-    need(
-        step < steps,
-        f"the checkpoint at step {described.saved_step:,} completes the run, but the records end at step"
-        f" {history.step:,}: some are missing (surefoot verify {described.in_shell})",
-    )
     well((how or "").startswith("diverged"), "the run diverged, which is a separate finding")
     stop = described.present("stop_after")
     was_requested = stop is not None if how is None else how.startswith("stopped")
-    rate, highest = _rates(history)
+    rate, rate_step, highest = _rates(history)
+    places = ""
+    if saved_step != history.step:
+        places = f"the records end at step {history.step:,}; the newest checkpoint has step {saved_step:,}"
     return wrong(
         "note" if was_requested else "warning",
         f"The run ended early, at step {step:,} of {steps:,}.",
         (
             f"{step:,} of {steps:,} steps"
             + (f"; {how}" if how else "; killed, or the machine failed"),
-            f"the learning rate was {rate:g}, {rate / highest:.0%} of its maximum: the schedule was not over"
+            places,
+            f"the learning rate at step {rate_step:,} was {rate:g}, {rate / highest:.0%} of its maximum:"
+            " the schedule was not over"
             if highest > 0
             else "",
         ),
@@ -70,8 +75,8 @@ def ended_early(history: History) -> Verdict:
         try_=(
             f"{described.go_on()}  # "
             + (
-                "continues bit for bit"
-                if described.saved_step
+                f"continues bit for bit from step {saved_step:,}"
+                if saved_step
                 else "no training is saved: starts at step 0"
             ),
             f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}"
@@ -168,7 +173,7 @@ def still_improving(history: History) -> Verdict:
 def high_rate_at_end(history: History) -> Verdict:
     """Compare the last learning rate of a finished run with its highest."""
     described = history.described
-    rate, highest = _rates(history)
+    rate, rate_step, highest = _rates(history)
     need(
         highest > 0 and history.step >= LEAST_STEPS,
         f"no learning rates are recorded, or fewer than {LEAST_STEPS} steps are completed",
@@ -181,7 +186,7 @@ def high_rate_at_end(history: History) -> Verdict:
         "note",
         f"The learning rate was still at {rate / highest:.0%} of its maximum when the run ended.",
         (
-            f"{rate:g} at step {history.train[-1]['step']:,}, maximum {highest:g}; schedule {described.shape or 'not known'}",
+            f"{rate:g} at step {rate_step:,}, maximum {highest:g}; schedule {described.shape or 'not known'}",
         ),
         causes=("a schedule that does not fall, or falls over more steps than the run has",),
         try_=(
@@ -194,6 +199,9 @@ def high_rate_at_end(history: History) -> Verdict:
     )
 
 
-def _rates(history: History) -> tuple[float, float]:
+def _rates(history: History) -> tuple[float, int, float]:
+    """Return the last learning rate, its step, and the highest learning rate."""
     rates = history.column("lr").finite
-    return (float(rates.value[-1]), float(rates.value.max())) if len(rates) else (0.0, 0.0)
+    if not len(rates):
+        return 0.0, 0, 0.0
+    return float(rates.value[-1]), int(rates.step[-1]), float(rates.value.max())

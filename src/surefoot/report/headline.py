@@ -49,11 +49,7 @@ def state_of(run: ReportedRun) -> State:
     if run.files.planned_steps is not None and recorded.last_step >= run.files.planned_steps:
         return "finished"
     last = next(iter(run.files.crashes), None)
-    if (
-        last is not None
-        and isinstance(last.get("step"), int)
-        and last["step"] >= recorded.last_step
-    ):
+    if last is not None and isinstance(last.get("step"), int) and last["step"] >= run.last_step:
         return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
     return "dead"
 
@@ -101,10 +97,10 @@ def verdict(run: ReportedRun, state: State) -> str:
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
     planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.eta_s
-    step = f"step {run.recorded.last_step:,}" + ("" if planned is None else f" of {planned:,}")
+    step = f"step {run.last_step:,}" + ("" if planned is None else f" of {planned:,}")
     match state:
         case "finished":
-            return f"finished: {run.recorded.last_step:,} steps"
+            return f"finished: {run.last_step:,} steps"
         case "running":
             return f"running: {step}" + (f", {format_value(left, 'seconds')} left" if left else "")
         case "stopped":

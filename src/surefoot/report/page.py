@@ -297,7 +297,7 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     newest = run.files.crashes[0]
     step, trace = newest.get("step"), newest.get("traceback")
     if state not in ("failed", "diverged") and not (
-        isinstance(step, int) and step >= run.recorded.last_step
+        isinstance(step, int) and step >= run.last_step
     ):
         return None
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""

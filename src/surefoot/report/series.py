@@ -225,6 +225,11 @@ class ReportedRun:
     running: bool
 
     @property
+    def last_step(self) -> int:
+        """The last step that is known to be complete, from the records or the newest checkpoint."""
+        return max(self.recorded.last_step, self.files.step)
+
+    @property
     def count_unit(self) -> str:
         """The unit of the run's targets, such as "tokens"."""
         return (

@@ -97,13 +97,12 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         if main is None or name != main.name
     ]
     planned = run.files.planned_steps
-    row.append(
-        (
-            "steps",
-            f"{recorded.last_step:,}",
-            "" if planned is None or state == "finished" else f"of {planned:,}",
-        )
-    )
+    remarks = []
+    if planned is not None and state != "finished":
+        remarks.append(f"of {planned:,}")
+    if recorded.last_step < run.last_step:
+        remarks.append(f"the records end at step {recorded.last_step:,}")
+    row.append(("steps", f"{run.last_step:,}", "; ".join(remarks)))
     spent, total = recorded.spent_s, sum(recorded.spent_s.values())
     if total > 0:
         row.append(

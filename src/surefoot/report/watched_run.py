@@ -70,7 +70,7 @@ def row_of(run: WatchedRun, thinned: ThinnedRun, findings: Sequence[Finding] | N
             {name: each[name] for name in _OF_FINDING} for each in map(Finding.to_dict, findings)
         ]
     return Row(
-        step=recorded.last_step,
+        step=reported.last_step,
         planned=reported.files.planned_steps,
         state=state_of(reported),
         records=recorded.count,
