@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from surefoot.diagnose.statistics import noise
 from surefoot.report.charts import format_value
 from surefoot.report.curves import Curve, smooth
 from surefoot.report.series import ReportedRun
@@ -149,10 +152,12 @@ def _trend(main: Headline, curve: Curve) -> str:
     if len(points) < 4:
         return ""
     steps, values = zip(*points, strict=True)
-    moved, late_at = max(values) - min(values), steps[0] + _LATE * (steps[-1] - steps[0])
+    moved = max(values) - min(values)
+    late_at = steps[0] + _LATE * (steps[-1] - steps[0])
     late = [value for step, value in points if step <= late_at][-1]
     change = values[-1] - late
-    if abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late):
+    is_small = abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late)
+    if is_small or abs(change) <= noise(np.array(values)):
         return "level"
     still = "still " if (change < 0) == (main.direction == "min") else ""
     return f"{still}{'falling' if change < 0 else 'rising'}"
