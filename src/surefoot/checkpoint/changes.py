@@ -138,7 +138,7 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
         reason = f"{refused[0].cause}{also}; with this change it would be another run"
         raise CheckpointError(
             "program-changed",
-            problem=f"cannot resume {where}: {refused[0].text}",
+            problem=refused[0].text,
             reason=reason.removeprefix("; "),
             remedy=[
                 ANOTHER_RUN,
@@ -146,7 +146,7 @@ def refuse_changes(changes: Sequence[Change], *, accepted: Collection[str], wher
                 ("to resume with this change:", Setting("accept_change", names)),
             ],
             changed=names.split(","),
-        )
+        ).inside(f"cannot resume {where}")
 
 
 def _change_of_batch(

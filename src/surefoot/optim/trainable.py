@@ -73,12 +73,11 @@ class Trainable:
             other = sorted(frozen ^ set(now["frozen"]) | outside ^ set(now["in_no_optimizer"]))
             raise CheckpointError(
                 "checkpoint-of-other-frozen-parameters",
-                problem=f"cannot resume {where}: it has other frozen parameters"
-                f" ({first_and_last(other)})",
+                problem=f"it has other frozen parameters ({first_and_last(other)})",
                 reason=_SHARDED_ONCE,
                 remedy=["set requires_grad as it was before Run(...)", Setting("parallel", "ddp")],
                 names=other,
-            )
+            ).inside(f"cannot resume {where}")
         for name, parameter in () if self.sharded else self.parameters.items():
             parameter.requires_grad_(name not in frozen)
         named = [

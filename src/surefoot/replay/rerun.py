@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -238,8 +239,9 @@ def _explain_refusal() -> Iterator[None]:
     except DamageError:
         raise
     except CheckpointError as problem:
-        error = problem.inside("no step can be repeated")
-        # its own remedies are those of a resume
+        # its own places and remedies are those of a resume
+        error = copy(problem)
+        error.places = ("no step can be repeated",)
         error.remedies = ("use the data, the settings and the program that trained the run",)
         raise error from problem
 

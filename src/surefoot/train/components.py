@@ -210,10 +210,9 @@ class Components:
         except ConfigError as problem:
             raise CheckpointError(
                 "schedule-of-shorter-run",
-                problem=f"cannot resume {where}, which began as a run of {began.steps} steps:"
-                f" {first_line(problem)}",
+                problem=f"it began as a run of {began.steps} steps: {first_line(problem)}",
                 steps=began.steps,
-            ) from problem
+            ).inside(f"cannot resume {where}") from problem
         own = json.loads(json.dumps(self.identity))
         if "data" in self.accept_change and has_same_samples(saved, own):
             saved["data"] = own["data"]
@@ -277,14 +276,13 @@ class Components:
                 if pair[0] != pair[1]:
                     raise CheckpointError(
                         "model-changed",
-                        problem=f"cannot resume {self.where(checkpoint)}: the model had {old_line}"
-                        f" and now has {new_line}",
+                        problem=f"the model had {old_line} and now has {new_line}",
                         reason="the model of a run cannot change",
                         remedy=[
                             ANOTHER_RUN,
                             FROM_ITS_WEIGHTS,
                         ],
-                    )
+                    ).inside(f"cannot resume {self.where(checkpoint)}")
 
     @interprets
     def notes(self, checkpoint: Checkpoint) -> list[str]:

@@ -88,14 +88,14 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     reasons = [*also, *_cure_of_pictures(changes, saved)]
     raise CheckpointError(
         "settings-changed",
-        problem=f"cannot resume {where}: {changes[0]}",
+        problem=changes[0],
         reason="\n".join(reasons) if reasons else "the settings of a run cannot change",
         remedy=[
             ANOTHER_RUN,
             FROM_ITS_WEIGHTS,
         ],
         changes=changes,
-    )
+    ).inside(f"cannot resume {where}")
 
 
 def has_same_samples(saved: Described, now: Described) -> bool:
@@ -127,11 +127,11 @@ def refuse_other_data(saved: Described, now: Described, *, where: str, step: int
         remedies.append("or remove that directory, in which no step was trained")
     raise CheckpointError(
         "data-changed",
-        problem=f"cannot resume {where}: the data set has changed",
+        problem="the data set has changed",
         reason="\n".join(reasons),
         remedy=remedies,
         changes=all_changes,
-    )
+    ).inside(f"cannot resume {where}")
 
 
 def _cure_of_pictures(changes: Sequence[str], saved: Described) -> list[str]:
@@ -195,7 +195,7 @@ def refuse_another_length(
         )
     raise CheckpointError(
         "length-changed",
-        problem=f"cannot resume {where}: length was {saved['length']}, now {length.steps} steps",
+        problem=f"length was {saved['length']}, now {length.steps} steps",
         reason=why,
         remedy=[
             ANOTHER_RUN,
@@ -203,4 +203,4 @@ def refuse_another_length(
         ],
         setting="length",
         value=f"{length.steps} steps",
-    )
+    ).inside(f"cannot resume {where}")

@@ -280,11 +280,10 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         found, needed = sorted(checkpoint.files), sorted(expected)
         raise CheckpointError(
             "checkpoint-of-other-files",
-            problem=f"cannot resume {where}: its files are {', '.join(found)}; this run needs"
-            f" {', '.join(needed)}",
+            problem=f"its files are {', '.join(found)}; this run needs {', '.join(needed)}",
             found=found,
             needed=needed,
-        )
+        ).inside(f"cannot resume {where}")
     loose = checkpoint.tensors("state")
     state.trainable.load_state(
         saved.trainable, where=where
@@ -363,11 +362,11 @@ def _load_precise(
         other = min(of_run.keys() ^ saved.keys())
         raise CheckpointError(
             "average-of-other-parameters",
-            problem=f"cannot resume {where}: it does not average the same parameters as this run",
+            problem="it does not average the same parameters as this run",
             reason=f"{other} is in one of the two only",
             remedy="choose another run_dir",
             parameter=other,
-        )
+        ).inside(f"cannot resume {where}")
     for name, parameter in of_run.items():
         tensor = module_state.read_rows(saved[name], rows_of(parameter))
         average.precise[parameter].copy_(tensor)

@@ -164,9 +164,8 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
         parts.continue_from(files.newest.checkpoint)
         parts.refuse_another_architecture(files.newest.checkpoint)
     except CheckpointError as problem:
-        text = first_line(problem).partition(": ")[2] or first_line(problem)
         what = f"config.toml or the program no longer builds the run in {files.newest.path.name}"
-        problems.append(Problem("inconsistent", f"{what}: {text}"))
+        problems.append(Problem("inconsistent", f"{what}: {problem.problem}"))
         return "config.toml or the program no longer builds this run"
     if parts.pipeline.tape is not None:
         try:
