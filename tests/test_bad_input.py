@@ -103,51 +103,51 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trian", "gpt"], "error: no subcommand 'trian'\n  did you mean surefoot train?"),
-        (["evalute"], "did you mean surefoot evaluate?"),
-        (["train"], "train needs a recipe or a program"),
+        (["trian", "gpt"], "[subcommand-unknown]"),
+        (["evalute"], "did you mean evaluate?"),
+        (["train"], "[argument-missing]"),
         (["train", "gtp"], "did you mean gpt?"),
-        (["train", "missing.py:build"], "no file missing.py"),
-        ([*GPT, "--lenght", "3"], "unknown setting --lenght: did you mean --length?"),
+        (["train", "missing.py:build"], "[program-missing]"),
+        ([*GPT, "--lenght", "3"], "try: --length\n  [setting-unknown]"),
         (
             [*GPT, "--optimizer.learning-rate", "3"],
-            "--optimizer.learning-rate: did you mean --optimizer.lr?",
+            "try: --optimizer.lr\n  [setting-unknown]",
         ),
-        ([*GPT, "--epochs", "3"], 'unknown setting --epochs: did you mean --length "3 epochs"?'),
+        ([*GPT, "--epochs", "3"], "try: --length '3 epochs'\n  [setting-unknown]"),
         (
             [*GPT, "--max-steps=150"],
-            'unknown setting --max-steps: did you mean --length "150 steps"?',
+            "try: --length '150 steps'\n  [setting-unknown]",
         ),
-        ([*GPT, "--epochs", "many"], "unknown setting --epochs: did you mean --length?"),
-        ([*GPT, "--length", "150"], "write it as '150 steps' or '150 epochs'"),
-        (["--lenght"], "error: no subcommand '--lenght'\n  choose from train, "),
-        ([*GPT, "--lr=3"], "unknown setting --lr: did you mean --optimizer.lr?"),
-        ([*GPT, "--batch-size", "many"], "batch_size = 'many': write a number of samples"),
-        ([*GPT, "--optimizer.lr", "fast"], "--optimizer.lr"),
+        ([*GPT, "--epochs", "many"], "try: --length\n  [setting-unknown]"),
+        ([*GPT, "--length", "150"], "[duration-without-unit]"),
+        (["--lenght"], "[subcommand-unknown]"),
+        ([*GPT, "--lr=3"], "try: --optimizer.lr\n  [setting-unknown]"),
+        ([*GPT, "--batch-size", "many"], "[setting-out-of-range]"),
+        ([*GPT, "--optimizer.lr", "fast"], "[flags-not-understood]"),
         ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0 must be a number above 0"),
         ([*GPT, "--optimizer.name", "adma"], "not one of adamw, "),
         ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule_free?"),
         ([*GPT, "--optimizer.name", "sgdd"], "Did you mean sgd?"),
-        ([*GPT, "--seed"], "--seed"),
-        ([*GPT, "again"], "again"),
-        ([*GPT, "--length", "3"], "length = '3' has no unit"),
+        ([*GPT, "--seed"], "[flags-not-understood]"),
+        ([*GPT, "again"], "[flags-not-understood]"),
+        ([*GPT, "--length", "3"], "[duration-without-unit]"),
         ([*GPT, "--schedule.warmup", "1000 steps"], "does not fit in a run of 3 steps"),
         (
             [*GPT, "--batch-size", "32", "--micro-batch-size", "5"],
-            "nearest valid: micro_batch_size 4 or 8, or batch_size 30",
+            "[micro-batch-size-not-divisor]",
         ),
-        ([*GPT, "--batch-size", "0"], "batch_size = 0"),
-        ([*GPT, "--batch-size", "-4"], "batch_size = -4"),
-        ([*GPT, "--clip", "1.0"], 'try: --clip "norm 1.0"'),
-        ([*GPT, "--keep-last", "0"], "keep_last = 0"),
-        ([*GPT, "--ema", "2"], "2"),
+        ([*GPT, "--batch-size", "0"], "[setting-out-of-range]"),
+        ([*GPT, "--batch-size", "-4"], "[setting-out-of-range]"),
+        ([*GPT, "--clip", "1.0"], "[clip-not-a-limit]"),
+        ([*GPT, "--keep-last", "0"], "[setting-out-of-range]"),
+        ([*GPT, "--ema", "2"], "[setting-out-of-range]"),
         ([*GPT, "--device", "cadu"], "cadu"),
         ([*GPT, "--model.heads", "3"], "heads"),
-        ([*GPT, "--config", "missing.toml"], "missing.toml"),
-        (["resume"], "which run?"),
-        (["resume", "nowhere"], "no run nowhere"),
-        (["evaluate", "latest"], "no run latest"),
-        (["diagnose", "."], ". is a directory, but not a run: it has no config.toml"),
+        ([*GPT, "--config", "missing.toml"], "[path-not-usable]"),
+        (["resume"], "[argument-missing]"),
+        (["resume", "nowhere"], "[run-missing]"),
+        (["evaluate", "latest"], "[run-missing]"),
+        (["diagnose", "."], "[run-missing]"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_shortly_and_nothing_is_written(
@@ -616,8 +616,8 @@ def test_numbers_below_nothing_are_refused_before_the_training(
         (["--optimizer.lr", "abc"], "'abc' is not a number"),
         (["--keep-last", "x"], "'x' is not a whole number"),
         (["--run-dir"], "needs a value"),
-        (["--checkpont", "best"], "unknown setting --checkpont"),
-        (["--config", "nope.toml"], "cannot read nope.toml: No such file or directory"),
+        (["--checkpont", "best"], "[setting-unknown]"),
+        (["--config", "nope.toml"], "[path-not-usable]"),
     ],
 )
 def test_a_mistyped_flag_is_told_in_words(flags: list[str], says: str, refused: Refused) -> None:
@@ -628,7 +628,8 @@ def test_a_mistyped_flag_is_told_in_words(flags: list[str], says: str, refused: 
 
 def test_each_of_several_problems_is_marked_as_one(refused: Refused) -> None:
     error = refused(*GPT, "--seed", "-1", "--workers", "-1", status=2)
-    assert [line[:6] for line in error.splitlines()] == ["error:", "error:"]
+    problems = [line for line in error.splitlines() if not line.startswith(" ")]
+    assert [line[:6] for line in problems] == ["error:", "error:"]
 
 
 def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:

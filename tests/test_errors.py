@@ -17,7 +17,9 @@ import torch
 import surefoot as sf
 from refused import refused
 from surefoot.checkpoint.format import DamageError, damage_error
-from surefoot.cli.main import main
+from surefoot.cli.main import VERBS, main
+from surefoot.cli.options import option_names
+from surefoot.cli.word_order import option_kinds
 from surefoot.config.setting import checked
 from surefoot.errors import Command, ConfigError, DataError, Remedy, Setting, speaking_in_flags
 
@@ -157,7 +159,11 @@ def test_a_run_refuses_a_setting_with_the_code_of_its_check() -> None:
     with pytest.raises(ConfigError) as caught:
         sf.Run(**settings, **too_long, tensorboard=True, seed=-1)
     codes = [problem.code for problem in caught.value.problems]
-    assert codes == [None, "schedule-warmup-too-long", "tensorboard-without-directory"]
+    assert codes == [
+        "setting-out-of-range",
+        "schedule-warmup-too-long",
+        "tensorboard-without-directory",
+    ]
 
 
 def test_places_stand_before_the_problem_the_outermost_first() -> None:
@@ -238,16 +244,47 @@ def test_the_command_line_shows_flags(
     assert text.splitlines()[-1].strip() == "[schedule-warmup-too-long]"
 
 
+WITH_JSON = [verb for verb in VERBS if any("json" in option_names(k) for k in option_kinds(verb))]
+
+
+def test_three_commands_answer_in_json() -> None:
+    assert WITH_JSON == ["diagnose", "replay", "verify"]
+
+
+@pytest.mark.parametrize("verb", WITH_JSON)
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["missing"], "run-missing"),
+        ([], "argument-missing"),
+        (["s3://missing"], "path-is-url"),
+    ],
+)
 def test_with_json_an_error_is_one_object_on_standard_error(
+    verb: str,
+    words: list[str],
+    code: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, text = on_the_command_line(capsys, verb, *words, "--json")
+    (line,) = text.splitlines()
+    described = json.loads(line)
+    assert (described["code"], described["exit_status"], status) == (code, 2, 2)
+    assert described.keys() >= an_error().to_dict().keys()
+
+
+def test_with_json_several_problems_are_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, text = on_the_command_line(capsys, "diagnose", "missing", "--json")
-    (line,) = text.splitlines()
-    described = json.loads(line)
-    assert described["exit_status"] == status
-    assert described["error"] in ("CheckpointError", "ConfigError")
-    assert "missing" in described["message"]
+    _, text = on_the_command_line(capsys, "diagnose", "a", "--jsno", "--al", "--json")
+    described = json.loads(text)
+    assert [problem["code"] for problem in described["problems"]] == 2 * ["setting-unknown"]
+    meant = [problem["remedies"] for problem in described["problems"]]
+    assert meant == [[{"setting": "json"}], [{"setting": "all"}]]
 
 
 def test_a_code_belongs_to_one_class_and_says_one_thing() -> None:

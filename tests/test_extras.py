@@ -23,8 +23,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from forked import Forked
+from refused import refused
 from surefoot.config.extras import EXTRAS, is_installed, needed_for, refuse_missing
-from surefoot.errors import ConfigError
+from surefoot.errors import Command, Setting
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -234,33 +235,29 @@ def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(tmp_p
     answers = with_the_core_alone(what_is_refused, tmp_path)
     for (extra, words), (status, text, written) in zip(NEEDS, answers, strict=True):
         assert status == 2, (words, text)
-        first, reason, cure = text.splitlines()
-        assert first.startswith("error: "), text
-        assert " needs " in first, text
-        assert re.match(r"  .* (is|are) not installed", reason), text
-        line = re.fullmatch(r'  type: pip install "surefoot\[([\w,]+)\]"', cure)
+        assert text.startswith("error: "), text
+        assert text.endswith("  [package-not-usable]\n"), text
+        line = re.search(r'\n  type: pip install "surefoot\[([\w,]+)\]"\n', text)
         assert line is not None, text
         assert extra in line[1].split(","), text
         assert written == [], words
 
 
-def dataframe_without_pandas() -> str:
+def dataframe_without_pandas() -> dict[str, Any]:
     import surefoot as sf
 
     Path("metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')
     try:
         sf.load(".").dataframe("train")
-    except sf.ConfigError as refused:
-        return str(refused)
-    return ""
+    except sf.ConfigError as error:
+        return error.to_dict()
+    return {}
 
 
 def test_records_as_a_dataframe_need_the_extra_notebook(tmp_path: Path) -> None:
-    assert with_the_core_alone(dataframe_without_pandas, tmp_path) == (
-        "a DataFrame of records needs pandas\n"
-        '  pandas is not installed; to do without: run.records("train")\n'
-        '  type: pip install "surefoot[notebook]"'
-    )
+    error = with_the_core_alone(dataframe_without_pandas, tmp_path)
+    assert (error["code"], error["fields"]) == ("package-not-usable", {"modules": ["pandas"]})
+    assert error["remedies"][1] == {"command": 'pip install "surefoot[notebook]"'}
 
 
 def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> None:
@@ -383,20 +380,16 @@ def test_a_directory_called_like_a_package_is_no_package(
 def test_several_missing_packages_are_one_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("babel", "tokenizers"):
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError) as refused:
-        refuse_missing("this", "tokenizers", "babel", "torch", instead="--precision bf16")
-    assert str(refused.value) == (
-        "this needs tokenizers, babel\n"
-        '  tokenizers, babel are not installed; to do without: precision="bf16"\n'
-        '  type: pip install "surefoot[text,translation]"'
-    )
+    instead = Setting("precision", "bf16")
+    with refused("package-not-usable", modules=["tokenizers", "babel"]) as error:
+        refuse_missing("this", "tokenizers", "babel", "torch", instead=instead)
+    install = Command('pip install "surefoot[text,translation]"')
+    assert error.value.remedies == (instead, install)
 
 
 def test_a_package_whose_import_fails_is_named_with_its_reason() -> None:
-    with pytest.raises(ConfigError) as refused, needed_for("this", "json", "sklearn"):
+    modules = ["json", "sklearn"]
+    with refused("package-not-usable", modules=modules) as error, needed_for("this", *modules):
         raise OSError("no libfoo\nsecond line")
-    assert str(refused.value) == (
-        "this needs json, sklearn\n"
-        "  the import fails: OSError: no libfoo\n"
-        "  type: pip install --force-reinstall json scikit-learn"
-    )
+    install = Command("pip install --force-reinstall json scikit-learn")
+    assert error.value.remedies == (install,)

@@ -681,7 +681,7 @@ def test_a_refusal_on_several_ranks_is_its_sentence_and_the_scripts_own_line(ran
     first, second = ranks.outcomes(ranks.start(2, broken_on_ranks, batch_size=7))
     assert first.status == second.status == 2
     lines = first.text.splitlines()
-    assert lines[0].startswith("error: batch_size = 7 cannot be divided evenly among")
+    assert "  [batch-size-not-divisible]" in lines
     assert re.fullmatch(rf"  {re.escape(__file__)}, line \d+", lines[-1])
     assert "Traceback" not in first.text
     assert second.text == ""

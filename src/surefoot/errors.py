@@ -195,7 +195,8 @@ class ConfigError(SurefootError):
     >>> import surefoot
     >>> surefoot.ddp(sync="never")
     Traceback (most recent call last):
-    surefoot.errors.ConfigError: sync = 'never': auto, last or every
+    surefoot.errors.ConfigError: sync = "never": expected one of "auto", "last", "every"
+      [setting-of-wrong-type]
     """
 
     exit_status = 2

@@ -221,7 +221,7 @@ class SavedRun:
         >>> load(directory).dataframe("train")["loss"].to_dict()
         {2: 0.5, 4: 0.25}
         """
-        with needed_for("a DataFrame of records", "pandas", instead='run.records("train")'):
+        with needed_for("a DataFrame of records", "pandas", instead='or read run.records("train")'):
             import pandas
         records = self.records(kind)
         names = dict.fromkeys(["step", "kind", *(name for record in records for name in record)])

@@ -92,7 +92,7 @@ def test_only_the_beginning_of_a_long_text_is_encoded(
     ("arguments", "status", "says"),
     [
         ([], 2, "needs a path"),
-        (["a.txt", "--seed=3"], 2, "unknown option --seed"),
+        (["a.txt", "--seed=3"], 2, "[setting-unknown]"),
         (["a.txt", "--recipe=gtp"], 2, "[recipe-unknown]"),
         (["gone"], 3, "[path-missing]"),
         (["a.txt", "--recipe=images"], 3, "a.txt"),

@@ -155,10 +155,7 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
         '[program]\nkind = "recipe"\nname = "images"\n[optimizer]\nname = "adamw"\n'
     )
     assert refused("find-lr", "mine", "--optimizer.name", "sgd") == 2
-    assert (
-        "was trained with adamw, and its checkpoint has that optimizer's state\n  leave it out"
-        in capsys.readouterr().err
-    )
+    assert "[setting-out-of-range]" in capsys.readouterr().err
 
 
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,36 +204,36 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["find-lr"], "find-lr needs a recipe"),
-        (["find-batch-size", "--memory", "8GB"], "find-batch-size needs a recipe"),
+        (["find-lr"], "[argument-missing]"),
+        (["find-batch-size", "--memory", "8GB"], "[argument-missing]"),
         (["find-lr", "imagse"], "did you mean images?"),
         (
             ["find-lr", "program.py:build", "--min-lr", "1", "--max-lr", "0.1"],
             "--min-lr 0.1 --max-lr 1",
         ),
         (["find-lr", "program.py:build", "--steps", "9"], "steps = 9"),
-        (["find-lr", "program.py:build", "--steps", "many"], "'many' is not a whole number"),
-        (["find-lr", "program.py:build", "--max-lr", "ten"], "'ten' is not a number"),
+        (["find-lr", "program.py:build", "--steps", "many"], "[flags-not-understood]"),
+        (["find-lr", "program.py:build", "--max-lr", "ten"], "[flags-not-understood]"),
         (
             ["find-lr", "program.py:build", "--max-lr", "nan"],
-            "--max-lr 'nan' is not a finite number",
+            "[setting-out-of-range]",
         ),
-        (["find-lr", "program.py:build", "--min-lr"], "--min-lr needs a value"),
-        (["find-lr", "program.py:build", "--mni-lr", "1e-4"], "did you mean --min-lr?"),
+        (["find-lr", "program.py:build", "--min-lr"], "[flags-not-understood]"),
+        (["find-lr", "program.py:build", "--mni-lr", "1e-4"], "[setting-unknown]"),
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
-        (["find-lr", "program.py:own_loop"], "run-without-loss"),
-        (["find-batch-size", "program.py:own_loop"], "run-without-loss"),
+        (["find-lr", "program.py:own_loop"], "[run-without-loss]"),
+        (["find-batch-size", "program.py:own_loop"], "[run-without-loss]"),
         (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
         (
             ["find-batch-size", "program.py:build", "--memory", "90B"],
             "even a micro-batch of 1 samples does not fit",
         ),
-        (["find-batch-size", "program.py:build", "--batch-size", "0"], "batch_size = 0"),
+        (["find-batch-size", "program.py:build", "--batch-size", "0"], "[setting-out-of-range]"),
         (
             ["find-batch-size", "program.py:build", "--batch-size", "99 tokens"],
             "[batch-size-of-unknown-lengths]",
         ),
-        (["find-batch-size", "program.py:build", "--memroy", "1GB"], "did you mean --memory?"),
+        (["find-batch-size", "program.py:build", "--memroy", "1GB"], "[setting-unknown]"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )

@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         main(["plan", *arguments])
     assert end.value.code == 2
     problem = capsys.readouterr().err
-    assert len(problem.splitlines()) <= 5
+    assert len(problem.splitlines()) <= 8
     return problem
 
 
@@ -207,20 +207,20 @@ def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--flops", "1e12"], "add their number: --world-size 8"),
-        (["--world-size", "0"], "--world-size '0' must be 1 or more"),
+        (["--flops", "1e12"], "[option-missing]"),
+        (["--world-size", "0"], "[setting-out-of-range]"),
         (
             ["--world-size", "8", "--bandwidth", "50"],
-            "--bandwidth '50': write it with a unit, as in \"50 GB/s\"",
+            "[setting-out-of-range]",
         ),
-        (["--world-size", "8", "--mfu", "40"], "above 0 and at most 1"),
-        (["--world-size", "8", "--flops", "fast"], "--flops 'fast' is not a number"),
-        (["--world-size", "8", "--flops", "0"], "--flops '0': FLOP per second"),
+        (["--world-size", "8", "--mfu", "40"], "[setting-out-of-range]"),
+        (["--world-size", "8", "--flops", "fast"], "[flags-not-understood]"),
+        (["--world-size", "8", "--flops", "0"], "[setting-out-of-range]"),
         (["--world-size", "8", "--gpu-memory", "80"], "fits"),
-        (["--world-size", "8", "--world-siez", "9"], "did you mean --world-size?"),
+        (["--world-size", "8", "--world-siez", "9"], "[setting-unknown]"),
         (
             ["--world-size", "8", "--parallel", "fsdp", "--fsdp.replicas", "3"],
-            "replicas = 3 does not divide 8 ranks",
+            "[replicas-not-divisor]",
         ),
     ],
 )
@@ -237,4 +237,4 @@ def test_all_wrong_numbers_are_told_at_once(capsys: pytest.CaptureFixture[str]) 
     problem = refused(
         capsys, "gpt", "--world-size", "8", "--mfu", "3", "--bandwidth", "5", "--flops", "-1"
     )
-    assert all(f"--{name}" in problem for name in ("mfu", "bandwidth", "flops"))
+    assert problem.count("[setting-out-of-range]") == 3

@@ -217,42 +217,39 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
     lines = refused(
         capsys,
         "--schedules",
-        "cosin,linear:min_lr_ratio=x,wsd:coldown=3%,linear:floor,linear:power=2,a+b,linear,linear",
+        "cosin,linear:min_lr_ratio=x,wsd:coldown=3%,linear:floor,linear:power=2,a+b",
     )
     expected = [
-        "did you mean cosine?",
-        "min_lr_ratio = 'x' is not a number",
-        "did you mean cooldown?",
-        "'floor' is not a setting: write NAME=VALUE",
-        "has no effect with schedule.name linear",
-        "no schedule 'a'",
-        "linear: occurs twice",
+        "[schedule-unknown]",
+        "[setting-out-of-range]",
+        "[setting-out-of-range]",
+        "[setting-out-of-range]",
+        "[schedule-setting-foreign]",
+        "[schedule-unknown]",
     ]
-    assert len([line for line in lines if line.startswith("error: ")]) == len(expected)
-    for words in expected:
-        assert any(words in line for line in lines), words
+    assert [line.strip() for line in lines if line.startswith("  [")] == expected
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--schedules", ""], "--schedules is empty: write"),
-        (["gpt", "--schedules="], "--schedules is empty: write"),
-        (["--schedules"], "--schedules needs a value"),
-        (["--schedules", "constant+linear"], "'linear' has no start"),
-        (["--schedules", "constant+linear@100%"], "need at least one step each"),
-        (["--schedules", "cosine:warmup=2000 steps"], "does not fit in a run of 1000 steps"),
+        (["--schedules", ""], "[schedule-unknown]"),
+        (["gpt", "--schedules="], "[schedule-unknown]"),
+        (["--schedules"], "[flags-not-understood]"),
+        (["--schedules", "constant+linear"], "[setting-out-of-range]"),
+        (["--schedules", "constant+linear@100%"], "[joined-schedule-without-steps]"),
+        (["--schedules", "cosine:warmup=2000 steps"], "[schedule-warmup-too-long]"),
         (
             ["--schedules", "cosine", "--length", "3 epochs"],
             "[epochs-without-data]",
         ),
         (
             ["--schedules", "cosine", "--schedule.name", "wsd"],
-            "--schedules already names the schedules",
+            "[option-excluded]",
         ),
-        (["--schedules", "cosine", "--optimizer.lr", "1"], "unknown setting --optimizer.lr"),
+        (["--schedules", "cosine", "--optimizer.lr", "1"], "[setting-unknown]"),
         (["--schedules", "cosine", "gtp"], "did you mean gpt?"),
-        (["--schedules", "cosine", "--shedules", "x"], "did you mean --schedules?"),
+        (["--schedules", "cosine", "--shedules", "x"], "[setting-unknown]"),
     ],
 )
 def test_a_mistake_is_told_and_nothing_is_drawn(

@@ -128,7 +128,7 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(
     [
         (["the", "--temperature", "-1"], "temperature = -1"),
         (["the", "--top-p", "2"], "top_p = 2"),
-        (["the", "--max-new-tokns", "5"], "did you mean --max-new-tokens?"),
+        (["the", "--max-new-tokns", "5"], "[setting-unknown]"),
         ([""], "prompt 1 is empty"),
         (["the", "--checkpoint", "last"], "choose newest, best, a step ("),
         (["the", "--checkpoint", "\u00b2"], "choose newest, best, a step ("),
@@ -234,5 +234,5 @@ def test_a_program_that_predicts_nothing_says_so(
     )
     main(["train", "program.py:build"])
     said = refused(capsys, "a", "x")
-    assert "the program of runs/a defines no predict()" in said
+    assert "[program-without-predict]" in said
     assert "sf.load('runs/a').load_model(model)" in said

@@ -85,10 +85,10 @@ def test_what_makes_the_panels_is_named_where_a_run_that_a_recipe_made_has_left_
 
 
 def test_what_is_not_understood_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "which run?" in refused(capsys)
+    assert "[argument-missing]" in refused(capsys)
     assert "no run c" in refused(capsys, "a", "c")
-    assert "unknown option --pdf" in refused(capsys, "a", "--pdf")
-    assert "--port needs --watch" in refused(capsys, "a", "--port", "80")
+    assert "[setting-unknown]" in refused(capsys, "a", "--pdf")
+    assert "[option-missing]" in refused(capsys, "a", "--port", "80")
     assert "writes no file" in refused(capsys, "a", "--watch", "--out", "x.html")
     assert "not a whole number" in refused(capsys, "a", "--watch", "--port", "x")
 

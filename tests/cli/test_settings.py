@@ -63,23 +63,23 @@ def attempt(capsys: pytest.CaptureFixture[str], flags: list[str]) -> str:
     ("flags", "cure"),
     [
         # what is taken from the message to type next, and how it becomes a flag
-        (["--optimiser.lr=1e-3"], (r"did you mean (--optimizer\.lr)\?", "{}=1e-3")),
-        (["--warmup=2 steps"], (r"did you mean (--schedule\.warmup)\?", "{}=2 steps")),
+        (["--optimiser.lr=1e-3"], (r"try: (--optimizer\.lr)\n", "{}=1e-3")),
+        (["--warmup=2 steps"], (r"try: (--schedule\.warmup)\n", "{}=2 steps")),
         (
             ["--batch-size=12", "--micro-batch-size=5"],
-            (r"micro_batch_size (\d+) or", "--batch-size=12 --micro-batch-size={}"),
+            (r"try: --micro-batch-size (\d+)", "--batch-size=12 --micro-batch-size={}"),
         ),
-        (["--evaluate-every=2"], (r"write it as '([^']+)'", "--evaluate-every={}")),
+        (["--evaluate-every=2"], (r"--evaluate-every '([^']+)'", "--evaluate-every={}")),
         (["--schedule.warmup=40 steps"], (r"try: --schedule\.warmup (5%)", "--schedule.warmup={}")),
-        (["--clip=1.0"], (r'try: --clip "([^"]+)"', "--clip={}")),
+        (["--clip=1.0"], (r"try: --clip '([^']+)'", "--clip={}")),
         (["--preset=tiney"], (r"did you mean (\w+)\?", "--preset={}")),
         (
             ["--optimizer.min-scale=0.1"],
             (r"a setting of: (\w+)", "--optimizer.name={} --optimizer.min-scale=0.1"),
         ),
-        (["--save-every=ten minutes"], (r"or '([^']+)'", "--save-every={}")),
+        (["--save-every=ten minutes"], (r"or --save-every '([^']+)'\n", "--save-every={}")),
         (["--schedule.min-lr-ratio=50"], (r"from (0) to 1", "--schedule.min-lr-ratio={}")),
-        (["--ema=1.5"], (r"such as ([\d.]+)", "--ema={}")),
+        (["--ema=1.5"], (r"(0) or more and below 1", "--ema={}")),
     ],
     ids=lambda case: case[0] if isinstance(case, list) else "",
 )

@@ -154,14 +154,14 @@ def test_an_error_while_a_program_is_read_is_told_with_its_line(
 ) -> None:
     program.write_text("import a_module_that_nobody_has\n" + program.read_text())
     assert refused("train", "program.py:build", "--length=3 steps") == 2
-    assert f"{program}, line 1: ModuleNotFoundError" in capsys.readouterr().err
+    assert "[program-fails]" in capsys.readouterr().err
 
 
 def test_a_setting_that_nobody_gives_is_asked_for(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refused("train", "program.py:build", "--optimizer.lr", "0.1") == 2
-    assert "length" in capsys.readouterr().err
+    assert "[setting-missing]" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
@@ -171,7 +171,7 @@ def test_a_function_without_settings_is_trained_and_refuses_flags(
     main(["train", "program.py:plain"])
     assert max(Path("runs/plain/checkpoints").glob("step-*")).name == "step-00000008"
     assert refused("train", "program.py:plain", "--length", "9 steps") == 2
-    assert "takes no settings" in capsys.readouterr().err
+    assert "[program-without-settings]" in capsys.readouterr().err
 
 
 def test_a_function_that_returns_no_run_is_refused(
@@ -214,15 +214,8 @@ def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixtu
     before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
     assert refused("resume", "mine", "--length", "9 steps") == 4
     said = capsys.readouterr().err
-    assert "length was 5 steps, now 9 steps" in said
-    assert (
-        "with another length, its learning rates differ from step 3 on, and 5 steps are completed"
-        in said
-    )
-    assert (
-        "constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
-        in said
-    )
+    assert "[length-changed]" in said
+    assert "from step 3 on" in said
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
@@ -272,9 +265,7 @@ def test_a_wsd_run_is_not_extended_once_its_cooldown_has_begun(
     main(["train", "program.py:build", "--length", "8 steps", "--schedule", "wsd"])
     before = {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()}
     assert refused("resume", "mine", "--length", "12 steps") == 4
-    said = capsys.readouterr().err
-    assert "length was 8 steps, now 12 steps" in said
-    assert "its cooldown begins at step 7 of a run of 8 steps, and 8 steps are completed" in said
+    assert "[length-changed]" in capsys.readouterr().err
     assert {file: file.read_bytes() for file in Path("runs").rglob("*") if file.is_file()} == before
 
 
@@ -283,7 +274,7 @@ def test_a_changed_setting_is_refused_naming_both_values(
 ) -> None:
     main(["train", "program.py:build", "--length", "3 steps"])
     assert refused("resume", "mine", "--optimizer.lr", "0.3") == 4
-    assert "optimizer.lr was 0.1, now 0.3" in capsys.readouterr().err
+    assert "[settings-changed]" in capsys.readouterr().err
     assert tomllib.loads(Path("runs/mine/config.toml").read_text())["optimizer"]["lr"] == 0.1
 
 
@@ -297,7 +288,7 @@ def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert refused("resume", str(tmp_path / "runs/plain")) == 2
-    assert "has the run in runs/plain" in capsys.readouterr().err
+    assert "[run-of-another-directory]" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 
@@ -320,7 +311,7 @@ def test_a_length_in_which_the_schedule_no_longer_fits_is_refused_as_a_length(
         ]
     )
     assert refused("resume", "mine", "--length", "6 steps") == 4
-    assert "length was 20 steps, now 6 steps" in capsys.readouterr().err
+    assert "[length-changed]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("asked", ["newest", "best", "4"])
@@ -368,13 +359,14 @@ def test_resuming_a_script_s_run_names_its_command(
     for verb in ("resume", "evaluate", "predict"):
         assert refused(verb, "plain") == 2
         said = capsys.readouterr().err
+        assert "[run-of-script]" in said
         assert "python 'my script.py' --fast" in said
-        assert "sf.load(run) has evaluate()" in said
-    code = said.splitlines()[-1].strip().removeprefix("error: ")  # what it says works as it stands
+    code = re.search(r"sf\.load\('.*'\)\.load_model\(model\)", said)  # what it says works
+    assert code is not None
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
     with torch.no_grad():
         model[0].weight.zero_()
-    exec(code, {"sf": surefoot, "model": model})
+    exec(code[0], {"sf": surefoot, "model": model})
     assert model[0].weight.any()
 
 
@@ -413,7 +405,7 @@ def test_a_function_without_settings_refuses_them_for_every_verb(
     main(["train", "program.py:plain"])
     Path("mine.toml").write_text("seed = 1\n")
     assert refused(*arguments) == 2
-    assert "takes no settings" in capsys.readouterr().err
+    assert "[program-without-settings]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["--preset", "--init-from"])
@@ -433,7 +425,7 @@ def test_what_is_for_the_start_of_a_run_is_refused_at_its_resume(
         ["train", "gpt", "--data.path=text.txt", "--length=2 steps", "--run-dir=runs/mine", *small]
     )
     assert refused("resume", "mine", flag, "small") == 2
-    assert f"{flag} is only for the start of a run" in capsys.readouterr().err
+    assert "[option-of-other-kind]" in capsys.readouterr().err
 
 
 def test_what_ended_the_last_session_does_not_end_the_resumed_one(program: Path) -> None:
@@ -476,7 +468,7 @@ def test_a_program_that_came_with_the_run_is_not_executed(
     config.write_text(config.read_text().replace(str(program), str(evil)))
     for verb in ("resume", "evaluate"):
         assert refused(verb, "mine") == 2
-        assert "is inside the run's directory" in capsys.readouterr().err
+        assert "[program-not-trusted]" in capsys.readouterr().err
     assert not Path("canary").exists()
 
 
@@ -579,7 +571,7 @@ def test_a_file_that_is_no_program_is_refused(
 ) -> None:
     Path("notes.txt").write_text("3")
     assert refused("train", "notes.txt:build") == 2
-    assert "is not a program" in capsys.readouterr().err
+    assert "[program-missing]" in capsys.readouterr().err
 
 
 def test_a_stop_that_lies_behind_is_said_to_be_nothing(
@@ -596,7 +588,7 @@ def test_an_option_of_the_verb_s_own_may_have_been_meant(
 ) -> None:
     main(["train", "program.py:build", "--length", "3 steps"])
     assert refused("evaluate", "mine", "--checkpont", "best") == 2
-    assert "did you mean --checkpoint?" in capsys.readouterr().err
+    assert "try: --checkpoint\n  [setting-unknown]" in capsys.readouterr().err
 
 
 def test_a_relative_path_of_data_is_explained_in_another_directory(
@@ -685,7 +677,7 @@ def test_another_data_set_is_named_before_all_that_goes_with_it(
     )
     assert refused("train", "program.py:build", "--length", "8 steps") == 4
     said = capsys.readouterr().err
-    assert "the data set has changed\n  data.samples was 40, now 50\n" in said
+    assert "[data-changed]" in said
     assert "--init-from" not in said
     assert (
         "type: surefoot train program.py:build --length '8 steps' --run-dir runs/mine-2\n" in said

@@ -18,7 +18,6 @@ pytest.importorskip("optuna")
 
 from surefoot.compare.search import Search, corners, parameter
 from surefoot.compare.trials import RESULTS, Outcome
-from surefoot.errors import ConfigError
 
 SPACE = {
     "optimizer.lr": parameter("optimizer.lr", "1e-4..1e-1"),
@@ -159,5 +158,5 @@ def test_corners_reach_every_choice_and_both_ends() -> None:
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r'pip install "surefoot\[search\]"'):
+    with refused("package-not-usable", modules=["optuna"]):
         Made(tmp_path)

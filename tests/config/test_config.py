@@ -21,7 +21,7 @@ from surefoot.config.setting import default, setting
 from surefoot.config.toml import program, to_toml, values
 from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.config.tree import flatten, layered, nearest
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,72 +150,85 @@ def test_later_layers_win_and_origins_say_which():
 
 
 def test_layers_are_checked_one_by_one_and_problems_name_theirs():
-    with pytest.raises(
-        ConfigError, match=r"(?s)sead: did you mean seed\?  \[file a\].*keep_last = \"x\".*\[flag\]"
-    ):
+    with pytest.raises(ConfigError) as caught:
         layered(Config, [("file a", {"sead": 1}), ("flag", {"keep_last": "x"})])
+    unknown, wrong = caught.value.problems
+    assert (unknown.code, unknown.places) == ("setting-unknown", ("file a",))
+    assert unknown.remedies == (Setting("seed"),)
+    assert (wrong.code, wrong.places) == ("setting-of-wrong-type", ("flag",))
+    assert wrong.fields == {"setting": "keep_last", "value": "x"}
 
 
 @in_one
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "setting", "meant"),
     [
-        (
-            "deep.optimizer.lrr = 1.0",
-            "unknown setting deep.optimizer.lrr: did you mean deep.optimizer.lr?",
-        ),
-        ("lr = 1.0", "unknown setting lr: did you mean deep.optimizer.lr?"),
-        ("Batch-Size = 4", "unknown setting Batch-Size: did you mean batch_size?"),
-        ("colour = 4", "unknown setting colour"),
-        ("seed.x = 1", "unknown setting seed.x: did you mean seed?"),
-        ('deep.optimizer.lr = "fast"', 'deep.optimizer.lr = "fast": expected a number'),
-        ('deep.optimizer.lr = "3e-4"', "expected a number; write it without quotes: 3e-4"),
-        ("seed = 1.0", "seed = 1.0: expected a whole number"),
-        ("seed = true", "seed = true: expected a whole number"),
-        ("compile = 1", 'compile = 1: expected true or false or "auto"'),
-        ('deterministic = "on"', "expected true or false"),
-        ("length = 30", "length = 30: expected text in quotes"),
-        (
-            'precision = "bf61"',
-            'one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8"; did you mean "bf16"?',
-        ),
-        ("deep.optimizer.betas = [0.9]", "expected a list of 2, each a number"),
-        ('deep.layers = [1, "a"]', "expected a list, each a whole number"),
-        ("warmup = 0.5", "expected text in quotes or a whole number"),
-        ("seed = 1979-05-27", "expected a whole number"),
-        ('seed = "None"', "seed = None: expected a whole number"),
-        ("length = 30 epochs", "length = 30 epochs\n  write text in quotes"),
+        ("deep.optimizer.lrr = 1.0", "deep.optimizer.lrr", "deep.optimizer.lr"),
+        ("lr = 1.0", "lr", "deep.optimizer.lr"),
+        ("Batch-Size = 4", "Batch-Size", "batch_size"),
+        ("colour = 4", "colour", None),
+        ("seed.x = 1", "seed.x", "seed"),
     ],
 )
-def test_a_mistake_in_a_file_is_told_with_where_and_what_instead(line, message):
-    with pytest.raises(ConfigError) as refused:
+def test_an_unknown_setting_in_a_file_is_told_with_the_one_that_was_meant(line, setting, meant):
+    with refused("setting-unknown", setting=setting) as error:
         from_toml(line, Config, where="small.toml")
-
-    assert message in str(refused.value)
-    assert "small.toml" in str(refused.value)
-    assert len(str(refused.value).splitlines()) <= 5
+    assert error.value.remedies == (() if meant is None else (Setting(meant),))
+    assert error.value.places == ("small.toml",)
 
 
-def test_all_problems_are_told_at_once_in_at_most_five_lines():
-    two = "sead = 1\nkeep_last = 1.5"
-    with pytest.raises(ConfigError, match=r"(?s)sead.*keep_last = 1.5"):
-        from_toml(two, Config)
-    with pytest.raises(ConfigError) as refused:
+@in_one
+@pytest.mark.parametrize(
+    ("line", "remedies"),
+    [
+        ('deep.optimizer.lr = "fast"', ()),
+        ('deep.optimizer.lr = "3e-4"', ("write it without quotes: 3e-4",)),
+        ("seed = 1.0", ()),
+        ("seed = true", ()),
+        ("compile = 1", ()),
+        ('deterministic = "on"', ()),
+        ("length = 30", ()),
+        ('precision = "bf61"', (Setting("precision", "bf16"),)),
+        ("deep.optimizer.betas = [0.9]", ()),
+        ('deep.layers = [1, "a"]', ()),
+        ("warmup = 0.5", ()),
+        ("seed = 1979-05-27", ()),
+        ('seed = "None"', ()),
+    ],
+)
+def test_a_value_of_another_type_in_a_file_is_told_with_where_and_what_instead(line, remedies):
+    setting = line.partition(" ")[0]
+    with refused("setting-of-wrong-type", setting=setting) as error:
+        from_toml(line, Config, where="small.toml")
+    assert error.value.remedies == remedies
+    assert error.value.places == ("small.toml",)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("seed = 1\nlength = 30 epochs", 2), ("a = " + "[" * 10_000, None), ("program = 3", None)],
+)
+def test_what_is_no_file_of_settings_is_told_with_its_line(text, line):
+    with refused("settings-file-not-readable", path="small.toml", line=line):
+        program(text, where="small.toml")
+
+
+def test_at_most_four_problems_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
         from_toml("\n".join(f"unknown{number} = 1" for number in range(20)), Config)
-
-    assert len(str(refused.value).splitlines()) == 5
-    assert "and 16 more" in str(refused.value)
+    named = [problem.fields["setting"] for problem in caught.value.problems]
+    assert named == [f"unknown{number}" for number in range(4)]
 
 
 def test_a_setting_without_default_is_asked_for():
-    with pytest.raises(ConfigError, match=r"length is not set"):
+    with refused("setting-missing", setting="length"):
         layered(TrainSettings, [])
 
 
 def test_text_that_no_file_can_hold_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"run_dir = .* is not Unicode text"):
+    with refused("setting-out-of-range", setting="run_dir"):
         to_toml(dataclasses.replace(Config(), run_dir="\udcff"), {}, {})
-    with pytest.raises(ConfigError, match=r"program.arguments = .* is not Unicode text"):
+    with refused("setting-out-of-range", setting="program.arguments"):
         to_toml(Config(), {}, {"arguments": ["--run-dir", "\udcff"]})
 
 
@@ -253,22 +266,19 @@ def test_clipping_reads_kind_and_limit(written, meant):
     ],
 )
 def test_a_limit_that_means_nothing_is_refused_with_what_to_type(written):
-    with pytest.raises(ConfigError, match=r"clip = .* is not a limit") as told:
+    with refused("clip-not-a-limit", value=written) as error:
         clipping(written)
-    assert all(
-        form in str(told.value)
-        for form in ("'norm 1.0'", "'value 0.5'", "'adaptive 0.01'", "'auto 0.9'", "'off'")
-    )
+    typed = [remedy.value for remedy in error.value.remedies]
+    assert typed == ["norm 1.0", "value 0.5", "adaptive 0.01", "auto 0.9", "off"]
 
 
 @pytest.mark.parametrize(
-    ("given", "typed"),
-    [(1.0, 'clip="norm 1.0"'), (2, 'clip="norm 2.0"'), ("0.5", 'clip="norm 0.5"')],
+    ("given", "typed"), [(1.0, "norm 1.0"), (2, "norm 2.0"), ("0.5", "norm 0.5")]
 )
 def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, typed):
-    with pytest.raises(ConfigError, match="names no kind of clipping") as told:
+    with refused("clip-not-a-limit", value=given) as error:
         clipping(given)
-    assert f"try: {typed}" in str(told.value)
+    assert error.value.remedies[0] == Setting("clip", typed)
 
 
 @given(name=text)

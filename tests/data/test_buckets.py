@@ -231,24 +231,24 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(
     [
         (
             {"batch_size": "96 tokens", "micro_batch_size": 32},
-            "in tokens and micro_batch_size = 32 in samples",
+            "batch-sizes-in-two-units",
         ),
         (
             {"batch_size": "96 tokens", "micro_batch_size": "36 tokens"},
-            'micro_batch_size "32 tokens" or "48 tokens"',
+            'micro_batch_size="32 tokens", or micro_batch_size="48 tokens"',
         ),
-        ({"batch_size": "96 words"}, 'or of tokens, as in "4096 tokens"'),
-        ({"batch_size": "0 tokens"}, "a step needs at least one"),
+        ({"batch_size": "96 words"}, "setting-out-of-range"),
+        ({"batch_size": "0 tokens"}, "setting-out-of-range"),
         (
             {"batch_size": 8.0, "micro_batch_size": None},
-            "expected a whole number or text in quotes",
+            "setting-of-wrong-type",
         ),
         (
             {"batch_size": "96 tokens", "train_data": (torch.zeros(4, 3),)},
             "[batch-size-of-unknown-lengths]",
         ),
         ({"batch_size": "9 tokens", "micro_batch_size": None}, "[sample-exceeds-micro-batch]"),
-        ({"batch_size": "9_ tokens"}, 'or of tokens, as in "4096 tokens"'),
+        ({"batch_size": "9_ tokens"}, "[setting-out-of-range]"),
         ({"compile": True}, "batches sized in tokens change shape in almost every step"),
         (
             {
@@ -256,7 +256,7 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(
                 "micro_batch_size": None,
                 "train_data": sf.data.TrainWindows(np.arange(90), context=9, seed=0),
             },
-            "micro-batches of 8 tokens cannot hold a sample of 9 tokens",
+            "micro-batch-shorter-than-sample",
         ),
     ],
 )

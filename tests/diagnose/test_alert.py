@@ -428,7 +428,7 @@ def test_a_test_alert_is_sent_by_one_process_before_anything_begins(
 
 
 def test_a_test_without_a_target_is_refused() -> None:
-    with refused("alert-test-without-alert", setting="alert"):
+    with refused("option-missing", setting="alert"):
         alert_of(AlertOption(alert_test=True), run="runs/a")
 
 

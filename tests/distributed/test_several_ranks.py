@@ -448,9 +448,9 @@ def plainly(**changes: Any) -> None:
     ("size", "changes", "said"),
     [
         (3, {"micro_batch_size": 8}, "[more-ranks-than-micro-batches]"),
-        (3, {"micro_batch_size": None}, "batch_size = 16 cannot be divided evenly among 3 ranks"),
-        (2, {"parallel": "none"}, "each would train its own model"),
-        (2, {"parallel": "dpd"}, "one of auto, none, ddp, fsdp"),
+        (3, {"micro_batch_size": None}, "[batch-size-not-divisible]"),
+        (2, {"parallel": "none"}, "[parallel-none-on-ranks]"),
+        (2, {"parallel": "dpd"}, "[setting-of-wrong-type]"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_starts(

@@ -550,15 +550,15 @@ def own_loop() -> sf.Run:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "profile needs a recipe"),
+        ([], "[argument-missing]"),
         (["--speedups", "wrokers"], "did you mean workers?"),
         (["--speedups", "colour"], "[speedup-unknown]"),
-        (["--steps", "2"], "4 or more"),
+        (["--steps", "2"], "[setting-out-of-range]"),
         (["--peak-flops", "much"], "[peak-flops-not-a-number]"),
-        (["--max-seconds", "long"], "is not a number"),
+        (["--max-seconds", "long"], "[flags-not-understood]"),
         (["--out", "there"], "[profile-into-run]"),
-        (["--stpes", "9"], "stpes"),
-        (["own_loop"], "run-without-loss"),
+        (["--stpes", "9"], "[program-without-settings]"),
+        (["own_loop"], "[run-without-loss]"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )

@@ -322,11 +322,11 @@ def test_what_cannot_be_watched_is_refused(runs: Path, capsys: pytest.CaptureFix
         (["--watch", str(runs), "--out", "x.html"], "writes no file"),
         (
             [str(runs / "killed"), "--watch", "--alert", "true"],
-            "--alert needs the page of a directory",
+            "[option-missing]",
         ),
-        ([str(runs / "killed"), "--alert", "true"], "--alert needs the page of a directory"),
+        ([str(runs / "killed"), "--alert", "true"], "[option-missing]"),
         (["--watch", str(runs / "absent")], "no run"),
-        (["--watch"], "which run?"),
+        (["--watch"], "[argument-missing]"),
         (
             ["--watch", str(runs), "--alert", "no-such-command --now"],
             "neither a web address nor a command that exists",

@@ -17,7 +17,7 @@ import small_runs
 import surefoot as sf
 from refused import refused
 from small_runs import Augmented
-from surefoot.errors import speaking_in_flags
+from surefoot.errors import Setting
 from surefoot.tracking.format import number
 from surefoot.tracking.jsonl import records
 
@@ -210,7 +210,7 @@ def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:
 
 
 def test_no_step_is_steered_by_what_is_for_the_end() -> None:
-    with pytest.raises(sf.ConfigError, match="no split has that name; available: all"):
+    with refused("score-unknown", setting="best", value="max test/right"):
         build(
             None,
             splits={"all": sf.Split(rows()), "test": judged(at_end=True)},
@@ -220,39 +220,24 @@ def test_no_step_is_steered_by_what_is_for_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "says"),
-    [
-        (
-            "min loss",
-            "best: cannot monitor 'loss': no split has that name; available: all\n  write: best=\"min all/loss\"",
-        ),
-        (
-            "all/loss",
-            "best: cannot monitor 'all/loss': begin with min or max, as in 'min val/loss' or 'max val/accuracy'",
-        ),
-    ],
+    ("best", "code"), [("min loss", "score-unknown"), ("all/loss", "setting-out-of-range")]
 )
-def test_a_score_that_cannot_be_monitored_names_the_keyword_and_a_score(
-    best: str, says: str
-) -> None:
-    with pytest.raises(sf.ConfigError) as raised:
+def test_a_score_that_cannot_be_monitored_names_the_keyword(best: str, code: str) -> None:
+    with refused(code, setting="best", value=best) as error:
         build(None, splits={"all": sf.Split(rows())}, early_stopping=None, best=best)
-    assert str(raised.value) == says
+    if code == "score-unknown":
+        assert error.value.remedies == (Setting("best", "min all/loss"),)
 
 
-def test_a_monitored_score_without_splits_asks_for_one_and_flags_are_answered_with_flags() -> None:
+def test_a_monitored_score_without_splits_asks_for_one() -> None:
     stopping: dict[str, Any] = {
         "early_stopping": sf.EarlyStopping("max val/right", patience=1),
         "best": None,
     }
-    with pytest.raises(
-        sf.ConfigError, match=r"^early_stopping: .* available: none\n  first add a split: splits={"
-    ):
+    with refused("score-unknown", setting="early_stopping.monitor", scores=[]) as error:
         build(None, splits={}, **stopping)
-    with (
-        speaking_in_flags(),
-        pytest.raises(sf.ConfigError, match=r'write: --early-stopping\.monitor "max val/right"$'),
-    ):
+    assert str(error.value.remedies[0]).startswith("first add a split")
+    with refused("score-unknown", setting="early_stopping.monitor") as error:
         build(
             None,
             splits={"val": sf.Split(rows())},

@@ -19,7 +19,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
 import surefoot as sf
+from refused import refused
 from small_runs import Augmented, build
+from surefoot.errors import Command, Setting
 from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.jsonl import stream_records
 from surefoot.tracking.panels_file import panel_to_dict
@@ -155,12 +157,11 @@ def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
         in printed
     )
     assert not (tmp_path / "run" / "tensorboard").exists()
-    with pytest.raises(sf.ConfigError) as refused:
+    with refused("package-not-usable", modules=["tensorboard"]) as error:
         build(tmp_path / "other", tensorboard=True).train()
-    first, reason, cure = str(refused.value).splitlines()
-    assert first == "tensorboard = True needs tensorboard"
-    assert reason.startswith("  the import fails: ModuleNotFoundError: ")
-    assert cure == "  type: pip install --force-reinstall tensorboard"
+    assert isinstance(error.value.__cause__, ModuleNotFoundError)
+    install = Command("pip install --force-reinstall tensorboard")
+    assert error.value.remedies == (Setting("tensorboard", "auto"), install)
     assert not (tmp_path / "other").exists()
 
 

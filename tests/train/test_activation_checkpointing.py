@@ -426,7 +426,7 @@ def test_what_cannot_be_computed_again_is_refused(settings: dict[str, Any], code
     [
         (
             {"activation_checkpointing": "all"},
-            'activation_checkpointing = \'all\': expected one of "off", "blocks", "selective"',
+            "setting-of-wrong-type",
         ),
         (
             {"activation_checkpointing": "blocks", "activation_checkpointing_modules": ["Blok"]},

@@ -219,7 +219,7 @@ def test_a_value_of_your_own_is_monitored_and_a_name_in_no_record_is_refused(
                 step.log(error=FALLING[step.index])
     assert run.parts.run_state.best is not None
     assert (run.state.step, run.parts.run_state.best.step) == (6, 4)
-    with pytest.raises(sf.ConfigError, match="cannot monitor 'train/error': available metrics"):
+    with refused("score-unknown", setting="early_stopping.monitor", value="min train/error"):
         build(None, early_stopping=rule).train()
 
 

@@ -69,10 +69,7 @@ def test_a_device_that_does_not_multiply_in_8_bits_is_refused(
 
 def test_without_torchao_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(
-        sf.ConfigError,
-        match=r'needs torchao\n.*not installed.*\n  type: pip install "surefoot\[quant\]"',
-    ):
+    with refused("package-not-usable", modules=["torchao"]):
         formats.with_fp8(sf.models.GPT(SHAPE), torch.device("cpu"))
 
 

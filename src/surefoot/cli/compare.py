@@ -1,14 +1,21 @@
 """`surefoot compare`: train the variants of a run, search settings, or compare existing runs."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from surefoot.cli.compare_plan import Compare, planned_of
-from surefoot.cli.options import by_flag, option_names, verb_options
+from surefoot.cli.options import (
+    by_flag,
+    needs_option,
+    not_of,
+    option_names,
+    verb_options,
+)
 from surefoot.compare.plan import FILE
 from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import parsed
 from surefoot.config.paths import run_path
-from surefoot.errors import ConfigError, refuse_all
+from surefoot.errors import ConfigError, out_of_range
 from surefoot.recipes.program import find_program
 
 _OUT = "runs/compare"
@@ -16,43 +23,39 @@ _OUT = "runs/compare"
 
 def compare(arguments: list[str]) -> None:
     """Run `surefoot compare`: train variants on the same data, or compare finished runs."""
-    options, flags = verb_options(Compare, arguments, verb="compare")
+    missing = (
+        "compare needs settings to vary, surefoot compare gpt --vary optimizer.lr=1e-3,3e-3,"
+        " or several runs, surefoot compare RUN RUN"
+    )
+    options, flags = verb_options(Compare, arguments, verb="compare", missing=missing)
     named, typed = (
         options.what,
         {name for name, _ in by_flag(arguments)} & set(option_names(Compare)),
     )
     _check_score(options.metric)
-    if not named:
-        raise ConfigError(
-            "compare needs settings to vary, or several runs\n"
-            "  surefoot compare gpt --vary optimizer.lr=1e-3,3e-3, or surefoot compare RUN RUN"
-        )
     plan = None
     path = run_path(named[0], setting="the run or recipe")
     if len(named) > 1:
-        _refuse(
-            flags, typed - {"target", "baseline", "metric", "out", "paired", "run_changed_program"}
-        )
+        of_runs = {"target", "baseline", "metric", "out", "paired", "run_changed_program"}
+        _refuse_others(flags, typed - of_runs, what=named[0])
     elif (path / FILE).is_file():
-        _refuse(
-            flags,
-            typed
-            - {"jobs", "threads", "target", "baseline", "metric", "trials", "run_changed_program"},
-        )
+        of_session = {"jobs", "threads", "target", "baseline", "metric", "trials"}
+        _refuse_others(flags, typed - of_session - {"run_changed_program"}, what=path)
     else:
-        refuse_all(
-            {
-                f"{path} is one run: name another run to compare it with, or a recipe to train": (
-                    path / "config.toml"
-                ).is_file(),
-                "--paired is for existing runs: new runs are always evaluated batch by batch": options.paired,
-                "--sampler and --pruner are for a search\n  set the number of trials: --trials 20": (
-                    options.trials is None and not typed.isdisjoint({"sampler", "pruner"})
-                ),
-            }
-        )
-        if options.trials is not None:
-            refuse_missing("--trials", "optuna")  # before the plan is written
+        if (path / "config.toml").is_file():
+            raise ConfigError(
+                "run-alone",
+                problem=f"{path} is one run",
+                remedy="name another run to compare it with, or a recipe to train",
+                path=path,
+            )
+        if options.paired:  # new runs are always evaluated batch by batch
+            raise not_of("paired", "existing runs", named[0])
+        if options.trials is None:
+            for name in sorted(typed & {"sampler", "pruner"}):
+                raise needs_option(name, "trials", 20)
+        else:
+            refuse_missing("trials", "optuna")  # before the plan is written
         plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
         path = run_path(_OUT if options.out is None else options.out, setting="--out")
     from surefoot.cli import compare_runs  # imports torch
@@ -63,19 +66,16 @@ def compare(arguments: list[str]) -> None:
         compare_runs.train_variants(plan, path, options, typed=typed)
 
 
-def _refuse(flags: Sequence[str], options: set[str]) -> None:
-    for first in [*flags, *(f"--{name.replace('_', '-')}" for name in sorted(options))][:1]:
-        raise ConfigError(
-            f"{first} is only for the start of a comparison\n  start another one: surefoot compare RECIPE ... --out DIR"
-        )
+def _refuse_others(flags: Sequence[str], options: set[str], *, what: Path | str) -> None:
+    names = [name for name, _ in by_flag(flags) if name]
+    for name in [*names, *sorted(options)]:
+        raise not_of(name, "new comparisons", what)
 
 
 def _check_score(text: str | None) -> None:
-    try:
-        direction, score = (None, None) if text is None else parsed(text)
-    except ConfigError as problem:
-        raise ConfigError(f"--metric {text!r}: {problem}") from problem
-    if score is not None and not all(score.partition("/")):
-        raise ConfigError(
-            f"--metric {text!r}: name a split and its metric, as in '{direction} val/loss'"
-        )
+    if text is None:
+        return
+    direction, score = parsed(text, setting="metric")
+    if not all(score.partition("/")):
+        meaning = f"a direction, a split and its metric, as in '{direction} val/loss'"
+        raise out_of_range("metric", text, meaning)

@@ -9,10 +9,16 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from surefoot.cli.options import ChangedProgramOption, limited, without
+from surefoot.cli.options import (
+    ChangedProgramOption,
+    check_excluded,
+    limited,
+    needs_option,
+    without,
+)
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.settings import configured, file_values, layers_below, typed
-from surefoot.compare.plan import Planned, some_of
+from surefoot.cli.settings import configured, file_values, layers_below, typed, without_settings
+from surefoot.compare.plan import Planned
 from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
 from surefoot.compare.variants import (
     Variant,
@@ -23,9 +29,12 @@ from surefoot.compare.variants import (
     refuse_duplicates,
 )
 from surefoot.config.tree import flatten, layered
-from surefoot.errors import ConfigError, first_line, refuse_all
+from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
 from surefoot.launch.process_count import cores_each
 from surefoot.recipes.program import Program, program_again
+
+_SHOWN = 3  # wrong combinations in one error
+_FORM = "SETTING=VALUE, such as optimizer.lr=1e-3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +93,21 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
     trained.
     """
     if program.config is None:
-        raise ConfigError(
-            f"{program.described.get('path')}: build() takes no settings, so there is nothing to vary\n"
-            "  give it a dataclass argument: def build(config: Config), with a field `run_dir: str`"
+        raise without_settings(
+            program,
+            reason="there is nothing to vary",
+            remedy="give it a dataclass argument: def build(config: Config), with a field"
+            " `run_dir: str`",
         )
     refuse_several(flags, verb="compare")
     space = _space(options) if options.trials is not None else None
     texts = _combinations(options) if space is None else corners(space)
     texts, configurations = _configurations(program, options, flags, texts, verb=verb)
     if space is None and len(texts) == 1:
-        raise ConfigError(
-            "only one variant: nothing to compare it with\n"
-            "  add another value (--vary optimizer.lr=1e-3,3e-3), another --variant, or --seeds 3 to see the effect of the seed"
-        )
+        raise _nothing_varies()
     flat = [flatten(config) for config, _ in configurations]
     if "run_dir" not in flat[0]:
-        raise ConfigError(
-            "these runs have no setting `run_dir`, so all variants would share one directory\n  add run_dir: str to the settings"
-        )
+        raise _without_field("run_dir: str", reason="all variants would share one directory")
     varied = [
         {setting: values[setting] for setting in text}
         for values, text in zip(flat, texts, strict=True)
@@ -183,7 +189,7 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
     """
     program = program_again(plan.program, run=run, run_changed=True)
     if program.config is None:
-        raise ConfigError(f"{plan.program['path']}: build() no longer takes settings")
+        raise without_settings(program, reason="the runs of the comparison have settings")
     return program, program.config
 
 
@@ -198,32 +204,46 @@ def check_baseline(plan: Planned) -> None:
 def _combinations(options: Compare) -> list[dict[str, str]]:
     vary: dict[str, list[str]] = {}
     for text in options.vary:
-        setting, value = _setting(text, "--vary")
-        if setting in vary:
-            raise ConfigError(
-                f"--vary {setting} occurs twice: list all its values in one, separated by commas"
-            )
-        vary[setting] = [part.strip() for part in value.split(",")]
-        refuse_all(
-            {
-                f"--vary {text}: a value is missing\n  write --vary {setting}=1e-3,3e-3": ""
-                in vary[setting],
-                f"--vary {text}: ranges need a search\n  add --trials 20, or list the values": any(
-                    ".." in part and not Path(part).exists() for part in vary[setting]
-                ),
-            }
-        )
+        setting, value = _setting(text, "vary")
+        values = [part.strip() for part in value.split(",")]
+        vary.setdefault(setting, []).extend(values)
+        if "" in values:
+            raise out_of_range("vary", text, _FORM)
+        if any(".." in part and not Path(part).exists() for part in values):
+            raise needs_option(f"the range of {setting}", "trials", 20)
     single = [
-        dict(_setting(part, "--variant") for part in shlex.split(text)) for text in options.variant
+        dict(_setting(part, "variant") for part in shlex.split(text)) for text in options.variant
     ]
     combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (options.seeds > 1)
     if not combinations:
-        raise ConfigError(
-            "no setting varies: add --vary optimizer.lr=1e-3,3e-3, or --variant 'optimizer.name=sgd optimizer.lr=0.1'"
-        )
+        raise _nothing_varies()
     if options.seeds > 1 and any("seed" in combination for combination in combinations):
-        raise ConfigError("--seeds and a varied seed exclude each other: leave one out")
+        check_excluded("vary", ["seeds"], reason="it varies the seed already")
     return combinations
+
+
+def _nothing_varies() -> ConfigError:
+    return ConfigError(
+        "nothing-varies",
+        problem="nothing varies: a comparison needs two variants",
+        remedy=[
+            Setting("vary", "optimizer.lr=1e-3,3e-3"),
+            Setting("variant", "optimizer.name=sgd optimizer.lr=0.1"),
+            Setting("seeds", 3),
+            ("in a search", Setting("vary", "optimizer.lr=1e-4..1e-2")),
+        ],
+        setting="vary",
+    )
+
+
+def _without_field(field: str, *, reason: str) -> ConfigError:
+    return ConfigError(
+        "program-without-setting",
+        problem=f"these runs have no setting `{field}`",
+        reason=reason,
+        remedy="add it to the settings of the program",
+        setting=field.partition(":")[0],
+    )
 
 
 def _configurations(
@@ -237,7 +257,8 @@ def _configurations(
     kind, in_file = program.config, file_values(options.config)
     assert kind is not None
     known, configurations = list[dict[str, str]](), list[tuple[Any, dict[str, str]]]()
-    problems, wrong, last = dict[str, str](), 0, ConfigError()
+    problems: dict[str, SurefootError] = {}  # by message, with the first combination that has it
+    wrong: list[SurefootError] = []
 
     def add(text: dict[str, str]) -> Any:
         varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
@@ -254,47 +275,41 @@ def _configurations(
             if options.seeds > 1:
                 seed = flatten(config).get("seed")
                 if not isinstance(seed, int):
-                    raise ConfigError(
-                        "these runs have no integer setting `seed`, so --seeds cannot vary it"
-                    )
+                    raise _without_field("seed: int", reason="seeds cannot vary it")
                 known[-1] = {**text, "seed": str(seed)}
                 for repeat in range(1, options.seeds):
                     add({**text, "seed": str(seed + repeat)})
         except ConfigError as problem:
             if not text:
                 raise
-            wrong += 1
-            last = problem
-            problems.setdefault(
-                first_line(problem), " ".join(f"{name}={value}" for name, value in text.items())
-            )
+            wrong.append(problem)
+            combination = " ".join(f"{name}={value}" for name, value in text.items())
+            problems.setdefault(str(problem), problem.inside(combination))
+    if len(problems) == 1 and len(wrong) == len(texts) > 1:
+        raise wrong[0]
     if problems:
-        if len(problems) == 1 and wrong == len(texts) > 1:
-            raise last
-        lines = [f"{combination}: {message}" for message, combination in problems.items()]
-        raise ConfigError("\n  ".join(some_of(lines)) + "\n  nothing was trained")
+        raise together([*problems.values()][:_SHOWN])
     return known, configurations
 
 
 def _space(options: Compare) -> dict[str, dict[str, Any]]:
-    refuse_all(
-        {
-            "--trials chooses the combinations: leave out --variant and --seeds": (
-                bool(options.variant) or options.seeds > 1
-            ),
-            "a search needs settings to vary: --vary optimizer.lr=1e-4..1e-2 --vary optimizer.name=adamw,sgd": not options.vary,
-        }
-    )
+    others = ["variant"] if options.variant else []
+    if options.seeds > 1:
+        others.append("seeds")
+    check_excluded("trials", others, reason="a search chooses the combinations")
+    if not options.vary:
+        raise _nothing_varies()
     return {
         name: parameter(name, value)
-        for name, value in (_setting(text, "--vary") for text in options.vary)
+        for name, value in (_setting(text, "vary") for text in options.vary)
     }
 
 
 def _setting(text: str, option: str) -> tuple[str, str]:
     setting, equals, value = text.partition("=")
     if not equals or not setting or not value:
-        raise ConfigError(f"{option} {text}: write SETTING=VALUE, as in {option} optimizer.lr=1e-3")
+        raise out_of_range(option, text, _FORM)
     if setting == "run_dir":
-        raise ConfigError(f"{option} {text}: each variant has its own directory below --out")
+        meaning = "another setting than run_dir: each variant has its own directory below out"
+        raise out_of_range(option, text, meaning)
     return setting.replace("-", "_"), value

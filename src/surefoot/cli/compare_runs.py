@@ -10,10 +10,10 @@ from typing import Any
 
 from surefoot.cli.compare_plan import Compare, check_baseline, program_of, trial
 from surefoot.cli.compare_worker import build_facts, command, scores_by_batch
-from surefoot.cli.options import find_run
+from surefoot.cli.options import find_run, needs_option, not_of
 from surefoot.compare import plan as planned
 from surefoot.compare import runner
-from surefoot.compare.plan import Planned, automatic_choices, some_of
+from surefoot.compare.plan import Planned, automatic_choices
 from surefoot.compare.presentation import as_json, charts, markdown, text, tsv
 from surefoot.compare.results import Comparison, compared
 from surefoot.compare.search import Search
@@ -23,7 +23,14 @@ from surefoot.compare.variants import Variant, flags, run_labels
 from surefoot.config.keywords import parsed
 from surefoot.config.paths import run_path
 from surefoot.config.tree import layered
-from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.errors import (
+    Command,
+    ConfigError,
+    SurefootError,
+    first_line,
+    out_of_range,
+    together,
+)
 from surefoot.recipes.program import build_run, in_directory, program_again, program_and_config
 from surefoot.report.figures import draw_beside
 from surefoot.run.signals import Signals, to_terminal
@@ -99,14 +106,11 @@ def _prepared(
         changes |= {"baseline": options.baseline} if "baseline" in typed else {}
         if options.trials is not None:
             if existing.search is None:
-                raise ConfigError(
-                    f"--trials {options.trials}: {directory.shown} is not a search: its variants are fixed"
-                )
+                raise not_of("trials", "searches", directory.shown)
             changes["search"] = {**existing.search, "trials": options.trials}
         if options.threads not in (None, existing.threads):
-            raise ConfigError(
-                f"--threads {options.threads}: this comparison uses {existing.threads}, and another number would change its bits"
-            )
+            meaning = f"{existing.threads}, as before: another number would change the bits"
+            raise out_of_range("threads", options.threads, meaning)
         plan = replace(existing, **changes)
     elif existing is None:
         plan = new_plan
@@ -120,10 +124,8 @@ def _prepared(
         else existing.watch
     )
     if previous_metric is not None and plan.watch != previous_metric:
-        raise ConfigError(
-            f"--metric {plan.metric!r}: this search has ranked its trials by {' '.join(previous_metric)}\n"
-            "  start another search: --out DIR"
-        )
+        meaning = f"{' '.join(previous_metric)}, by which this search has ranked its trials"
+        raise out_of_range("metric", plan.metric, meaning)
     _check_score(plan, directory.shown)
     check_baseline(plan)
     _write(
@@ -149,9 +151,7 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
             )
 
     if plan.watch is None:
-        raise ConfigError(
-            "these runs monitor no metric, so a search cannot rank its trials\n  add --metric 'min SPLIT/METRIC'"
-        )
+        raise needs_option("a search of runs that monitor no score", "metric", "min SPLIT/METRIC")
     return Search(directory.path, **plan.search, direction=plan.watch[0], begin=begin)
 
 
@@ -167,9 +167,8 @@ def _check_score(plan: Planned, path: Path) -> None:
         and splits is not None
         and parsed(plan.metric)[1].partition("/")[0] not in splits
     ):
-        raise ConfigError(
-            f"--metric {plan.metric!r}: these runs do not evaluate this split during training; available: {', '.join(splits) or 'none'}"
-        )
+        meaning = f"of a split that is evaluated in training: {', '.join(splits) or 'none'}"
+        raise out_of_range("metric", plan.metric, meaning)
     for name in plan.names if plan.metric is not None else []:
         read_run(path / name, metric=plan.metric)
 
@@ -291,7 +290,7 @@ def _refuse_equal_seeds(runs: Sequence[Compared]) -> None:
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
-    problems = []
+    problems: list[ConfigError] = []
     for name in dict.fromkeys(names):
         path = next(
             (
@@ -304,11 +303,16 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
         if path is not None and (plan := planned.read(path)) is not None:
             there = ", ".join(f"{path}/{run}" for run in plan.names[:_NAMED]) or "none yet"
             more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
-            problems.append(f"{name} is a comparison; its runs: {there}{more}")
+            problem = ConfigError(
+                "comparison-in-place-of-run",
+                problem=f"{name} is a comparison",
+                reason=f"its runs: {there}{more}",
+                remedy=Command("surefoot compare RUN RUN"),
+                path=path,
+            )
+            problems.append(problem)
     if problems:
-        raise ConfigError(
-            "\n  ".join([*some_of(problems), "compare these runs: surefoot compare RUN RUN"])
-        )
+        raise together(problems[:_NAMED])
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from surefoot.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.config.toml import with_choices
 from surefoot.config.tree import layered
 from surefoot.distributed.environment import die_with
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError
 from surefoot.run.run import Run
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import is_running
@@ -220,8 +220,7 @@ def main() -> None:
 
     def done() -> None:
         plan = planned.read(Path(directory))
-        if plan is None:
-            raise ConfigError(f"{directory} holds no {planned.FILE}")
+        assert plan is not None  # written before the process is started
         (look if what == "look" else train)(plan, Path(directory), name)
 
     run_or_exit(done, with_traceback=False)

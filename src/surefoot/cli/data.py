@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import by_flag, limited, only_options
-from surefoot.errors import ConfigError, Remedy, Setting, SurefootError
+from surefoot.cli.main import unknown_subcommand
+from surefoot.cli.options import by_flag, limited, missing_argument, only_options
+from surefoot.errors import Remedy, Setting, SurefootError, out_of_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,29 +56,22 @@ def data(arguments: list[str]) -> None:
 
 
 def _prepare(arguments: list[str]) -> None:
-    form = "surefoot data prepare OUT INPUT... --tokenizer NAME"
     if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
-        raise ConfigError(
-            f"data has no subcommand {arguments[0]!r}: {form}, or surefoot data look PATH"
-            if arguments
-            else f"data needs a subcommand: {form}, or surefoot data look PATH"
-        )
-    missing = f"data prepare needs an output directory and input files: {form}"
+        if not arguments:
+            raise missing_argument("data needs a subcommand: look, or prepare", [], verb="data")
+        raise unknown_subcommand(arguments[0], ("look", "prepare"), command="surefoot data")
+    missing = (
+        "data prepare needs an output directory and input files:"
+        " surefoot data prepare OUT INPUT... --tokenizer NAME"
+    )
     options = only_options(
         Prepare, arguments[1:] or arguments, verb="data prepare", missing=missing
     )
     if not options.inputs:
-        raise ConfigError(missing)
-    if options.tokenizer is None:
-        raise ConfigError(
-            "--tokenizer is missing: it turns the text into tokens\n"
-            "  gpt2, bytes, or a tokenizer's file or directory, such as a run's: --tokenizer NAME"
-        )
-    if options.tokenizer in ("bpe", "characters"):
-        raise ConfigError(
-            f"--tokenizer {options.tokenizer} is trained with a run: surefoot train gpt ... --run-dir RUN\n"
-            "  then name that run: --tokenizer RUN"
-        )
+        raise missing_argument(missing, [], verb="data prepare")
+    if options.tokenizer in (None, "bpe", "characters"):  # the last two are trained with a run
+        meaning = "gpt2, bytes, or the file or directory of a tokenizer, such as a run's"
+        raise out_of_range("tokenizer", options.tokenizer, meaning)
     from surefoot.data.text.prepare_shards import prepare_shards
     from surefoot.recipes.gpt.corpus import named_tokenizer
 

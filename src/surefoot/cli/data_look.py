@@ -59,7 +59,7 @@ def look(arguments: list[str]) -> None:
     elif options.recipe not in NAMES:
         raise ConfigError(
             "recipe-unknown",
-            problem=f"--recipe {options.recipe!r} is not one of {', '.join(NAMES)}",
+            problem=f"recipe = {options.recipe!r} is not one of {', '.join(NAMES)}",
             setting="recipe",
             value=options.recipe,
         )

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from surefoot.cli.options import RunOption, find_run, only_options
+from surefoot.cli.options import RunOption, find_run, needs_option, only_options
 from surefoot.distributed.environment import placed, started_by_launcher
-from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
     from surefoot.diagnose.alert import Alert
@@ -52,12 +51,7 @@ def alert_of(options: AlertOption, *, run: Path | str) -> "Alert | None":
     """
     if options.alert is None:
         if options.alert_test:
-            raise ConfigError(
-                "alert-test-without-alert",
-                problem="--alert-test needs a target",
-                remedy="add --alert TARGET",
-                setting="alert",
-            )
+            raise needs_option("alert_test", "alert", "TARGET")
         return None
     from surefoot.diagnose.alert import Alert
 

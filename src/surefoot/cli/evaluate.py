@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_options, without
+from surefoot.cli.options import (
+    WHICH_RUN,
+    SavedRunOptions,
+    check_excluded,
+    find_run,
+    not_of,
+    verb_options,
+    without,
+)
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, out_of_range
 from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory
@@ -54,19 +62,14 @@ def evaluate(arguments: list[str]) -> None:
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
     config_here = in_directory(config, run_path)  # for the tokenizer; nothing is opened or written
     if options.panels:
-        if splits or options.questions or options.checkpoint is not None:
-            raise ConfigError(
-                "--panels uses the best checkpoint, or the newest: leave out --split, --questions and --checkpoint"
-            )
+        others = [name for name in ("split", "questions", "checkpoint") if getattr(options, name)]
+        check_excluded("panels", others, reason="it uses the best checkpoint, or the newest")
         processes.refuse_several(arguments, verb="evaluate --panels")
         _write_panels(program, config_here, run_path)
         return
     files = named_files(options.questions, setting="--questions")
     if files and "evaluate_questions" not in program.names:
-        raise ConfigError(
-            f"--questions {options.questions[0]}: only gpt runs answer questions, and {run_path} is not a gpt run\n"
-            "  to evaluate a split of the run: --split NAME"
-        )
+        raise not_of("questions", "gpt runs", run_path)
     if files:
         processes.refuse_several(arguments, verb="evaluate --questions FILE", or_launched=True)
     processes.start_several(
@@ -108,11 +111,11 @@ def _evaluate_splits(
     run: "Run", only: Sequence[str], chosen: "Checkpoint", *, whose: str, key: str
 ) -> None:
     scoring = run.parts.evaluator
-    if unknown := [name for name in only if name not in scoring.splits]:
-        raise ConfigError(
-            f"--split {unknown[0]}: this run has no such split; available: {', '.join(scoring.splits) or 'none'}\n"
-            "  to evaluate a file of questions: --questions NAME=FILE"
-        )
+    for name in only:
+        if name not in scoring.splits:
+            splits = ", ".join(scoring.splits) or "none"
+            meaning = f"a split of this run: {splits}; a file is for questions = NAME=FILE"
+            raise out_of_range("split", name, meaning)
     at_end = scoring.names(at_end=True)
     names = only or scoring.names(at_end=False) or at_end
     note(f"evaluating {whose} on {', '.join(names) or 'nothing'}")
@@ -139,10 +142,19 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     from surefoot.tracking.run_reader import is_running
 
     if is_running(run_path):
-        raise ConfigError(f"{run_path} is training: it writes its panels when it ends")
+        raise ConfigError(
+            "run-is-training",
+            problem=f"{run_path} is training: it writes its panels when it ends",
+            path=run_path,
+        )
     run = build_run(program, config, of=run_path)
     if run.parts.settings.panels_fn is None:
-        raise ConfigError(f"the program of {run_path} has no panels_fn: add Run(panels_fn=...)")
+        raise ConfigError(
+            "panels-without-function",
+            problem=f"the program of {run_path} has no panels_fn",
+            remedy="add Run(panels_fn=...)",
+            path=run_path,
+        )
     try:
         chosen = choose_checkpoint(run_path, "best")
     except CheckpointError:  # the run has no best checkpoint, or it is damaged
@@ -152,7 +164,9 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
         write_whole(run_path / FILE, run.make_panels().to_json().encode())
     except OSError as problem:
         raise CheckpointError(
-            f"cannot write {run_path / FILE}: {problem.strerror or problem}"
+            "panels-not-written",
+            problem=f"cannot write {run_path / FILE}: {problem.strerror or problem}",
+            path=run_path / FILE,
         ) from problem
     print(
         f"written: {run_path / FILE}, with the weights of step {chosen.step:,};"

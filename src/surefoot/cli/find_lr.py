@@ -18,6 +18,7 @@ from surefoot.cli.options import (
     find_run,
     flag_text,
     limited,
+    not_of,
     verb_options,
 )
 from surefoot.cli.processes import Several, refuse_several, start_several
@@ -26,7 +27,7 @@ from surefoot.config.paths import file_text, run_path
 from surefoot.config.toml import values
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
-from surefoot.errors import ConfigError
+from surefoot.errors import out_of_range
 from surefoot.recipes import NAMES
 from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
 
@@ -146,10 +147,9 @@ def tried_run(
     if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
         return _saved_run(find_run(what), options, flags, verb=verb, command=command)
     program = find_program(what)
-    if options.checkpoint is not None or options.run_changed_program:
-        raise ConfigError(
-            f"--checkpoint and --run-changed-program are for an existing run, and {what} is not a run"
-        )
+    for name in ("checkpoint", "run_changed_program"):
+        if getattr(options, name):
+            raise not_of(name, "existing runs", what)
     config, _ = program_settings(program, options, flags, verb=verb)
     if isinstance(config, TrainSettings):  # ignore files of another run, such as a tokenizer
         config = replace(config, run_dir=None, trackers=None, tensorboard=False, text_log=False)
@@ -168,17 +168,13 @@ def _saved_run(
     command: Sequence[str],
 ) -> "tuple[sf.Run, set[str]]":
     if options.config is not None:
-        raise ConfigError(
-            f"--config is for new runs, and {path} has its settings\n  leave out --config, or use flags"
-        )
+        raise not_of("config", "new runs", path)
     optimizer = flag_text(flags, "optimizer.name")
     if verb == "find-lr" and optimizer is not None:
         trained_with = values(file_text(path / "config.toml")).get("optimizer.name")
         if trained_with not in (None, optimizer):
-            raise ConfigError(
-                f"--optimizer.name {optimizer}: {path} was trained with {trained_with}, and its checkpoint has that optimizer's state\n"
-                "  leave it out, or test a new run: surefoot find-lr RECIPE --optimizer.name ..."
-            )
+            meaning = f"{trained_with}, whose state the checkpoint has; or test a new run"
+            raise out_of_range("optimizer.name", optimizer, meaning)
     program, config = saved_settings(path, options, flags, verb=verb)
     if isinstance(options, Several):
         start_several([verb, *command], options, config=config, flags=command, out=path)

@@ -9,7 +9,7 @@ import platform
 import select
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from surefoot.distributed.environment import (
@@ -178,16 +178,24 @@ def _verb(words: list[str]) -> None:
         )
         return
     if words[0] not in VERBS:
-        from surefoot.config.closest import closest
-
-        near = closest(words[0], VERBS)
-        cure = f"did you mean surefoot {near}?" if near else f"choose from {', '.join(VERBS)}"
-        raise ConfigError(f"no subcommand {words[0]!r}\n  {cure}")
+        raise unknown_subcommand(words[0], VERBS, command="surefoot")
     if not {"-h", "--help"}.intersection(words):
         shorten_spinning()
     from surefoot.cli.word_order import words_first
 
     verb_function(words[0])(words_first(words[0], words[1:]))
+
+
+def unknown_subcommand(word: str, known: Sequence[str], *, command: str) -> ConfigError:
+    """Return the error for a word that is no subcommand of a command."""
+    from surefoot.config.tree import did_you_mean
+
+    return ConfigError(
+        "subcommand-unknown",
+        problem=f"{command} has no subcommand {word!r}",
+        remedy=did_you_mean(word, known, otherwise=f"choose from {', '.join(known)}"),
+        value=word,
+    )
 
 
 def verb_function(verb: str) -> Callable[[list[str]], None]:

@@ -20,10 +20,10 @@ from tyro.conf import Positional, arg
 
 from surefoot.cli.help import Flag, flags_of, section
 from surefoot.config.closest import closest
-from surefoot.config.keywords import text_for
 from surefoot.config.paths import run_path
-from surefoot.config.tree import nearest
-from surefoot.errors import ConfigError
+from surefoot.config.setting import number
+from surefoot.config.tree import unknown_setting
+from surefoot.errors import ConfigError, Setting, out_of_range, together
 from surefoot.tracking.run_reader import missing_run, refuse_other_format
 
 T = TypeVar("T")
@@ -141,8 +141,13 @@ def target(
             reason=f"all options: surefoot {verb} --help",
             value=arguments[0],
         )
+    raise missing_argument(missing, arguments, verb=verb)
+
+
+def missing_argument(missing: str, arguments: Sequence[str], *, verb: str) -> ConfigError:
+    """Return the error for arguments without the word that a subcommand needs."""
     values = [" ".join(words) for name, words in by_flag(arguments) if name and len(words) > 1]
-    raise ConfigError(
+    return ConfigError(
         "argument-missing",
         problem=missing,
         reason=f"read as flags with their values: {', '.join(values)}" if values else None,
@@ -177,20 +182,12 @@ def verb_options(
         kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,)
     )
     for field in dataclasses.fields(options):
-        flag, value = (
-            f"--{field.name.removesuffix('_').replace('_', '-')}",
-            getattr(options, field.name),
-        )
+        name = field.name.removesuffix("_")
+        value = getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{flag} {str(value)!r} is not a finite number")
-        if (
-            "min_value" in field.metadata
-            and value is not None
-            and value < field.metadata["min_value"]
-        ):
-            raise ConfigError(
-                f"{flag} {str(value)!r} must be {field.metadata['min_value']} or more"
-            )
+            raise out_of_range(name, value, "a finite number")
+        if "min_value" in field.metadata and value is not None:
+            number(min_value=field.metadata["min_value"])(value, setting=name)
     return options, without(arguments, own)
 
 
@@ -254,8 +251,14 @@ def find_run(name: str) -> Path:
             return _readable(path)
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
+        run = directory.parent.parent
         raise ConfigError(
-            f"{name} is a checkpoint: name its run, {directory.parent.parent}, and add --checkpoint {step}"
+            "checkpoint-in-place-of-run",
+            problem=f"{name} is a checkpoint, not a run",
+            remedy=(f"name its run, {run}, and add", Setting("checkpoint", step)),
+            path=directory,
+            run=run,
+            step=step,
         )
     raise missing_run(directory, Path("runs"))
 
@@ -280,7 +283,10 @@ def parse(
         if not end.code:
             raise
         raise ConfigError(
-            f"{_unboxed(errors.getvalue())}\n  all {flags}: surefoot {verb} --help"
+            "flags-not-understood",
+            problem=_unboxed(errors.getvalue()),
+            reason=f"all {flags}: surefoot {verb} --help",
+            verb=verb,
         ) from None
 
 
@@ -315,13 +321,51 @@ def refuse_unknown(
     """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and
     its value for each.
     """
-    problems = []
-    for name, words in groups[:3]:
-        close = nearest(name, known)
-        text = text_for(name, close, flag_text(words, name) or "") if close else ""
-        question = (
-            f": did you mean --{close.replace('_', '-')}{text and ' '}{text}?" if close else ""
+    problems = [
+        unknown_setting(
+            name,
+            known,
+            value=flag_text(words, name) or "",
+            kind=flags.removesuffix("s"),
+            reason=f"all {flags}: surefoot {verb} --help",
         )
-        problems.append(f"unknown {flags[:-1]} --{name.replace('_', '-')}{question}")
+        for name, words in groups[:3]
+    ]
     if problems:
-        raise ConfigError("\n  ".join([*problems, f"all {flags}: surefoot {verb} --help"]))
+        raise together(problems)
+
+
+def check_excluded(option: str, others: Sequence[str], *, reason: str) -> None:
+    """Raise `ConfigError` if there are `others`, which were given together with an option that
+    leaves them without effect.
+    """
+    if others:
+        raise ConfigError(
+            "option-excluded",
+            problem=f"{option} excludes {', '.join(others)}",
+            reason=reason,
+            remedy=[("leave out", Setting(name)) for name in others],
+            setting=option,
+            others=list(others),
+        )
+
+
+def needs_option(what: str, option: str, example: str | int) -> ConfigError:
+    """Return the error for something that needs an option."""
+    return ConfigError(
+        "option-missing",
+        problem=f"{what} needs {option}",
+        remedy=("add", Setting(option, example)),
+        setting=option,
+    )
+
+
+def not_of(option: str, kind: str, what: Path | str) -> ConfigError:
+    """Return the error for an option of another `kind` of thing than the one that is named."""
+    return ConfigError(
+        "option-of-other-kind",
+        problem=f"{option} is for {kind}, and {what} is none",
+        remedy=("leave out", Setting(option)),
+        setting=option,
+        what=what,
+    )

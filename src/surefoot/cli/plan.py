@@ -9,13 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from surefoot.cli.options import ProgramOptions, by_flag, limited, option_names
+from surefoot.cli.options import (
+    ProgramOptions,
+    by_flag,
+    check_excluded,
+    limited,
+    needs_option,
+    option_names,
+)
 from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import layers_below, program_settings, read_settings
 from surefoot.config.paths import local_path
 from surefoot.config.tree import flatten
-from surefoot.errors import ConfigError, Setting, SurefootError, together
+from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
 from surefoot.recipes.program import Program, build_run
 
 if TYPE_CHECKING:
@@ -30,8 +37,8 @@ _USUAL = {
     "node_size": (8, "usual"),
 }
 _FRACTIONS = (
-    ("flops", math.inf, "FLOP per second, such as 989e12"),
-    ("mfu", 1.0, "the fraction of the FLOP/s that is used, above 0 and at most 1"),
+    ("flops", math.inf, "a number of FLOP per second, such as 989e12"),
+    ("mfu", 1.0, "a fraction of the FLOP/s, above 0 and at most 1"),
 )
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -94,8 +101,8 @@ def plan(arguments: list[str]) -> None:
         return
     program, options, flags = program_options(Plan, arguments, verb="plan")
     numbers = _numbers(options)
-    if options.world_size is not None and options.recorded():
-        raise ConfigError("--world-size starts no processes: leave out --nproc and --max-restarts")
+    if options.world_size is not None:
+        check_excluded("world_size", [*options.recorded()], reason="it starts no processes")
     config, origins = program_settings(program, options, flags, verb="plan")
     if options.world_size is not None:
         from surefoot.distributed.world import on_meta
@@ -182,9 +189,7 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
         if getattr(options, name) is not None
     }
     if typed and options.world_size is None:
-        raise ConfigError(
-            f"--{next(iter(typed)).replace('_', '-')} describes GPUs to plan for\n  add their number: --world-size 8"
-        )
+        raise needs_option(next(iter(typed)), "world_size", 8)
     numbers = dict[str, float]()
     problems = list[SurefootError]()
     if not typed:
@@ -194,16 +199,12 @@ def _numbers(options: MachineOptions) -> dict[str, float]:
     for name, value in typed.items():
         read = parsed_bytes if name == "gpu_memory" else bytes_per_s
         try:
-            numbers[name] = (
-                read(value, setting=f"--{name.replace('_', '-')}")
-                if isinstance(value, str)
-                else value
-            )
-        except ConfigError as problem:
-            problems.append(problem)
+            numbers[name] = read(value, setting=name) if isinstance(value, str) else value
+        except ConfigError as refusal:
+            problems.append(refusal)
     for name, max_fraction, meaning in _FRACTIONS:
         if not 0 < numbers.get(name, 1.0) <= max_fraction:
-            problems.append(ConfigError(f"--{name} '{numbers[name]:g}': {meaning}"))
+            problems.append(out_of_range(name, numbers[name], meaning))
     if problems:
         raise together(problems)
     return numbers
@@ -213,14 +214,13 @@ def bytes_per_s(text: str, *, setting: str) -> float:
     """Parse a bandwidth with its unit to bytes per second; b stands for bits.
 
     >>> (
-    ...     bytes_per_s("50 GB/s", setting="--bandwidth"),
-    ...     bytes_per_s("400 Gb/s", setting="--bandwidth"),
+    ...     bytes_per_s("50 GB/s", setting="bandwidth"),
+    ...     bytes_per_s("400 Gb/s", setting="bandwidth"),
     ... )
     (50000000000.0, 50000000000.0)
     """
     speed = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)(b|B|bit)/s", text.strip(), re.ASCII)
     if speed is None or not float(speed[1]):
-        raise ConfigError(
-            f'{setting} {text!r}: write it with a unit, as in "50 GB/s", or "400 Gb/s" in bits'
-        )
+        meaning = "a bandwidth with its unit, such as '50 GB/s', or '400 Gb/s' in bits"
+        raise out_of_range(setting, text, meaning)
     return float(speed[1]) * _UNITS[speed[2].lower()] / (1 if speed[3] == "B" else 8)

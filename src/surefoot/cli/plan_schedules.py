@@ -9,19 +9,21 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from surefoot.cli.options import by_flag, flag_text, verb_options
+from surefoot.cli.options import by_flag, check_excluded, verb_options
 from surefoot.cli.settings import configured, file_values, layers_below, read_settings
+from surefoot.config.closest import closest
 from surefoot.config.durations import Length, in_steps, planned
-from surefoot.config.tree import did_you_mean, flatten
-from surefoot.errors import ConfigError
+from surefoot.config.tree import flatten
+from surefoot.errors import ConfigError, SurefootError, out_of_range, together
 from surefoot.recipes.optimizer_settings import Schedule
 from surefoot.recipes.program import build_run, find_program
+from surefoot.schedules.checks import check_shape
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined, join
 from surefoot.schedules.lr_schedule import Schedule as Single
 
 _FACTORS = ("min_lr_ratio", "power", "gamma", "start_lr_ratio", "cycle_growth")
-_FORM = "as in cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,constant+linear@50%"
+_FORM = "cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%,constant+linear@50%"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +59,9 @@ class Plain:
 def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> None:
     """Print and draw the schedules of a list. `foreign` has the options of `plan` to refuse."""
     options, flags = verb_options(PlanSchedules, arguments, verb="plan")
-    for unused in [name for name, _ in by_flag(flags) if name in foreign][:1]:
-        raise ConfigError(
-            f"--{unused.replace('_', '-')}: no effect with --schedules, which trains nothing\n  leave it out"
-        )
-    if not options.schedules:
-        raise ConfigError(f"--schedules is empty: write --schedules LIST, {_FORM}")
-    if flag_text(flags, "schedule.name") is not None:
-        raise ConfigError(
-            "--schedule.name: --schedules already names the schedules\n  leave it out"
-        )
+    excluded = {*foreign, "schedule.name"}
+    others = [name for name, _ in by_flag(flags) if name in excluded]
+    check_excluded("schedules", others, reason="it names the schedules, and trains nothing")
     length, settings, rate = _basis(options, flags)
     from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
     from surefoot.report.figures import drawn_line
@@ -93,16 +88,14 @@ def schedules(
     """
     names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
     by_name: dict[str, Single | Joined] = {}
-    problems = []
-    for name in names:
+    problems: list[SurefootError] = []
+    for name in dict.fromkeys(names):
         try:
-            if name in by_name:
-                raise ConfigError("occurs twice")
             by_name[name] = _schedule(name, length, shared)
         except ConfigError as problem:
-            problems.append(f"--schedules {name}: {problem}")
+            problems.append(problem.inside(f"schedules {name}"))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise together(problems)
     return by_name
 
 
@@ -116,7 +109,8 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
     for other in others:
         shape, mark, at = other.rpartition("@")
         if not mark:
-            raise ConfigError(f"{other!r} has no start: add one, as in {first}+{other}@50%")
+            meaning = f"a schedule and its start, as in {first}+{other}@50%"
+            raise out_of_range("schedules", other, meaning)
         # a part begins at its own step 0 and uses the shared settings except the warm-up
         following = _single(
             shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False
@@ -127,9 +121,7 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
 
 def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
     shape, *settings = text.split(":")
-    if shape not in SHAPES:
-        meant = did_you_mean(shape, SHAPES, otherwise=f"choose from {', '.join(SHAPES)}")
-        raise ConfigError(f"no schedule {shape!r}: {meant}")
+    check_shape(shape)
     own = dict(_setting(setting) for setting in settings)
     taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
     if SHAPES[shape].own_rise or "warmup" in own:
@@ -143,10 +135,7 @@ def _setting(text: str) -> tuple[str, Any]:
     name = name.strip().replace("-", "_")
     known = [own for each in SHAPES.values() for own in each.takes]
     if not equals or not value or name not in known:
-        meant = did_you_mean(
-            name, known if name not in known else (), otherwise=f"write NAME=VALUE, {_FORM}"
-        )
-        raise ConfigError(f"{text!r} is not a setting: {meant}")
+        raise _no_setting(text, near=None if name in known else closest(name, known))
     if name == "milestones":
         return name, tuple(value.split("/"))
     if name not in _FACTORS:
@@ -154,7 +143,11 @@ def _setting(text: str) -> tuple[str, Any]:
     try:
         return name, float(value)
     except ValueError:
-        raise ConfigError(f"{name} = {value!r} is not a number") from None
+        raise _no_setting(text) from None
+
+
+def _no_setting(text: str, *, near: str | None = None) -> ConfigError:
+    return out_of_range("schedules", text, f"{near or 'NAME'}=VALUE, as in {_FORM}")
 
 
 def _basis(

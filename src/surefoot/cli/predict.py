@@ -42,9 +42,11 @@ def predict(arguments: list[str]) -> None:
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)
     if "predict" not in program.names or "Predict" not in program.names:
         raise ConfigError(
-            f"the program of {run_path} defines no predict(), which would use its model\n"
-            "  in Python, load its weights into your model:\n"
-            f"  sf.load({str(run_path)!r}).load_model(model)"
+            "program-without-predict",
+            problem=f"the program of {run_path} defines no predict(), which would use its model",
+            remedy="in Python, load its weights into your model:"
+            f" sf.load({str(run_path)!r}).load_model(model)",
+            path=run_path,
         )
     request, _ = configured(
         program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict]

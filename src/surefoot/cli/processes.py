@@ -13,9 +13,10 @@ from surefoot.cli.options import T, flag_text, target, verb_options, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.paths import run_path
+from surefoot.config.setting import number
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.launch.process_count import ProcessCount, Slots, parse_nproc, sizes_of
 from surefoot.recipes.program import Program, find_program
 
@@ -94,11 +95,22 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
     """Raise if a single-process subcommand has options for several processes or, with
     `or_launched`, runs in several processes.
     """
-    for name in NAMES:
-        if flag_text(arguments, name) is not None:
-            raise ConfigError(f"{verb} runs in one process: leave out --{name.replace('_', '-')}")
-    if or_launched and placed(os.environ).world_size > 1:
-        raise ConfigError(f"{verb} runs in one process: start it without torchrun or srun")
+    given = [name for name in NAMES if flag_text(arguments, name) is not None]
+    is_launched = or_launched and placed(os.environ).world_size > 1
+    if given or is_launched:
+        raise _one_process(verb, given, is_launched=is_launched)
+
+
+def _one_process(what: str, given: Sequence[str], *, is_launched: bool = False) -> ConfigError:
+    return ConfigError(
+        "one-process-only",
+        problem=f"{what} runs in one process",
+        remedy=[
+            *(("leave out", Setting(name)) for name in given),
+            *(["start it without torchrun or srun"] if is_launched else []),
+        ],
+        what=what,
+    )
 
 
 def start_several(
@@ -116,9 +128,14 @@ def start_several(
     wanted = _wanted(several)
     if "WORLD_SIZE" in os.environ:
         if not started_by_launcher() and flag_text(flags, "nproc") is not None:
+            world_size = os.environ["WORLD_SIZE"]
             raise ConfigError(
-                f"--nproc {wanted.text} in a process that a launcher has started (WORLD_SIZE={os.environ['WORLD_SIZE']})\n"
-                "  leave out --nproc, or start it without that launcher"
+                "nproc-under-launcher",
+                problem=f"nproc = {wanted.text} in a process that a launcher has started"
+                f" (WORLD_SIZE={world_size})",
+                remedy=[("leave out", Setting("nproc")), "start it without that launcher"],
+                setting="nproc",
+                value=wanted.text,
             )
         return
     if wanted.max_count == 1 and not several.max_restarts:
@@ -169,13 +186,7 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
     processes.
     """
     if several.recorded() and (tasks > 1 or local):
-        named = " and ".join(
-            f"--{name.replace('_', '-')} {value}" for name, value in several.recorded().items()
-        )
-        raise ConfigError(
-            f"{named} in a job of {tasks} task{'s' * (tasks > 1)}, each of which is one training process\n"
-            "  leave it out, and set the number of tasks: --tasks-per-node, or --gpus-per-node"
-        )
+        raise _one_process(f"each of {tasks} tasks", [*several.recorded()])
     settings = {} if config is None else flatten(config)
     # only the job's machines know their GPUs
     if (sizes := _places(parse_nproc(tasks), settings | {"device": "cpu"}).sizes()) is not None:
@@ -185,10 +196,7 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
 
 
 def _wanted(several: Several) -> ProcessCount:
-    if several.max_restarts < 0:
-        raise ConfigError(
-            f"max_restarts = {several.max_restarts}: the number of restarts, 0 or more"
-        )
+    number(min_value=0)(several.max_restarts, setting="max_restarts")
     return parse_nproc(several.nproc)
 
 

@@ -3,7 +3,6 @@ bad step.
 """
 
 import json
-import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting
 from surefoot.recipes.optimizer_settings import note
 from surefoot.saved_run import SavedRun
 from surefoot.tracking.run_reader import newest_state
@@ -58,10 +57,12 @@ def replay(arguments: list[str]) -> None:
     if (step is None) is not options.bisect_nan:
         if flags:  # --stp is a misspelled --step
             saved_settings(path, options, flags, verb="replay")
-        typed = shlex.quote(options.run)
         raise ConfigError(
-            "replay needs either a step or --bisect-nan, which finds the first bad step\n"
-            f"  surefoot replay {typed} --step N, or surefoot replay {typed} --bisect-nan"
+            "step-or-search",
+            problem="replay needs either step or bisect_nan, which finds the first bad step",
+            remedy=[Setting("step", "N"), Setting("bisect_nan")],
+            setting="step",
+            value=step,
         )
     if not saved.checkpoints:
         from surefoot.checkpoint.store import without_checkpoint

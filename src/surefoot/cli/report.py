@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from tyro.conf import Positional, arg
 
 from surefoot.cli.diagnose import AlertOption, alert_of
-from surefoot.cli.options import WHICH_RUN, find_run, limited, only_options
+from surefoot.cli.options import (
+    WHICH_RUN,
+    check_excluded,
+    find_run,
+    limited,
+    needs_option,
+    only_options,
+)
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import run_path
-from surefoot.errors import ConfigError
 
 if TYPE_CHECKING:
     from surefoot.diagnose.alert import Alert
@@ -61,17 +67,16 @@ def report(arguments: list[str]) -> None:
     options = only_options(
         Report, arguments, verb="report", missing=f"{WHICH_RUN}; or several runs"
     )
-    if options.watch and (options.out is not None or options.png):
-        raise ConfigError("--watch serves the page and writes no file: leave out --out and --png")
+    if options.watch:
+        files = [name for name in ("out", "png") if getattr(options, name)]
+        check_excluded("watch", files, reason="it serves the page, and writes no file")
     if options.watch and len(options.runs) == 1:
         directory = run_path(options.runs[0], setting="RUN")
         if _is_directory_of_runs(directory):
             receiver = alert_of(options, run=directory)
             _watch_directory(directory, port=options.port or 0, alert=receiver)
     if options.alert is not None or options.alert_test:
-        raise ConfigError(
-            "--alert needs the page of a directory of runs: surefoot report --watch runs/ --alert TARGET"
-        )
+        raise needs_option("alert, for a directory of runs,", "watch", "runs/")
     runs = [find_run(name) for name in options.runs]
     if options.watch:
         from surefoot.report.live_server import create_server
@@ -80,9 +85,9 @@ def report(arguments: list[str]) -> None:
         with create_server(runs, port=options.port or 0, token=token) as server:
             _serve(server, token)
     if options.port is not None:
-        raise ConfigError("--port needs --watch")
+        raise needs_option("port", "watch", "runs/")
     if options.png:
-        refuse_missing("--png", "resvg_py", instead="omit it; the page has the same charts")
+        refuse_missing("png", "resvg_py", instead="without it, the page has the same charts")
     from surefoot.report.write import write_page
 
     target = write_page(

@@ -10,6 +10,7 @@ from surefoot.cli.options import (
     by_flag,
     find_run,
     flag_text,
+    not_of,
     target,
     verb_options,
     without,
@@ -21,7 +22,6 @@ from surefoot.config import toml
 from surefoot.config.paths import file_text
 from surefoot.config.setting import names_of
 from surefoot.config.train_settings import TrainSettings
-from surefoot.errors import ConfigError
 from surefoot.recipes.program import read_program
 from surefoot.tracking.run_reader import read_sessions
 
@@ -58,11 +58,7 @@ def resume(arguments: list[str]) -> None:
     )
     for name in of_recipes:
         if flag_text(flags, name) is not None:
-            flag = name.replace("_", "-")
-            raise ConfigError(
-                f"--{flag} is only for the start of a run, and {run} has started\n"
-                f"  start another run: surefoot train ... --{flag} ... --run-dir DIR"
-            )
+            raise not_of(name, "new runs", run)
     saved = {
         name: value
         for name, value in before.items()

@@ -25,7 +25,7 @@ from surefoot.cli.options import (
 from surefoot.config.paths import file_text, local_path
 from surefoot.config.toml import values
 from surefoot.config.tree import field_hints, layered
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Remedy
 from surefoot.recipes.program import Program, read_program
 
 _TRUTHS = {"true": "True", "false": "False", "none": "None"}
@@ -101,11 +101,22 @@ def read_settings(
         print("build() takes no settings.\n")
         print_options(own, verb.split(maxsplit=1)[0])
         sys.exit(0)
-    if typed := " ".join([*flags, *(f"--config ({origin})" for origin, layer in layers if layer)]):
-        raise ConfigError(
-            f"{program.described.get('path')}: build() takes no settings, but the command has {typed}"
-        )
+    given = [*flags, *(f"config ({origin})" for origin, layer in layers if layer)]
+    if given:
+        raise without_settings(program, reason=f"the command has {' '.join(given)}")
     return None, {}
+
+
+def without_settings(program: Program, *, reason: str, remedy: Remedy | None = None) -> ConfigError:
+    """Return the error for a program that takes no settings where it needs them."""
+    path = program.described.get("path")
+    return ConfigError(
+        "program-without-settings",
+        problem=f"{path}: build() takes no settings",
+        reason=reason,
+        remedy=remedy,
+        path=path,
+    )
 
 
 def configured(

@@ -14,12 +14,20 @@ from typing import Any
 from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
-from surefoot.cli.options import ProgramOptions, limited, target, verb_options, without
+from surefoot.cli.options import (
+    ProgramOptions,
+    check_excluded,
+    limited,
+    needs_option,
+    target,
+    verb_options,
+    without,
+)
 from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import run_path
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, Setting, first_line, out_of_range
 from surefoot.recipes.program import find_program
 from surefoot.tracking.commands import without_directory
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
@@ -110,22 +118,14 @@ def submit(arguments: list[str]) -> None:
     of_train = ("config", "accept_change")  # passed on to train
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
-    if options.dry_run and options.local:
-        raise ConfigError(
-            "dry-run-without-script",
-            problem="--dry-run prints a script for Slurm, which --local does not use",
-            remedy="leave one out",
-        )
+    if options.local:
+        of_slurm = [name for name in ("dry_run", "sbatch", "partition") if getattr(options, name)]
+        check_excluded("local", of_slurm, reason="it does not use Slurm")
     tasks = options.nodes * options.tasks
     run_dir = check_training([what, *flags], tasks=tasks, local=options.local)
-    if options.hours is None:
-        raise ConfigError(
-            "--hours is missing: with --hours 12, the job is requeued after 12 hours and the run resumes"
-        )
-    if options.hours < _SHORTEST_H:
-        raise ConfigError(
-            f"--hours {options.hours:g} is too short to save before the end: the minimum is {_SHORTEST_H}"
-        )
+    if options.hours is None or options.hours < _SHORTEST_H:
+        meaning = f"{_SHORTEST_H} or more; after these, the job is requeued and the run resumes"
+        raise out_of_range("hours", options.hours, meaning)
     requested: dict[str, Any] = {  # submitit's names
         "name": "surefoot",
         "timeout_min": round(options.hours * 60),
@@ -135,12 +135,9 @@ def submit(arguments: list[str]) -> None:
         "cpus_per_task": options.cpus_per_task,
         "stderr_to_stdout": True,
     }
-    if options.local:
-        for name in ["--sbatch"] * bool(options.sbatch) + ["--partition"] * (
-            options.partition is not None
-        ):
-            raise ConfigError(f"{name} is for Slurm, which --local does not use: leave one out")
-    else:  # "account=lab" is an option of sbatch with a value, "exclusive" one without
+    if (
+        not options.local
+    ):  # "account=lab" is an option of sbatch with a value, "exclusive" one without
         pairs = [text.removeprefix("--").partition("=") for text in options.sbatch]
         further = {name: value if equals else True for name, equals, value in pairs}
         requested |= {
@@ -200,9 +197,7 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
     run_dir = getattr(config, "run_dir", "")
     if run_dir is None:
-        raise ConfigError(
-            "a requeued job resumes from its directory, and --run-dir is not set\n  add --run-dir runs/NAME, on a shared file system"
-        )
+        raise needs_option("a job that resumes", "run_dir", "runs/NAME")
     return run_dir
 
 
@@ -221,13 +216,11 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
         ):  # for local processes
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
-        where = (
-            ""
-            if options.local
-            else "\n  does this machine submit jobs? to test on this machine: --local"
-        )
         raise ConfigError(
-            f"the job could not be submitted: {first_line(problem)}{where}"
+            "job-not-submitted",
+            problem=f"the job could not be submitted: {first_line(problem)}",
+            reason=None if options.local else "does this machine submit jobs?",
+            remedy=None if options.local else ("to test on this machine:", Setting("local")),
         ) from problem
 
 

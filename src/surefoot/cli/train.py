@@ -152,9 +152,14 @@ def start(
     if only is not None and (
         run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()
     ):
+        now = "no directory" if run.parts.directory is None else run.parts.directory.shown
         raise ConfigError(
-            f"resuming {only}, but its program now has the run in {run.parts.directory.shown if run.parts.directory else 'no directory'}\n"
-            "  was `run_dir` changed, or is it relative to another directory?"
+            "run-of-another-directory",
+            problem=f"resuming {only}, but its program now has the run in {now}",
+            reason="was run_dir changed, or is it relative to another directory?",
+            setting="run_dir",
+            value=str(now),
+            path=only,
         )
     if directory is not None and run.parts.directory is not None:
         run.parts.directory.numbered = str(pattern)

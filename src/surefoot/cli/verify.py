@@ -14,13 +14,14 @@ from surefoot.cli.options import (
     WHICH_RUN,
     ChangedProgramOption,
     RunOption,
+    check_excluded,
     find_run,
     limited,
     verb_options,
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
-from surefoot.errors import refuse_all
+from surefoot.config.setting import checked, number
 from surefoot.recipes.program import status_line
 from surefoot.saved_run import SavedRun
 
@@ -65,14 +66,12 @@ def verify(arguments: list[str]) -> None:
     refuse_several(arguments, verb="verify", or_launched=True)
     run = find_run(options.run)
     saved = SavedRun(run, read_program=lambda: saved_settings(run, options, flags, verb="verify"))
-    some = (options.steps, options.windows, options.seed) != (None, None, None)
-    tolerance = options.tolerance or 0.0
-    refuse_all(
-        {
-            "--all repeats all steps: leave out --steps, --windows and --seed": options.all
-            and some,
-            f"--tolerance {tolerance:g}: the relative difference must be 0 or more": tolerance < 0,
-        }
+    some = [name for name in ("steps", "windows", "seed") if getattr(options, name) is not None]
+    tolerance = 0.0 if options.tolerance is None else options.tolerance
+    excluded = some if options.all else []
+    checked(
+        lambda: check_excluded("all", excluded, reason="it repeats all steps"),
+        lambda: number(min_value=0, kind=float)(tolerance, setting="tolerance"),
     )
     from surefoot.verify.rerun import STEPS
 

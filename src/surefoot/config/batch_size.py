@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, out_of_range
 
-_TOKENS = re.compile(r"([0-9]+(?:_[0-9]+)*)\s*tokens?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*)(\s*tokens?)?", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,13 @@ class Batching:
         rows = self.micro_batch_size // length
         if rows < 1:
             raise ConfigError(
-                f"micro-batches of {self.micro_batch_size} tokens cannot hold a sample of {length} tokens\n"
-                f"  try: --micro-batch-size {_written(length, 'tokens')}"
+                "micro-batch-shorter-than-sample",
+                problem=f"micro-batches of {self.micro_batch_size} tokens cannot hold a sample of"
+                f" {length} tokens",
+                remedy=Setting("micro_batch_size", f"{length} tokens"),
+                setting="micro_batch_size",
+                value=self.micro_batch_size,
+                length=length,
             )
         return Batching(rows * self.pieces, rows)
 
@@ -82,23 +87,33 @@ def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -
     Batching(batch_size=64, micro_batch_size=16, unit='samples')
     """
     total, unit = _parsed("batch_size", batch_size)
-    if total < 1:
-        raise ConfigError(f"batch_size = {batch_size}: a step needs at least one sample")
-    piece, of_piece = (
-        (total, unit) if micro_batch_size is None else _parsed("micro_batch_size", micro_batch_size)
-    )
-    if unit != of_piece:
+    if micro_batch_size is None:
+        return Batching(total, total, unit)
+    piece, unit_of_piece = _parsed("micro_batch_size", micro_batch_size)
+    if unit != unit_of_piece:
         raise ConfigError(
-            f"batch_size = {batch_size} is in {unit} and micro_batch_size = {micro_batch_size} in {of_piece}\n"
-            f"  use one unit for both: --micro-batch-size {_written(piece, unit)}"
+            "batch-sizes-in-two-units",
+            problem=f"batch_size = {batch_size} is in {unit} and micro_batch_size ="
+            f" {micro_batch_size} in {unit_of_piece}",
+            remedy=Setting("micro_batch_size", _with_unit(piece, unit)),
+            setting="micro_batch_size",
+            value=micro_batch_size,
+            batch_size=batch_size,
         )
-    if piece < 1 or total % piece:
-        below, above = _divisors_beside(piece, total)
-        near = " or ".join(_written(size, unit) for size in sorted({below, above}))
-        fitting = _written(max(1, round(total / max(piece, 1))) * max(piece, 1), unit)
+    if total % piece:
+        near = sorted({*_divisors_beside(piece, total)})
+        fitting = max(1, round(total / piece)) * piece
         raise ConfigError(
-            f"batch_size = {batch_size} cannot be divided evenly into micro-batches of {micro_batch_size}\n"
-            f"  nearest valid: micro_batch_size {near}, or batch_size {fitting}"
+            "micro-batch-size-not-divisor",
+            problem=f"batch_size = {batch_size} cannot be divided evenly into micro-batches of"
+            f" {micro_batch_size}",
+            remedy=[
+                *(Setting("micro_batch_size", _with_unit(size, unit)) for size in near),
+                Setting("batch_size", _with_unit(fitting, unit)),
+            ],
+            setting="micro_batch_size",
+            value=micro_batch_size,
+            batch_size=batch_size,
         )
     return Batching(total, piece, unit)
 
@@ -111,13 +126,20 @@ def one_each(batch_size: int | str | None, *, ranks: int) -> int | str:
     (32, '1024 tokens')
     """
     total, unit = _parsed("batch_size", batch_size)
-    if total < 1 or total % ranks == 0:
-        return total // ranks if unit == "samples" else f"{total // ranks} tokens"
-    below, above = _divisors_beside(ranks, total)
+    if total % ranks == 0:
+        return _with_unit(total // ranks, unit)
+    possible_ranks = sorted({*_divisors_beside(ranks, total)})
+    fitting = -(-total // ranks) * ranks
     raise ConfigError(
-        f"batch_size = {batch_size} cannot be divided evenly among {ranks} ranks\n"
-        f"  nearest valid: {below}{f' or {above}' if above > ranks else ''} ranks; or batch_size"
-        f" {_written(-(-total // ranks) * ranks, unit)}"
+        "batch-size-not-divisible",
+        problem=f"batch_size = {batch_size} cannot be divided evenly among {ranks} ranks",
+        remedy=[
+            Setting("batch_size", _with_unit(fitting, unit)),
+            (" or ".join(map(str, possible_ranks)), "ranks"),
+        ],
+        setting="batch_size",
+        value=batch_size,
+        ranks=ranks,
     )
 
 
@@ -130,22 +152,20 @@ def _divisors_beside(number: int, total: int) -> tuple[int, int]:
 def _parsed(name: str, size: int | str | None) -> tuple[int, Literal["samples", "tokens"]]:
     if size is None:
         raise ConfigError(
-            f"{name} is not set: a step needs a number of samples, over all micro-batches and processes\n"
-            f"  write {name}=64, for example; only a DataLoader as train_data brings its own"
+            "batch-size-missing",
+            problem="batch_size is not set: the number of samples of a step, over all micro-batches"
+            " and processes",
+            reason="only a DataLoader as train_data brings its own",
+            remedy=Setting("batch_size", 64),
+            setting="batch_size",
         )
-    if isinstance(size, bool) or not isinstance(size, int | str):
-        raise ConfigError(
-            f'{name} = {size!r}: expected a whole number of samples, or text such as "4096 tokens"'
-        )
-    if isinstance(size, int) or (size.strip().isascii() and size.strip().isdigit()):
-        return int(size), "samples"
-    match = _TOKENS.fullmatch(size.strip())
-    if match is None:
-        raise ConfigError(
-            f'{name} = {size!r}: write a number of samples, as in 64, or of tokens, as in "4096 tokens"'
-        )
-    return int(match[1]), "tokens"
+    match = _SIZE.fullmatch(str(size).strip())
+    number = 0 if match is None else int(match[1])
+    if match is None or number < 1:
+        meaning = "a number of samples, such as 64, or of tokens, such as '4096 tokens'"
+        raise out_of_range(name, size, meaning)
+    return number, "samples" if match[2] is None else "tokens"
 
 
-def _written(size: int, unit: str) -> str:
-    return str(size) if unit == "samples" else f'"{size} tokens"'
+def _with_unit(size: int, unit: str) -> int | str:
+    return size if unit == "samples" else f"{size} tokens"

@@ -3,14 +3,13 @@ decides when a duration is due, so a resumed run acts at the same steps."""
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from math import ceil, floor
 from typing import Literal
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Setting, out_of_range
 
 NEVER = sys.maxsize
 """A number of steps that no run reaches."""
@@ -22,6 +21,12 @@ _MOST_SAMPLES = 1 << 62  # sample positions are 64-bit integers
 _FORM = re.compile(
     r"([0-9][0-9_]{0,17}(?:\.[0-9]+)?(?:e[0-9]{1,2})?)\s*(%|[a-z]+)", re.ASCII | re.IGNORECASE
 )
+_EXAMPLES: dict[_Unit, str] = {
+    "steps": "200 steps",
+    "epochs": "30 epochs",
+    "%": "5%",
+    "seconds": "90 min",
+}
 _UNITS: dict[str, tuple[_Unit, int]] = {
     **dict.fromkeys(("step", "steps"), ("steps", 1)),
     **dict.fromkeys(("epoch", "epochs"), ("epochs", 1)),
@@ -148,21 +153,13 @@ def planned(
     >>> planned("2 epochs", samples_per_epoch=25, batch_size=10).steps
     5
     """
-    if samples_per_epoch < 1 or batch_size < 1:
-        raise ConfigError(
-            f"{setting} = {text!r} for {samples_per_epoch} samples and batch size {batch_size}: both must be at least 1"
-        )
-    refuse = partial(_refusal, text, setting, examples=("200 steps", "30 epochs"))
-    _refuse_bare(text, setting)
-    number, unit = _parsed(text, refuse)
-    if unit not in ("steps", "epochs"):
-        raise refuse("is not a number of steps or epochs")
+    number, unit = _parsed(text, setting, units=("steps", "epochs"))
     length = Length(0, samples_per_epoch, batch_size, in_epochs=unit == "epochs")
-    steps = ceil(_in_steps(number, unit, length, refuse))
+    steps = ceil(_in_steps(number, unit, length))
     if steps < 1:
-        raise refuse("is less than one step")
+        raise out_of_range(setting, text, "one step or more")
     if steps * batch_size > _MOST_SAMPLES:
-        raise refuse("needs more samples than a 64-bit integer can count")
+        raise out_of_range(setting, text, "of samples that a 64-bit integer can count")
     return replace(length, steps=steps)
 
 
@@ -178,11 +175,10 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
     ... )
     (10, 20, 7)
     """
-    refuse = partial(_refusal, text, setting, examples=("100 steps", "5%", "2 epochs"))
-    number, unit = _parsed(text, refuse)
-    if unit == "seconds":
-        raise refuse("is a time, but this setting counts steps")
-    steps = _in_steps(number, unit, length, refuse)
+    if isinstance(text, int) and not isinstance(text, bool):
+        text = f"{text} steps"
+    number, unit = _parsed(text, setting, units=("steps", "%", "epochs"))
+    steps = _in_steps(number, unit, length)
     return floor(steps + Fraction(1, 2)) if unit == "%" else ceil(steps)
 
 
@@ -198,21 +194,15 @@ def every(
     """
     if text is None:
         return Every()
-    refuse = partial(
-        _refusal,
-        text,
-        setting,
-        examples=("50 steps", "2 epochs", "5%", *(["10 min"] if time else [])),
-    )
-    _refuse_bare(text, setting)
-    number, unit = _parsed(text, refuse)
+    units: list[_Unit] = ["steps", "epochs", "%"]
+    if time:
+        units.append("seconds")
+    number, unit = _parsed(text, setting, units=units)
     if number == 0:
-        raise refuse("is an interval of zero")
-    if unit != "seconds":
-        return Every(period=_in_steps(number, unit, length, refuse).as_integer_ratio())
-    if not time:
-        raise refuse("is a time, which only save_every and time_limit take")
-    return Every(seconds=float(number))
+        raise out_of_range(setting, text, "above 0")
+    if unit == "seconds":
+        return Every(seconds=float(number))
+    return Every(period=_in_steps(number, unit, length).as_integer_ratio())
 
 
 def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
@@ -260,61 +250,51 @@ def seconds(text: str, *, setting: str = "time") -> float:
     >>> seconds("90 min")
     5400.0
     """
-    refuse = partial(_refusal, text, setting, examples=("30 s", "90 min", "2 h"))
-    number, unit = _parsed(text, refuse)
-    if unit != "seconds" or number == 0:
-        raise refuse("is not a time above 0")
+    number, _ = _parsed(text, setting, units=("seconds",))
+    if number == 0:
+        raise out_of_range(setting, text, "above 0")
     return float(number)
 
 
-def _refuse_bare(duration: object, setting: str) -> None:
-    if isinstance(duration, int | float) and not isinstance(duration, bool):
+def _parsed(text: object, setting: str, *, units: Sequence[_Unit]) -> tuple[Fraction, _Unit]:
+    """Return the number of a duration and its unit, which is one of `units`."""
+    bare = re.fullmatch(r"[0-9]+(_[0-9]+)*(\.[0-9]+)?", str(text).strip())
+    if bare is not None:
+        examples = [_EXAMPLES[unit] for unit in units]
+        if float(bare[0]) > 100:
+            examples = [example for example in examples if "%" not in example]
+        if float(bare[0]) > 0:
+            examples = [re.sub("[0-9]+", bare[0], example) for example in examples]
         raise ConfigError(
-            f"{setting} = {duration!r} has no unit: a duration is text\n"
-            f'  write {setting}="{duration} epochs" or {setting}="{duration} steps"'
+            "duration-without-unit",
+            problem=f"{setting} = {text!r} has no unit",
+            remedy=[*(Setting(setting, example) for example in examples)],
+            setting=setting,
+            value=text,
+            units=list(units),
         )
-
-
-def _parsed(text: str | int, refuse: Callable[[str], ConfigError]) -> tuple[Fraction, _Unit]:
-    if isinstance(text, int) and not isinstance(text, bool):
-        if text < 0:
-            raise refuse("is negative")
-        return Fraction(text), "steps"
-    if not isinstance(text, str):
-        raise refuse("is not a duration")
-    match = _FORM.fullmatch(text.strip())
-    if match is None:
-        raise refuse(
-            "has no unit"
-            if re.fullmatch(r"[0-9_]+", text.strip())
-            else "is not a number with a unit"
+    match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
+    unit, factor = _UNITS.get("" if match is None else match[2].lower(), (None, 0))
+    if match is None or unit is None or unit not in units:
+        raise ConfigError(
+            "duration-not-understood",
+            problem=f"{setting} = {text!r} is not a number, 0 or more, of {' or '.join(units)}",
+            remedy=[*(Setting(setting, _EXAMPLES[unit]) for unit in units)],
+            setting=setting,
+            value=text,
+            units=list(units),
         )
-    number, unit = match.groups()
-    if unit.lower() not in _UNITS:
-        raise refuse(f"has an unknown unit {unit!r}; known: steps, epochs, %, s, min, h")
-    kind, factor = _UNITS[unit.lower()]
-    return Fraction(number.replace("_", "")) * factor, kind
+    number = Fraction(match[1].replace("_", "")) * factor
+    if unit == "%" and number > 100:
+        raise out_of_range(setting, text, "at most 100%, the whole run")
+    if unit == "steps" and number.denominator != 1:
+        raise out_of_range(setting, text, "a whole number of steps")
+    return number, unit
 
 
-def _in_steps(
-    number: Fraction, unit: _Unit, length: Length, refuse: Callable[..., ConfigError]
-) -> Fraction:
+def _in_steps(number: Fraction, unit: _Unit, length: Length) -> Fraction:
     if unit == "epochs":
         return number * length.samples_per_epoch / length.batch_size
     if unit == "%":
-        if number > 100:
-            raise refuse("is more than the whole run", examples=("5%", "100%"))
         return number / 100 * length.steps
-    if number.denominator != 1:
-        raise refuse("is not a whole number of steps")
     return number
-
-
-def _refusal(text: object, setting: str, problem: str, *, examples: tuple[str, ...]) -> ConfigError:
-    if problem == "has no unit" and (number := int(str(text))) > 0:
-        units = dict.fromkeys(re.sub(r"[\d.]+", "", example) for example in examples)
-        examples = tuple(f"{number}{unit}" for unit in units if unit != "%" or number <= 100)
-    *others, last = (repr(example) for example in examples)
-    return ConfigError(
-        f"{setting} = {text!r} {problem}\n  write it as {', '.join(others)} or {last}"
-    )

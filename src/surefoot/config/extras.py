@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import Command, ConfigError, Remedy, first_line
 
 TRACKERS = {
     "wandb": ("wandb",),
@@ -52,29 +52,29 @@ def is_installed(module: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def refuse_missing(purpose: str, *modules: str, instead: str | None = None) -> None:
-    """Raise one `ConfigError` for all optional modules that are not installed. Its last line is the
-    command to type.
+def refuse_missing(purpose: str, *modules: str, instead: Remedy | None = None) -> None:
+    """Raise one `ConfigError` for all optional modules that are not installed, with the command to
+    type.
 
     `purpose` is the subject of the message. `instead` is another choice, which needs none of these
     modules.
 
     >>> refuse_missing("precision = fp8", "no_such_module")
     Traceback (most recent call last):
-    surefoot.errors.ConfigError: precision = fp8 needs no_such_module
+    surefoot.errors.ConfigError: precision = fp8 needs no_such_module: not installed
       ...
     """
-    if missing := [module for module in modules if not is_installed(module)]:
-        verb = "is" if len(missing) == 1 else "are"
+    missing = [module for module in modules if not is_installed(module)]
+    if missing:
         extras = ",".join(
             extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(missing)
         )
-        cause = f"{', '.join(missing)} {verb} not installed"
-        raise _refusal(purpose, missing, cause, instead, cure=f'pip install "surefoot[{extras}]"')
+        install = f'pip install "surefoot[{extras}]"'
+        raise _unusable(purpose, missing, "not installed", install, instead)
 
 
 @contextmanager
-def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Iterator[None]:
+def needed_for(purpose: str, *modules: str, instead: Remedy | None = None) -> Iterator[None]:
     """Refuse missing modules as `refuse_missing` does, and also modules whose import inside the
     block fails.
     """
@@ -86,12 +86,16 @@ def needed_for(purpose: str, *modules: str, instead: str | None = None) -> Itera
         packages = packages_distributions()
         names = dict.fromkeys(name for module in modules for name in packages.get(module, [module]))
         # the extra is installed: pip would do nothing
-        cure = f"pip install --force-reinstall {' '.join(names)}"
-        raise _refusal(purpose, modules, cause, instead, cure=cure) from problem
+        install = f"pip install --force-reinstall {' '.join(names)}"
+        raise _unusable(purpose, modules, cause, install, instead) from problem
 
 
-def _refusal(
-    purpose: str, modules: Sequence[str], cause: str, instead: str | None, *, cure: str
+def _unusable(
+    purpose: str, modules: Sequence[str], cause: str, install: str, instead: Remedy | None
 ) -> ConfigError:
-    other = "" if instead is None else f"; to do without: {instead}"
-    return ConfigError(f"{purpose} needs {', '.join(modules)}\n  {cause}{other}\n  type: {cure}")
+    return ConfigError(
+        "package-not-usable",
+        problem=f"{purpose} needs {', '.join(modules)}: {cause}",
+        remedy=[*([] if instead is None else [instead]), Command(install)],
+        modules=list(modules),
+    )

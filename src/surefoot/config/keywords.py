@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from surefoot.config.closest import closest
 from surefoot.config.numpy_numbers import plain_number, plain_numbers
-from surefoot.errors import ConfigError, at_boundary
+from surefoot.errors import ConfigError, Setting, at_boundary, out_of_range
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -179,7 +179,12 @@ def known_keywords(constructor: T) -> T:
         try:
             bound = signature.bind_partial(*arguments, **keywords).arguments
         except TypeError as problem:
-            raise ConfigError(f"{name}(...): {problem}\n  {_all_of(name, known)}") from None
+            raise ConfigError(
+                "arguments-do-not-fit",
+                problem=f"{name}(...): {problem}",
+                reason=_all_of(name, known),
+                called=name,
+            ) from None
         required = {
             each for each in known if signature.parameters[each].default is inspect.Parameter.empty
         }
@@ -214,8 +219,8 @@ def same_as(word: str, known: Collection[str]) -> str | None:
 
 
 def text_for(word: str, keyword: str, value: str) -> str:
-    """Return the quoted text of `keyword` with the number of another library's `word`, or "" if no
-    text contains the number.
+    """Return the text of `keyword` with the number of another library's `word`, or "" if no text
+    contains the number.
     """
     for name, _, text in (cure.partition("=") for cure in _replacements(word.rpartition(".")[2])):
         if (
@@ -223,7 +228,7 @@ def text_for(word: str, keyword: str, value: str) -> str:
             and re.fullmatch(r'".*{n}.*"', text)
             and re.fullmatch(r"[\d.]+", value)
         ):
-            return text.replace("{n}", value)
+            return text.strip('"').replace("{n}", value)
     return ""
 
 
@@ -275,9 +280,9 @@ def _all_of(name: str, known: list[str]) -> str:
     )
 
 
-def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
-    """Return direction and score of "min SPLIT/METRIC". Raises `ConfigError`, which begins with
-    `by`, for any other text.
+def parsed(text: str, *, setting: str = "metric") -> tuple[Literal["min", "max"], str]:
+    """Return direction and score of "min SPLIT/METRIC", the text of a setting. Raises `ConfigError`
+    for any other text.
 
     >>> parsed("max val/accuracy")
     ('max', 'val/accuracy')
@@ -285,31 +290,34 @@ def parsed(text: str, *, by: str = "") -> tuple[Literal["min", "max"], str]:
     match text.split(maxsplit=1):
         case ["min" | "max" as direction, score]:
             return "min" if direction == "min" else "max", score
-    raise ConfigError(
-        f"{by}cannot monitor {text!r}: begin with min or max, as in 'min val/loss' or 'max val/accuracy'"
-    )
+    meaning = "min or max and a score, as in 'min val/loss' or 'max val/accuracy'"
+    raise out_of_range(setting, text, meaning)
 
 
 def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> ConfigError:
-    """Return the error for "min SPLIT/METRIC", the text of the keyword `by`; it suggests the
-    nearest of `scores`, or a loss.
+    """Return the error for "min SPLIT/METRIC", the text that `best`, `early_stopping` or `plateau`
+    monitors; it suggests the nearest of `scores`, or a loss.
 
     >>> print(unmonitored("best", "min loss", "no split has that name", scores=["val/loss"]))
-    best: cannot monitor 'loss': no split has that name
-      write: best="min val/loss"
+    best = 'min loss' cannot be monitored: no split has that name
+      try: best="min val/loss"
+      [score-unknown]
     """
     direction, score = parsed(text)
     losses = [each for each in scores if each.endswith("loss")]
     near = closest(score, scores) or next(iter([*losses, *scores]), None)
-    cure = 'first add a split: splits={"val": sf.Split(...)}'
+    setting = by if by == "best" else f"{by}.monitor"
+    remedy: Setting | str = 'first add a split: splits={"val": sf.Split(...)}'
     if near is not None:
-        cure = f'write: {_MONITORING[by]} "{"min" if near in losses else direction} {near}"'
-    return ConfigError(f"{by}: cannot monitor {score!r}: {why}\n  {cure}")
+        remedy = Setting(setting, f"{'min' if near in losses else direction} {near}")
+    return ConfigError(
+        "score-unknown",
+        problem=f"{setting} = {text!r} cannot be monitored: {why}",
+        remedy=remedy,
+        setting=setting,
+        value=text,
+        scores=list(scores),
+    )
 
 
-_MONITORING = {
-    "best": "--best",
-    "early_stopping": "--early-stopping.monitor",
-    "plateau": "--plateau.monitor",
-}
 _OF_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from surefoot.config.keywords import known_keywords
-from surefoot.errors import ConfigError
+from surefoot.config.setting import number
+from surefoot.errors import ConfigError, Setting, out_of_range
 
 Name = Literal["shuffled", "sequential", "lanes"]
 
@@ -33,32 +34,32 @@ class Weighted:
             weights = tuple(float(weight) for weight in self.weights)
         except (TypeError, ValueError) as problem:
             raise ConfigError(
-                f"Weighted(weights={type(self.weights).__name__}): weights must be one number for each sample\n"
-                "  write sf.data.Weighted([1.0, 0.5, ...]), or pass a tensor or an array of shape (samples,)"
+                "weights-not-numbers",
+                problem=f"weights is a {type(self.weights).__name__}, not one number for each"
+                " sample",
+                remedy="write sf.data.Weighted([1.0, 0.5, ...]), or pass a tensor or an array of"
+                " shape (samples,)",
+                setting="weights",
             ) from problem
-        wrong = [index for index, weight in enumerate(weights) if not 0 <= weight < math.inf]
-        if wrong or not any(weights):
-            what = (
-                f"weights[{wrong[0]}] = {weights[wrong[0]]}"
-                if wrong
-                else f"the sum of {len(weights)} weights is 0"
-            )
+        for index, weight in enumerate(weights):
+            if not 0 <= weight < math.inf:
+                raise out_of_range(f"weights[{index}]", weight, "a finite number, 0 or more")
+        different = sum(weight > 0 for weight in weights)
+        if different == 0:
+            raise out_of_range("sum(weights)", 0.0, "above 0")
+        draws = len(weights)
+        if self.num_samples is not None:
+            number(min_value=1)(self.num_samples, setting="num_samples")
+            draws = self.num_samples
+        if not self.replacement and draws > different:
             raise ConfigError(
-                f"Weighted: {what}\n  weights must be finite and at least 0, and one of them above 0\n"
-                "  leave a sample out by the weight 0"
-            )
-        possible = math.inf if self.replacement else sum(weight > 0 for weight in weights)
-        count = self.num_samples
-        if count is not None and (
-            isinstance(count, bool) or not isinstance(count, int) or count < 1
-        ):
-            raise ConfigError(
-                f"Weighted(num_samples={count!r}): an epoch needs a whole number of draws, 1 or more"
-            )
-        if (len(weights) if count is None else count) > possible:
-            raise ConfigError(
-                f"Weighted(replacement=False): an epoch of {len(weights) if count is None else count} draws needs as many"
-                f" different samples, but {possible} weights are above 0\n  write num_samples={possible}, or replacement=True"
+                "draws-exceed-samples",
+                problem=f"an epoch of {draws} draws without replacement needs as many different"
+                f" samples, and {different} weights are above 0",
+                remedy=[Setting("num_samples", different), Setting("replacement", True)],
+                setting="num_samples",
+                value=self.num_samples,
+                samples=different,
             )
         object.__setattr__(self, "weights", weights)
 
@@ -72,8 +73,6 @@ else:
 def check_order(value: Any, *, setting: str) -> None:
     """Raise `ConfigError` for anything but a name of an order or `Weighted`."""
     if not isinstance(value, Weighted) and not (isinstance(value, str) and value in get_args(Name)):
-        text = repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
-        raise ConfigError(
-            f"{setting} = {text} is not an order of samples\n"
-            f"  choose one of {', '.join(get_args(Name))}; in code also {setting}=sf.data.Weighted(weights)"
-        )
+        plain = value if isinstance(value, str | int | float) else type(value)
+        names = ", ".join(get_args(Name))
+        raise out_of_range(setting, plain, f"one of {names}, or in code sf.data.Weighted(weights)")

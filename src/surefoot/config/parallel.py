@@ -5,17 +5,20 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from surefoot.config.keywords import known_keywords
-from surefoot.errors import ConfigError, refuse_all
+from surefoot.config.setting import checked, number
+from surefoot.config.tree import check_type
+from surefoot.errors import ConfigError, Setting
 
 Kind = Literal["auto", "none", "ddp", "fsdp"]
-KINDS: tuple[Kind, ...] = ("auto", "none", "ddp", "fsdp")
+Sync = Literal["auto", "last", "every"]
+GatherDtype = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DDPSettings:
     """The arguments of `sf.ddp`."""
 
-    sync: Literal["auto", "last", "every"] = "auto"
+    sync: Sync = "auto"
     """When ranks sum their gradients: after the last micro-batch of a step, or after every one.
     auto: last for ddp, every for fsdp.
     """
@@ -37,7 +40,7 @@ class FSDPSettings(DDPSettings):
     """Free gathered weights after the forward pass, and gather them again for the backward pass."""
     cpu_offload: bool = False
     """Keep weights, gradients and optimizer state on the CPU, and update them there."""
-    gather_dtype: Literal["fp32", "bf16"] = "fp32"
+    gather_dtype: GatherDtype = "fp32"
     """Dtype of gathered weights and of the computation. Stored weights are fp32."""
     replicas: int = 1
     """Number of groups of ranks. Each group holds the whole model, sharded over its ranks."""
@@ -50,24 +53,16 @@ class Strategy(FSDPSettings):
     kind: Kind = "auto"
 
     def __post_init__(self) -> None:
-        refuse_all(
-            {
-                f"parallel = {self.kind!r}: one of {', '.join(KINDS)}": self.kind not in KINDS,
-                f"sync = {self.sync!r}: auto, last or every": (
-                    self.sync not in ("auto", "last", "every")
-                ),
-                f"gather_dtype = {self.gather_dtype!r}: fp32 or bf16": self.gather_dtype
-                not in ("fp32", "bf16"),
-                f"replicas = {self.replicas}: the number of groups that each hold the model, 1 or more": self.replicas
-                < 1,
-            }
+        checked(
+            lambda: check_type("parallel", self.kind, Kind),
+            lambda: check_type("sync", self.sync, Sync),
+            lambda: check_type("gather_dtype", self.gather_dtype, GatherDtype),
+            lambda: number(min_value=1)(self.replicas, setting="replicas"),
         )
 
 
 @known_keywords
-def ddp(
-    *, sync: Literal["auto", "last", "every"] = "auto", find_unused_parameters: bool = False
-) -> Strategy:
+def ddp(*, sync: Sync = "auto", find_unused_parameters: bool = False) -> Strategy:
     """Return distributed data parallelism: every rank holds the whole model; gradients are summed
     during the backward pass.
 
@@ -85,12 +80,12 @@ def ddp(
 @known_keywords
 def fsdp(
     *,
-    sync: Literal["auto", "last", "every"] = "auto",
+    sync: Sync = "auto",
     find_unused_parameters: bool = False,
     blocks: Sequence[str] = (),
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
-    gather_dtype: Literal["fp32", "bf16"] = "fp32",
+    gather_dtype: GatherDtype = "fp32",
     replicas: int = 1,
 ) -> Strategy:
     """Return fully sharded data parallelism: each rank holds a shard of every parameter, gradient
@@ -130,11 +125,9 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
     own, other = (fsdp, ddp) if kind == "fsdp" else (ddp, fsdp)
     name = "ddp" if other is ddp else "fsdp"
     for field in fields(other):
-        if (value := getattr(other, field.name)) != field.default:
-            raise ConfigError(
-                f"{name}.{field.name} = {value!r} is for {name}, and parallel = {kind}\n"
-                f"  leave it out, or try: --parallel {name}"
-            )
+        value = getattr(other, field.name)
+        if value != field.default:
+            raise _of_other_strategy(f"{name}.{field.name}", value, kind=kind, fitting=name)
     return Strategy(kind=kind, **vars(own))
 
 
@@ -155,25 +148,44 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     strategy = parallel if isinstance(parallel, Strategy) else Strategy(kind=parallel)
     if strategy.kind == "none" and (strategy.find_unused_parameters or strategy.sync == "every"):
         name = "find_unused_parameters" if strategy.find_unused_parameters else "sync"
-        raise ConfigError(
-            f"ddp.{name} = {vars(strategy)[name]!r} is for several processes, and parallel = none\n"
-            "  leave it out, or try: --parallel auto"
+        raise _of_other_strategy(
+            f"ddp.{name}", getattr(strategy, name), kind="none", fitting="auto"
         )
     if strategy.kind == "auto":
         strategy = replace(strategy, kind="ddp" if ranks > 1 else "none")
     if strategy.kind == "none" and ranks > 1:
         raise ConfigError(
-            f"parallel = none with {ranks} processes: each would train its own model\n"
-            "  try: --parallel ddp, --parallel fsdp, or one process"
+            "parallel-none-on-ranks",
+            problem=f"parallel = none with {ranks} processes: each would train its own model",
+            remedy=[Setting("parallel", "ddp"), Setting("parallel", "fsdp"), ("one process",)],
+            setting="parallel",
+            value="none",
+            ranks=ranks,
         )
     if ranks == 1:
         strategy = replace(strategy, replicas=1)
     if ranks % strategy.replicas:
         fewer = max(number for number in range(1, strategy.replicas) if ranks % number == 0)
+        fitting = strategy.replicas * max(1, round(ranks / strategy.replicas))
         raise ConfigError(
-            f"replicas = {strategy.replicas} does not divide {ranks} ranks: each replica needs the same number of ranks\n"
-            f"  try: --fsdp.replicas {fewer}, or {strategy.replicas * max(1, round(ranks / strategy.replicas))} ranks"
+            "replicas-not-divisor",
+            problem=f"replicas = {strategy.replicas} does not divide {ranks} ranks",
+            remedy=[Setting("fsdp.replicas", fewer), (f"{fitting} ranks",)],
+            setting="replicas",
+            value=strategy.replicas,
+            ranks=ranks,
         )
     if strategy.sync == "auto":
         strategy = replace(strategy, sync="every" if strategy.kind == "fsdp" else "last")
     return strategy
+
+
+def _of_other_strategy(setting: str, value: object, *, kind: Kind, fitting: str) -> ConfigError:
+    return ConfigError(
+        "setting-of-other-strategy",
+        problem=f"{setting} = {value!r} has no effect with parallel = {kind}",
+        remedy=[("leave out", Setting(setting)), Setting("parallel", fitting)],
+        setting=setting,
+        value=value,
+        parallel=kind,
+    )

@@ -296,7 +296,7 @@ def file_text(path: Path) -> str:
         # --config <(...) is a pipe
         data = read_regular(path) if path.is_file() else path.read_bytes()
     except OSError as problem:
-        raise ConfigError(f"cannot read {path}: {problem.strerror}") from problem
+        raise unusable_path(path, problem) from problem
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:

@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import math
 import textwrap
 import types
 import typing
@@ -13,7 +14,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar
 
 from surefoot.config.durations import Every, Length
-from surefoot.errors import ConfigError, SurefootError, together
+from surefoot.errors import ConfigError, SurefootError, out_of_range, together
 
 Role = Literal["identity", "per_rank", "one_session", "cadence", "observer"]
 Check = Callable[..., Any]
@@ -74,6 +75,25 @@ def setting(
     )
 
 
+def number(*, min_value: float, below: float = math.inf, kind: Any = int) -> Check:
+    """Return a check for an integer, or a number of another `kind`, within these bounds.
+
+    >>> number(min_value=0)(-1, setting="warmup")
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: warmup = -1 must be a whole number, 0 or more
+      [setting-out-of-range]
+    """
+    meant = f"a {'whole ' if kind is int else ''}number, {min_value} or more"
+    if below < math.inf:
+        meant += f" and below {below}"
+
+    def check(value: Any, *, setting: str) -> None:
+        if isinstance(value, bool) or not isinstance(value, kind) or not min_value <= value < below:
+            raise out_of_range(setting, value, meant)
+
+    return check
+
+
 def default(value: Any) -> Any:
     """Change the default of an inherited setting; its check, text and role stay the same. Its type
     may lose members, such as None.
@@ -118,8 +138,11 @@ class Declared:
         if name in self.__dict__ and name in {field.name for field in dataclasses.fields(self)}:
             kind = type(self).__name__
             raise ConfigError(
-                f"{name} cannot be assigned: the settings of a {kind} are checked once, when it is created\n"
-                f"  set it there: {kind}(..., {name}={value!r})"
+                "setting-assigned",
+                problem=f"{name} cannot be assigned: the settings of a {kind} are checked once",
+                remedy=f"set it where it is created: {kind}(..., {name}={value!r})",
+                setting=name,
+                value=value,
             )
         super().__setattr__(name, value)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.tree import default_values, flat, flatten, merged
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, out_of_range
 
 _NONE, _PROGRAM = "None", "program"
 
@@ -118,7 +118,7 @@ def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     """
     table = _parsed(text, where).get(_PROGRAM, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}: {_PROGRAM} must be a table, [program]")
+        raise _not_readable(where, f"{_PROGRAM} is not a table, [program]")
     return table
 
 
@@ -126,13 +126,24 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))  # the byte order mark of Windows
     except RecursionError:
-        raise ConfigError(f"{where} is not a settings file: it is nested too deeply") from None
+        raise _not_readable(where, "it is nested too deeply") from None
     except tomllib.TOMLDecodeError as problem:
-        match = re.search(r"at line (\d+)", str(problem))
-        line = f"\n  {text.splitlines()[int(match[1]) - 1].strip()}" if match else ""
-        raise ConfigError(
-            f'{where} is not TOML: {problem}{line}\n  write text in quotes, as in length = "30 epochs"'
-        ) from problem
+        at_line = re.search(r"at line (\d+)", str(problem))
+        if at_line is None:
+            raise _not_readable(where, str(problem)) from problem
+        line = int(at_line[1])
+        source = text.splitlines()[line - 1].strip()
+        raise _not_readable(where, f"{problem}: {source}", line=line) from problem
+
+
+def _not_readable(where: str, why: str, *, line: int | None = None) -> ConfigError:
+    return ConfigError(
+        "settings-file-not-readable",
+        problem=f"{where} is not a TOML file of settings: {why}",
+        remedy='write text in quotes, as in length = "30 epochs"',
+        path=where,
+        line=line,
+    )
 
 
 def _refuse_unwritable(name: str, value: Any) -> None:
@@ -143,6 +154,4 @@ def _refuse_unwritable(name: str, value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError as problem:
-            raise ConfigError(
-                f"{name} = {value!r} cannot be written to a file: it is not Unicode text"
-            ) from problem
+            raise out_of_range(name, value, "Unicode text, to be written to a file") from problem

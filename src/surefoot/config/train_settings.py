@@ -21,9 +21,9 @@ from surefoot.config.durations import (
 )
 from surefoot.config.order import Order, check_order
 from surefoot.config.paths import path_text
-from surefoot.config.setting import Check, Declared, cadences, ordered, setting
-from surefoot.config.tree import field_hints, type_problem
-from surefoot.errors import ConfigError
+from surefoot.config.setting import Declared, cadences, number, ordered, setting
+from surefoot.config.tree import check_type, field_hints, wrong_type
+from surefoot.errors import ConfigError, Setting
 
 # any length will do to check the form of a duration
 _ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
@@ -39,46 +39,25 @@ def problems_of(settings: Declared) -> dict[str, ConfigError]:
         name, check = field.name, field.metadata["check"]
         value = getattr(settings, name)
         if check is None or value is None:
-            wrong_type = None
-            if name in hints:
-                wrong_type = type_problem(name, value, hints[name], format_fn=repr)
-            if wrong_type is not None:
-                problems[name] = ConfigError(wrong_type)
+            problem = wrong_type(name, value, hints[name]) if name in hints else None
+            if problem is not None:
+                problems[name] = problem
             continue
         needs_length = field.metadata["role"] == "cadence"
         more = {"length": _ANY_LENGTH} if needs_length else {}
         try:
             check(value, setting=name, **more)
-        except ConfigError as problem:
-            problems[name] = problem
+        except ConfigError as refusal:
+            problems[name] = refusal
     return problems
 
 
-def number(what: str, *, min_value: float, below: float = math.inf, kind: Any = int) -> Check:
-    """Return a check for an integer, or a number of another `kind`; `what` describes the valid
-    values.
-
-    >>> number("steps, 0 or more", min_value=0)(-1, setting="warmup")
-    Traceback (most recent call last):
-    surefoot.errors.ConfigError: warmup = -1: steps, 0 or more
-    """
-
-    def check(value: Any, *, setting: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, kind) or not min_value <= value < below:
-            raise ConfigError(f"{setting} = {value!r}: {what}")
-
-    return check
-
-
 def _out(value: Any, *, setting: str) -> None:
-    if (problem := type_problem(setting, value, str | Path, format_fn=repr)) is not None:
-        raise ConfigError(problem)
+    check_type(setting, value, str | Path)
     path_text(str(value), setting=setting)
 
 
-_decay = number(
-    "must be at least 0 and below 1, such as 0.999", min_value=0, below=1, kind=int | float
-)
+_decay = number(min_value=0, below=1, kind=int | float)
 _length = partial(
     planned, samples_per_epoch=_ANY_LENGTH.samples_per_epoch, batch_size=_ANY_LENGTH.batch_size
 )
@@ -101,15 +80,18 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
             if 0 < limit < (1 if kind == "auto" else math.inf):
                 return cast("ClipKind", kind), limit
     limit = _number(text)
-    if 0 < limit < math.inf:
-        raise ConfigError(
-            f"{setting} = {text!r} names no kind of clipping\n"
-            f'  try: --{setting} "norm {limit}", a limit on the global gradient norm'
-        )
+    norm = f"norm {limit}" if 0 < limit < math.inf else "norm 1.0"
     raise ConfigError(
-        f"{setting} = {text!r} is not a limit on the gradient\n"
-        "  write 'norm 1.0' (global norm), 'value 0.5' (each element), 'adaptive 0.01' (each unit, as a fraction of its\n"
-        "  weights), 'auto 0.9' (global norm, this quantile of the last 100 norms) or 'off'"
+        "clip-not-a-limit",
+        problem=f"{setting} = {text!r} is not a kind of limit on the gradient and its value",
+        reason="norm: of all gradients; value: of each element; adaptive: of each unit, as a fraction"
+        " of its weights; auto: this quantile of the last 100 norms",
+        remedy=[
+            *(Setting(setting, example) for example in (norm, "value 0.5", "adaptive 0.01")),
+            *(Setting(setting, example) for example in ("auto 0.9", "off")),
+        ],
+        setting=setting,
+        value=text,
     )
 
 
@@ -131,9 +113,7 @@ class TrainSettings(Declared):
     """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a
     new model.
     """
-    seed: int = setting(
-        0, check=number("a number from 0 to 2**64 - 1", min_value=0, below=1 << 64), identity=True
-    )
+    seed: int = setting(0, check=number(min_value=0, below=1 << 64), identity=True)
     """Seed of all random numbers of the run."""
     length: str = setting(check=_length, identity=True, group="how long")
     """Length of the training, "2500 steps" or "30 epochs", rounded up to a whole step."""
@@ -155,7 +135,7 @@ class TrainSettings(Declared):
     DataLoader says."""
     workers: int | None = setting(
         None,
-        check=number("the number of processes that read samples, 0 or more", min_value=0),
+        check=number(min_value=0),
         per_rank=True,
     )
     """Processes that load samples; 0 loads them in the training process. Does not change results.
@@ -180,9 +160,7 @@ class TrainSettings(Declared):
     """How often the average moves, by 1 - decay each time."""
     max_bad_steps: int = setting(
         5,
-        check=number(
-            "the number of consecutive bad steps that a run survives, 0 or more", min_value=0
-        ),
+        check=number(min_value=0),
         identity=True,
     )
     """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps
@@ -259,7 +237,7 @@ class TrainSettings(Declared):
     """
     keep_last: int = setting(
         3,
-        check=number("the number of newest checkpoints to keep, 1 or more", min_value=1),
+        check=number(min_value=1),
         observer=True,
     )
     """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of
@@ -267,7 +245,7 @@ class TrainSettings(Declared):
     """
     keep_best: int = setting(
         1,
-        check=number("the number of best checkpoints to keep, 1 or more", min_value=1),
+        check=number(min_value=1),
         observer=True,
     )
     """Number of checkpoints with the best values of the score of `best` to keep."""

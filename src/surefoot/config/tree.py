@@ -7,16 +7,17 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from surefoot.config.closest import closest
-from surefoot.config.keywords import same_as
+from surefoot.config.keywords import same_as, text_for
 from surefoot.config.paths import path_text
-from surefoot.errors import ConfigError
+from surefoot.errors import ABSENT, ConfigError, Remedy, Setting, together
 
 T = TypeVar("T")
+_SHOWN = 4  # problems of the layers in one error
 LEADS: Mapping[str, Any] = {"leads": True}
 """Field metadata: if a layer changes this field, values of its sibling fields in lower layers are
 dropped.
@@ -92,20 +93,20 @@ def layered(
     >>> config.seed, origins["seed"], origins["length"], origins["clip"]
     (3, 'flag', 'preset', 'default')
     """
-    known, problems = field_hints(kind), list[str]()
+    known = field_hints(kind)
+    problems: list[ConfigError] = []
     for origin, values in layers:
         for name, value in values.items():
-            problem = (
-                type_problem(name, value, known[name]) if name in known else _unknown(name, known)
-            )
-            problems += [] if problem is None else [f"{problem}  [{origin}]"]
+            if name in known:
+                problem = wrong_type(name, value, known[name])
+            else:
+                problem = unknown_setting(name, known)
+            if problem is not None:
+                problems.append(problem.inside(origin))
     by_name, origins = merged(kind, layers)
     config = None if problems else _build(by_name, kind, None, "", problems)
-    if problems:  # at most four, one per line
-        first_problems = (
-            problems if len(problems) <= 4 else [*problems[:4], f"... and {len(problems) - 4} more"]
-        )
-        raise ConfigError("\n  ".join(first_problems))
+    if problems:
+        raise together(problems[:_SHOWN])
     return typing.cast("T", config), dict.fromkeys(known, "default") | origins
 
 
@@ -132,20 +133,57 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
     return {name: hint for name, hint, _ in _leaves(kind)}
 
 
-def type_problem(
-    name: str, value: Any, hint: Any, *, format_fn: Callable[[Any], str] | None = None
-) -> str | None:
-    """Return the problem with the type of a setting's value, or None. `format_fn` formats the
-    value, by default as in a TOML file.
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Raise `ConfigError` if a setting's value has another type.
 
-    >>> type_problem("seed", "3", int)
-    'seed = "3": expected a whole number; write it without quotes: 3'
+    >>> check_type("seed", "3", int)
+    Traceback (most recent call last):
+    surefoot.errors.ConfigError: seed = "3": expected a whole number
+      write it without quotes: 3
+      [setting-of-wrong-type]
     """
+    problem = wrong_type(name, value, hint)
+    if problem is not None:
+        raise problem
+
+
+def wrong_type(name: str, value: Any, hint: Any) -> ConfigError | None:
+    """Return the error of `check_type`, or None."""
     try:
         _checked(value, hint)
-    except _WrongTypeError as wrong:
-        return f"{name} = {(format_fn or _quoted_value)(value)}: expected {wrong}"
+    except _WrongTypeError:
+        return ConfigError(
+            "setting-of-wrong-type",
+            problem=f"{name} = {_quoted_value(value)}: expected {_expected(hint)}",
+            remedy=_meant(name, value, hint),
+            setting=name,
+            value=value,
+        )
     return None
+
+
+def unknown_setting(
+    name: str,
+    known: Iterable[str],
+    *,
+    value: str = "",
+    kind: str = "setting",
+    reason: str | None = None,
+) -> ConfigError:
+    """Return the error for a name that is none of the `known` ones, with the probable match; the
+    `value` is then suggested in its form.
+    """
+    meant = nearest(name, known)
+    remedy = None
+    if meant is not None:
+        remedy = Setting(meant, text_for(name, meant, value) or ABSENT)
+    return ConfigError(
+        "setting-unknown",
+        problem=f"unknown {kind} {name}",
+        reason=reason,
+        remedy=remedy,
+        setting=name,
+    )
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -194,7 +232,7 @@ def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, datac
 
 
 def _build(
-    values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[str]
+    values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[ConfigError]
 ) -> Any:
     hints, keywords = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
@@ -214,14 +252,20 @@ def _build(
                 value = path_text(value, setting=name)
             keywords[field.name] = value
         elif default is dataclasses.MISSING:
-            problems.append(f"{name} is not set and has no default; expected {_expected(hint)}")
+            problems.append(
+                ConfigError(
+                    "setting-missing",
+                    problem=f"{name} is not set and has no default; expected {_expected(hint)}",
+                    setting=name,
+                )
+            )
         else:
             keywords[field.name] = default
     return None if problems else kind(**keywords)
 
 
 class _WrongTypeError(Exception):
-    """The value has a wrong type; the message names the expected type."""
+    """The value has a wrong type."""
 
 
 def _checked(value: Any, hint: Any) -> Any:
@@ -248,7 +292,7 @@ def _checked(value: Any, hint: Any) -> Any:
         return float(value)
     elif type(value) is hint or (hint is Path and isinstance(value, Path)):
         return value
-    raise _WrongTypeError(_expected(hint) + _quoting(value, hint))
+    raise _WrongTypeError
 
 
 def _expected(hint: Any) -> str:
@@ -275,13 +319,13 @@ def _expected(hint: Any) -> str:
     return plain.get(hint, str(hint))
 
 
-def _quoting(value: Any, hint: Any) -> str:
+def _meant(name: str, value: Any, hint: Any) -> Remedy | None:
     if isinstance(value, str) and typing.get_origin(hint) is Literal:
         close = closest(value, [str(choice) for choice in typing.get_args(hint)])
-        return f"; did you mean {_quoted_value(close)}?" if close else ""
+        return None if close is None else Setting(name, close)
     if isinstance(value, str) and hint in (int, float) and re.fullmatch(r"[-+0-9.eE_]+", value):
-        return f"; write it without quotes: {value}"
-    return ""
+        return f"write it without quotes: {value}"
+    return None
 
 
 def _leaders(kind: Any) -> Iterator[tuple[str, Any, set[str], bool]]:
@@ -304,10 +348,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return (
         field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     )
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    return ": ".join(filter(None, [f"unknown setting {name}", did_you_mean(name, known)]))
 
 
 def _quoted_value(value: Any) -> str:

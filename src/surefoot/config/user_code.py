@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from surefoot.errors import ConfigError, SurefootError, first_line, is_own
+from surefoot.errors import ConfigError, Remedy, Setting, SurefootError, first_line, is_own
 
 _LARGEST_BYTES = 64 << 20  # size limit of a program
 _IMPORTED_NOW: list[Path] = []  # by `names_in`, at the moment
@@ -31,10 +31,12 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     """Run a file and return the names that it defines, among them `function`. The file may import
     modules from its directory. Raises `ConfigError` if the path is not a Python file, running it
     fails, or the function is missing; `form` shows its signature."""
-    if not path.is_file():
-        raise ConfigError(f"no file {path} (looked in {Path.cwd()})")
-    if path.suffix != ".py":
-        raise ConfigError(f"{path} is not a program: the name of a Python file ends in .py")
+    if not path.is_file() or path.suffix != ".py":
+        raise ConfigError(
+            "program-missing",
+            problem=f"no file {path} of Python, with a name that ends in .py (looked in {Path.cwd()})",
+            path=path,
+        )
     path = path.resolve()
     # random.py must not hide `random`
     name = path.stem if path.stem not in sys.modules else f"_{path.stem}"
@@ -51,15 +53,27 @@ def names_in(path: Path, *, function: str, form: str) -> dict[str, Any]:
     except SurefootError:
         raise
     except Exception as problem:
+        file, line = _location(problem, path)
+        where = file if line is None else f"{file}, line {line}"
         raise ConfigError(
-            f"{_location(problem, path)}: {type(problem).__name__}: {first_line(problem)}\n"
-            f"  running {path.name} to find {function!r} failed: does `python {path.name}` work?"
+            "program-fails",
+            problem=f"{where}: {type(problem).__name__}: {first_line(problem)}",
+            reason=f"{path.name} was run to find {function!r}",
+            remedy=("to see more:", f"python {path.name}"),
+            path=file,
+            line=line,
         ) from problem
     finally:
         _IMPORTED_NOW.remove(path)
     names = vars(module)
     if not callable(names.get(function)):
-        raise ConfigError(f"{path} has no function {function!r}: write {form}")
+        raise ConfigError(
+            "function-missing",
+            problem=f"{path} has no function {function!r}",
+            remedy=f"write {form}",
+            path=path,
+            function=function,
+        )
     return names
 
 
@@ -67,9 +81,12 @@ def refuse_training_at_import() -> None:
     """Raise `ConfigError` if the user's file trains while a command imports it."""
     if _IMPORTED_NOW:
         raise ConfigError(
-            f"{_IMPORTED_NOW[-1]} trains when it is imported\n"
-            "  a command imports a program only to build its run\n"
-            "  put run.train() below `if __name__ == '__main__':`, and return the run from `def build()`"
+            "program-trains-at-import",
+            problem=f"{_IMPORTED_NOW[-1]} trains when it is imported",
+            reason="a command imports a program only to build its run",
+            remedy="put run.train() below `if __name__ == '__main__':`, and return the run from"
+            " `def build()`",
+            path=_IMPORTED_NOW[-1],
         )
 
 
@@ -110,25 +127,33 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
     if not path.is_file():
         return
     if path.resolve().is_relative_to(run.resolve()):
-        reason = f"is inside the run's directory {run}: it came with the run, and anyone may have written it"
+        cause = "inside"
+        reason = f"it is inside {run}, came with the run, and anyone may have written it"
     elif was is None:
-        reason = f"is not recorded as a program of {run}"
+        cause = "unrecorded"
+        reason = f"{run} does not record it as its program"
     elif resuming:
         return
     elif digest(path) != was:
-        reason = f"is not the program that built {run}: its text has changed since"
+        cause = "changed"
+        reason = f"its text has changed since it built {run}"
     elif (open_to := _written_by_others(path.resolve(), run=run)) is not None:
-        reason = f"could have been changed by other users, who can write to {open_to}"
+        cause = "writable"
+        reason = f"other users could have changed it: they can write to {open_to}"
     else:
         return
-    instead = (
-        f"if it is yours, copy it out of {run}, and write the new path into {run / 'config.toml'}"
-        if resuming
-        else "to run it anyway, add --run-changed-program"
-    )
+    remedy: Remedy = ("to run it anyway:", Setting("run_changed_program"))
+    if resuming:
+        config = run / "config.toml"
+        remedy = f"if it is yours, copy it out of {run}, and write the new path into {config}"
     raise ConfigError(
-        f"{path} {reason}\n"
-        f"  its code would run with your permissions, and its results may differ from the run's\n  {instead}"
+        "program-not-trusted",
+        problem=f"{path} would run with your permissions, and may not be the run's program",
+        reason=reason,
+        remedy=remedy,
+        path=path,
+        run=run,
+        cause=cause,
     )
 
 
@@ -246,12 +271,12 @@ def _hash_of_text(code: CodeType) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def _location(problem: Exception, path: Path) -> str:
+def _location(problem: Exception, path: Path) -> tuple[str, int | None]:
     if isinstance(problem, SyntaxError) and problem.filename is not None:
-        return f"{problem.filename}, line {problem.lineno}"
+        return problem.filename, problem.lineno
     frames = [
         frame
         for frame in traceback.extract_tb(problem.__traceback__)
         if Path(frame.filename).is_relative_to(path.parent)
     ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else str(path)
+    return (frames[-1].filename, frames[-1].lineno) if frames else (str(path), None)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import surefoot as sf
 from surefoot.config.keywords import parsed
 from surefoot.config.parallel import DDPSettings, FSDPSettings, Kind, Strategy, strategy_of
-from surefoot.config.setting import checked, default, ordered, setting
-from surefoot.config.train_settings import TrainSettings, number
+from surefoot.config.setting import checked, default, number, ordered, setting
+from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import LEADS, STAYS
 from surefoot.distributed.environment import placed
 from surefoot.errors import Setting
@@ -29,7 +29,7 @@ else:  # the choices of a flag
     OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
 
 Watching = TypeVar("Watching")
-FRACTION = number("a fraction, at least 0 and below 1", min_value=0, below=1, kind=int | float)
+FRACTION = number(min_value=0, below=1, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)

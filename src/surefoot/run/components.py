@@ -13,7 +13,7 @@ from surefoot.config.parallel import Strategy
 from surefoot.config.train_settings import Timetable
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline, OpenedBySession
-from surefoot.errors import ConfigError, first_line
+from surefoot.errors import ConfigError, Setting, first_line
 from surefoot.optim.build import TrainingPlan
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.schedules.joined import AnySchedule
@@ -50,7 +50,9 @@ class RunComponents(Components):
         ):
             return False
         try:
-            with needed_for("tensorboard = True", "tensorboard", instead="--tensorboard auto"):
+            with needed_for(
+                "tensorboard = True", "tensorboard", instead=Setting("tensorboard", "auto")
+            ):
                 if self.world.is_main:  # other ranks write none
                     from surefoot.tracking.tensorboard import event_format
 

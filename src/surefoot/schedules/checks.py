@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from surefoot.config.durations import NEVER, Length, every, in_steps
+from surefoot.config.tree import did_you_mean
 from surefoot.errors import ConfigError, Setting
 from surefoot.schedules.curves import SHAPES, Fall, Settings
 
@@ -34,16 +35,22 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def check_shape(shape: str) -> None:
+    """Raise `ConfigError` for a name of no schedule."""
+    if shape in SHAPES:
+        return
+    raise ConfigError(
+        "schedule-unknown",
+        problem=f"schedule.name = {shape!r} is unknown",
+        remedy=did_you_mean(shape, SHAPES, otherwise=f"choose from {', '.join(SHAPES)}"),
+        setting="schedule.name",
+        value=shape,
+    )
+
+
 def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
     """Raise `ConfigError` if a setting belongs to another shape, or if a value is out of range."""
-    if shape not in SHAPES:
-        raise ConfigError(
-            "schedule-unknown",
-            problem=f"schedule.name = {shape!r} is unknown",
-            remedy=f"choose from {', '.join(SHAPES)}",
-            setting="schedule.name",
-            value=shape,
-        )
+    check_shape(shape)
     takes = SHAPES[shape].takes
     for name, value in settings.items():
         if name not in takes and not (name == "min_lr_ratio" and value == 0.0):

@@ -87,7 +87,7 @@ class EarlyStopping:
     min_delta: float | str = 0.0
 
     def __post_init__(self) -> None:
-        parsed(self.monitor, by="early_stopping: ")
+        parsed(self.monitor, setting="early_stopping.monitor")
         problems = _wrong_waiting(self, "early_stopping")
         if problems:
             raise together(problems)
@@ -118,7 +118,7 @@ class ReduceLROnPlateau:
     min_delta: float | str = 0.0
 
     def __post_init__(self) -> None:
-        parsed(self.monitor, by="plateau: ")
+        parsed(self.monitor, setting="plateau.monitor")
         problems = _wrong_waiting(self, "plateau")
         if not 0 < self.factor < 1:
             meaning = "between 0 and 1 (it multiplies the learning rate)"
@@ -479,7 +479,7 @@ def watched(
     every_split = [*splits, *at_end]
     stopping = []
     for rule in rules:
-        score = parsed(rule.monitor, by="early_stopping: ")[1]
+        score = parsed(rule.monitor, setting="early_stopping.monitor")[1]
         of_training = is_of_training(score, every_split)
         if not of_training:
             _refuse_unknown_split("early_stopping", rule.monitor, splits)
@@ -498,7 +498,7 @@ def watched(
                 value=keep_best,
             )
         return None, stopping
-    score = parsed(best, by="best: ")[1]
+    score = parsed(best, setting="best")[1]
     of_training = is_of_training(score, every_split)
     if not of_training:
         _refuse_unknown_split("best", best, splits)

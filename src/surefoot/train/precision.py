@@ -193,7 +193,7 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
             setting="precision",
             value="fp8",
         )
-    with needed_for("precision = fp8", "torchao", instead="--precision bf16"):
+    with needed_for("precision = fp8", "torchao", instead=Setting("precision", "bf16")):
         torchao = import_module("torchao.float8")
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
     evaluating = [name for name, part in model.named_modules() if not part.training]

@@ -17,6 +17,7 @@ import pytest
 
 import surefoot as sf
 from forked import Forked
+from refused import refused
 from surefoot.config.paths import user_cache
 from surefoot.data.text import files, token_cache
 from surefoot.data.text.token_cache import TextCache
@@ -153,10 +154,7 @@ def test_without_the_library_byte_pairs_are_refused_with_the_line_to_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        sf.ConfigError,
-        match=r'^a byte-pair .*\n  .* not installed\n  type: pip install "surefoot\[text\]"$',
-    ):
+    with refused("package-not-usable", modules=["tokenizers"]):
         start()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import surefoot as sf
+from refused import refused
 from surefoot.checkpoint.optimizer_state import load_optimizer, optimizer_tensors
 from surefoot.optim.kinds.adamw8bit import AdamW8bit, quantization
 
@@ -66,7 +66,7 @@ def test_the_state_is_about_a_quarter(library):
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.functional", None)
-    with pytest.raises(sf.ConfigError, match=r'pip install "surefoot\[quant\]"'):
+    with refused("package-not-usable", modules=["bitsandbytes"]):
         quantization()
 
 

@@ -162,12 +162,12 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
     @pytest.mark.parametrize(
         ("flag", "names", "status", "says"),
         [
-            ("--split", ["nothing"], 2, "this run has no such split; available: val\n"),
+            ("--split", ["nothing"], 2, "[setting-out-of-range]"),
             (
                 "--split",
                 ["swag.jsonl"],
                 2,
-                "to evaluate a file of questions: --questions NAME=FILE",
+                "[setting-out-of-range]",
             ),
             ("--questions", ["missing.jsonl"], 3, "no file missing.jsonl"),
             ("--questions", ["=swag.jsonl"], 2, "write NAME=FILE"),

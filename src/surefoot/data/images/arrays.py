@@ -151,7 +151,7 @@ def digits() -> Arrays:
     >>> digits().test_images.shape
     (360, 8, 8, 1)
     """
-    refuse_missing("the data set of digits", "sklearn", instead="--data.path synthetic")
+    refuse_missing("the data set of digits", "sklearn", instead=Setting("data.path", "synthetic"))
     # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take
     # longer than the first step
     rows = np.loadtxt(

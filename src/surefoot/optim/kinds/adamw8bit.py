@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.config.extras import needed_for
+from surefoot.errors import Setting
 from surefoot.optim.in_place import by_group, made_steps, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
@@ -131,7 +132,7 @@ def quantization() -> ModuleType:
     log = logging.getLogger("bitsandbytes")
     level, log.level = log.level, logging.ERROR  # it warns of missing inference kernels
     try:
-        with needed_for("adamw8bit", "bitsandbytes", instead="the optimizer adamw"):
+        with needed_for("adamw8bit", "bitsandbytes", instead=Setting("optimizer.name", "adamw")):
             from bitsandbytes import functional
     finally:
         log.level = level

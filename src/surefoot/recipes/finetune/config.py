@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.setting import default, ordered, setting
-from surefoot.config.train_settings import number
+from surefoot.config.setting import default, number, ordered, setting
 from surefoot.config.tree import PATH
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
-_COUNT = number("a whole number, 0 or more", min_value=0)
+_COUNT = number(min_value=0)
 ALL_LINEAR = ("all-linear",)
 
 

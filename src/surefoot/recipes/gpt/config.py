@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.setting import default, ordered, setting
-from surefoot.config.train_settings import number
+from surefoot.config.setting import default, number, ordered, setting
 from surefoot.config.tree import LEADS, PATH, STAYS, SWITCHES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
-_COUNT = number("a whole number, 0 or more", min_value=0)
+_COUNT = number(min_value=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ class Config(RecipeSettings):
     model: Model = setting(factory=Model, identity=True)
     val_tokens: int | None = setting(
         None,
-        check=number("a number of tokens, 1 or more", min_value=1),
+        check=number(min_value=1),
         observer=True,
         after="check_state",
         group="evaluation",
@@ -122,15 +121,11 @@ class Config(RecipeSettings):
     """Files of multiple-choice questions to evaluate, each as NAME=FILE, such as
     hellaswag=hellaswag_val.jsonl.
     """
-    multiple_choice_questions: int = setting(
-        500, check=number("questions per file, 1 or more", min_value=1), observer=True
-    )
+    multiple_choice_questions: int = setting(500, check=number(min_value=1), observer=True)
     """Number of questions per file, the same at every evaluation.
     `surefoot evaluate RUN --questions NAME=FILE` evaluates all questions.
     """
-    sample_count: int = setting(
-        1, check=number("a number of samples, 1 or more", min_value=1), observer=True
-    )
+    sample_count: int = setting(1, check=number(min_value=1), observer=True)
     """Number of samples shown at a time, each with its own seed."""
     sample_tokens: int = setting(200, check=_COUNT, observer=True)
     """Number of tokens per sample; 0 disables samples."""

@@ -292,7 +292,7 @@ def refuse_missing_library(data: Data, *, init: str | Path | None) -> None:
         refuse_missing(
             f"data.tokenizer = {data.tokenizer or 'bpe'}",
             "tokenizers",
-            instead="--data.tokenizer bytes",
+            instead=Setting("data.tokenizer", "bytes"),
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.paths import local_path, read_regular
-from surefoot.config.tree import type_problem
+from surefoot.config.tree import wrong_type
 
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: a validation image
@@ -88,7 +88,7 @@ def read_metadata(run: Path) -> Metadata:
         if (
             not isinstance(fields, dict)
             or fields.keys() not in (hints.keys(), hints.keys() - {*_SINCE_BEHAVIOR_10})
-            or any(type_problem(name, value, hints[name]) for name, value in fields.items())
+            or any(wrong_type(name, value, hints[name]) for name, value in fields.items())
         ):
             raise ValueError(f"its entries should be {', '.join(hints)}")
         if fields.get("value_range") is not None:

@@ -12,7 +12,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
 from surefoot.data.scan import printable
-from surefoot.errors import refuse_all
+from surefoot.errors import Setting, refuse_all
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
@@ -58,7 +58,9 @@ def check(config: Config) -> list[Any]:
 
 def _refuse_missing_digits(config: Config) -> None:
     if config.data.path is None and config.preset not in MEANT_FOR:
-        refuse_missing("the default data set of digits", "sklearn", instead="--data.path DIRECTORY")
+        refuse_missing(
+            "the default data set of digits", "sklearn", instead=Setting("data.path", "DIRECTORY")
+        )
 
 
 def build(config: Config) -> "sf.Run":

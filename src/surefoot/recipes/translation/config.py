@@ -4,13 +4,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.config.setting import default, ordered, setting
-from surefoot.config.train_settings import number
+from surefoot.config.setting import default, number, ordered, setting
 from surefoot.config.tree import PATH
 from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, RecipeSettings, Schedule
 
-_ONE_OR_MORE = number("1 or more", min_value=1)
-_FROM_ZERO = number("a number, 0 or more", min_value=0, kind=int | float)
+_ONE_OR_MORE = number(min_value=1)
+_FROM_ZERO = number(min_value=0, kind=int | float)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
 def refuse_missing_trackers(names: Sequence[str]) -> None:
     """Raise one `ConfigError` for all trackers whose packages are not installed."""
     modules = [module for name in names for module in TRACKERS[name]]
-    refuse_missing(f"trackers = {','.join(names)}", *modules, instead="omit the tracker")
+    refuse_missing(f"trackers = {','.join(names)}", *modules, instead="or leave out the tracker")
 
 
 def project_and_name(out: Path) -> tuple[str, str]:
