@@ -182,8 +182,8 @@ def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["x", "--beam-size", "0"], 2, "beam_size = 0"),
-        (["x", "--length-penalty", "-1"], 2, "length_penalty = -1.0"),
+        (["x", "--beam-size", "0"], 2, "[setting-out-of-range]"),
+        (["x", "--length-penalty", "-1"], 2, "[setting-out-of-range]"),
         (["cat " * 600], 3, "input 1 has 600 tokens, and the model takes 511"),
         (["--file", "no such file"], 3, "no such file cannot be read"),
         (["x", "--bean-size", "2"], 2, "[setting-unknown]"),
