@@ -124,7 +124,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
         ([*GPT, "--lr=3"], "try: --optimizer.lr\n  [setting-unknown]"),
         ([*GPT, "--batch-size", "many"], "[setting-out-of-range]"),
         ([*GPT, "--optimizer.lr", "fast"], "[flags-not-understood]"),
-        ([*GPT, "--optimizer.lr", "-1"], "optimizer.lr = -1.0 must be a number above 0"),
+        ([*GPT, "--optimizer.lr", "-1"], "[setting-out-of-range]"),
         ([*GPT, "--optimizer.name", "adma"], "not one of adamw, "),
         ([*GPT, "--optimizer.name", "schedulefree"], "Did you mean schedule_free?"),
         ([*GPT, "--optimizer.name", "sgdd"], "Did you mean sgd?"),

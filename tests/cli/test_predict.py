@@ -126,8 +126,8 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["the", "--temperature", "-1"], "temperature = -1"),
-        (["the", "--top-p", "2"], "top_p = 2"),
+        (["the", "--temperature", "-1"], "[setting-out-of-range]"),
+        (["the", "--top-p", "2"], "[setting-out-of-range]"),
         (["the", "--max-new-tokns", "5"], "[setting-unknown]"),
         ([""], "prompt 1 is empty"),
         (["the", "--checkpoint", "last"], "choose newest, best, a step ("),
