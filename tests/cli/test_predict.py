@@ -129,9 +129,9 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(
         (["the", "--temperature", "-1"], "[setting-out-of-range]"),
         (["the", "--top-p", "2"], "[setting-out-of-range]"),
         (["the", "--max-new-tokns", "5"], "[setting-unknown]"),
-        ([""], "prompt 1 is empty"),
-        (["the", "--checkpoint", "last"], "choose newest, best, a step ("),
-        (["the", "--checkpoint", "\u00b2"], "choose newest, best, a step ("),
+        ([""], "[prompt-empty]"),
+        (["the", "--checkpoint", "last"], "[checkpoint-unknown]"),
+        (["the", "--checkpoint", "\u00b2"], "[checkpoint-unknown]"),
     ],
 )
 def test_a_mistake_is_told_shortly(
@@ -151,7 +151,7 @@ def test_a_file_without_a_prompt_is_a_data_error(
 ) -> None:
     """It must not be answered with the default prompt."""
     (tmp_path / "empty.txt").write_text("\n\n")
-    assert "holds no prompt" in refused(
+    assert "[file-without-prompts]" in refused(
         capsys, str(trained), "--file", str(tmp_path / "empty.txt"), status=3
     )
 

@@ -490,7 +490,7 @@ def test_the_median_lies_in_the_interval_with_19_chances_in_20_and_in_no_narrowe
 
 
 def test_fewer_steps_than_a_middle_half_needs_are_refused() -> None:
-    with refused("profile-of-few-steps", value=3):
+    with refused("setting-out-of-range", value=3):
         measure(plain(), steps=3)
 
 
@@ -554,7 +554,7 @@ def own_loop() -> sf.Run:
         (["--speedups", "wrokers"], "did you mean workers?"),
         (["--speedups", "colour"], "[speedup-unknown]"),
         (["--steps", "2"], "[setting-out-of-range]"),
-        (["--peak-flops", "much"], "[peak-flops-not-a-number]"),
+        (["--peak-flops", "much"], "[setting-out-of-range]"),
         (["--max-seconds", "long"], "[flags-not-understood]"),
         (["--out", "there"], "[profile-into-run]"),
         (["--stpes", "9"], "[program-without-settings]"),

@@ -130,10 +130,10 @@ def test_rates_are_written_to_two_digits(rate: float) -> None:
     [
         (1.0, 0.1, 100, "lr-range-empty"),
         (0.1, 0.1, 100, "lr-range-empty"),
-        (0.0, 1.0, 100, "lr-not-above-0"),
-        (1e-3, float("inf"), 100, "lr-not-above-0"),
-        (float("nan"), 1.0, 100, "lr-not-above-0"),
-        (1e-6, 10.0, 9, "lr-range-too-coarse"),
+        (0.0, 1.0, 100, "setting-out-of-range"),
+        (1e-3, float("inf"), 100, "setting-out-of-range"),
+        (float("nan"), 1.0, 100, "setting-out-of-range"),
+        (1e-6, 10.0, 9, "setting-out-of-range"),
     ],
 )
 def test_a_range_that_is_none_is_refused(low: float, high: float, steps: int, code: str) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import out_of_range
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
 from surefoot.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwatch, with_forward
@@ -192,12 +192,6 @@ def parse_peak_flops(text: str) -> float:
     except ValueError:
         flops = 0.0
     if not 0 < flops < float("inf"):
-        raise ConfigError(
-            "peak-flops-not-a-number",
-            problem=f"peak_flops = {text!r} is not a number of operations per second",
-            reason="an H100 has 989e12 in bf16",
-            remedy=Setting("peak_flops", "989e12"),
-            setting="peak_flops",
-            value=text,
-        )
+        meaning = "a number of operations per second, such as 989e12 (an H100 in bf16)"
+        raise out_of_range("peak_flops", text, meaning)
     return flops

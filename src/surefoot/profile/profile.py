@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError, Setting, first_line
+from surefoot.errors import ConfigError, Setting, first_line, out_of_range
 from surefoot.optim.clipping import clear
 from surefoot.profile.flops import count_flops, measure_peak_flops
 from surefoot.profile.result import Profile, VariantGain, middle_half, write_profile
@@ -76,13 +76,8 @@ def measure(
     Raises `ConfigError` if the run has no loss function, or is in the middle of a step.
     """
     if steps < _LEAST_STEPS:
-        raise ConfigError(
-            "profile-of-few-steps",
-            problem=f"steps = {steps} is too few: the mean of the middle half needs {_LEAST_STEPS}",
-            remedy=Setting("steps", _LEAST_STEPS),
-            setting="steps",
-            value=steps,
-        )
+        meaning = f"{_LEAST_STEPS} or more: the mean of the middle half needs them"
+        raise out_of_range("steps", steps, meaning)
     directory = None if out is None or run.rank > 0 else local_path(out, setting="out")
     if directory is not None and (directory / "checkpoints").is_dir():
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.errors import ConfigError, Setting, together
+from surefoot.errors import ConfigError, Setting, out_of_range, together
 
 Curve = NDArray[np.float64]
 End = Literal["highest", "diverged", "not finite"]
@@ -150,12 +150,7 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
     >>> check_range(1e-6, 10.0, 100)
     """
     problems = [
-        ConfigError(
-            "lr-not-above-0",
-            problem=f"{name} = {rate!r}: a learning rate is a number above 0",
-            setting=name,
-            value=rate,
-        )
+        out_of_range(name, rate, "a number above 0")
         for name, rate in (("min_lr", min_lr), ("max_lr", max_lr))
         if not 0 < rate < math.inf
     ]
@@ -170,14 +165,7 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
         )
         problems.append(empty)
     if steps < 10:
-        coarse = ConfigError(
-            "lr-range-too-coarse",
-            problem=f"steps = {steps}: a curve needs at least 10 learning rates",
-            remedy=Setting("steps", 100),
-            setting="steps",
-            value=steps,
-        )
-        problems.append(coarse)
+        problems.append(out_of_range("steps", steps, "10 learning rates or more, such as 100"))
     if problems:
         raise together(problems)
 

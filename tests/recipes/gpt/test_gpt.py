@@ -194,7 +194,7 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     with pytest.raises(sf.CheckpointError, match="cannot resume"):
         trained(dataclasses.replace(asked, stop_after=None))
     saved.write_text("{")
-    with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is damaged"):
+    with refused("run-file-damaged", sf.CheckpointError, path=saved):
         gpt.build(asked)
     saved.write_text(before)
     trained(dataclasses.replace(asked, stop_after=None))
@@ -258,10 +258,7 @@ def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
     trained(config(path, run_dir=str(tmp_path / "first")))
-    with pytest.raises(
-        sf.ConfigError,
-        match=r"data\.vocab_size = 280: the weights of --init-from have their own tokenizer",
-    ):
+    with refused("vocab-size-without-effect", value=280):
         gpt.build(
             config(
                 path,
@@ -420,7 +417,7 @@ def test_shards_are_trained_on_with_the_tokenizer_that_made_them(
     assert trained(shards).evaluate()["val/bits_per_byte"] == pytest.approx(
         trained(whole).evaluate()["val/bits_per_byte"], abs=0.5
     )
-    with pytest.raises(sf.ConfigError, match="holds tokens, not text"):
+    with refused("token-files-without-tokenizer", path=tmp_path / "shards"):
         gpt.build(config(tmp_path / "shards"))
 
 
@@ -436,9 +433,8 @@ def test_shards_are_not_trained_on_with_another_tokenizer_than_lies_beside_them(
     )
     plain = {"data.vocab_size": None, "cloze_questions": 0}
     for other in ({"data.tokenizer": str(weights)}, {"init_from": str(weights)}):
-        with pytest.raises(sf.ConfigError, match="is another\n") as caught:
+        with refused("tokenizer-of-other-shards", path=tmp_path / "shards"):
             gpt.build(config(tmp_path / "shards", **plain, **other))
-        assert len(str(caught.value).splitlines()) <= 5
     for same in ({}, {"data.tokenizer": str(tmp_path / "shards")}):
         run = gpt.build(config(tmp_path / "shards", **plain, **same))
         assert run.parts.files["tokenizer.json"] == trained_here.to_json()
@@ -502,9 +498,11 @@ def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path
 def test_a_prompt_that_cannot_be_is_refused_before_training(
     tokenizer: str, prompt: str, path: Path
 ) -> None:
-    with pytest.raises(
-        (sf.ConfigError, sf.DataError), match=r"sample_prompt is empty|'Q' at position 0"
-    ):
+    kind, code = {
+        "": (sf.ConfigError, "prompt-empty"),
+        "Q": (sf.DataError, "character-unknown"),
+    }[prompt]
+    with refused(code, kind):
         gpt.build(config(path, sample_prompt=prompt, **{"data.tokenizer": tokenizer}))
 
 
@@ -513,7 +511,7 @@ def test_a_run_whose_tokenizer_is_gone_is_not_resumed_with_another(
 ) -> None:
     trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
     (tmp_path / "run" / "tokenizer.json").unlink()
-    with pytest.raises(sf.CheckpointError, match=r"tokenizer\.json is missing"):
+    with refused("run-file-missing", sf.CheckpointError):
         gpt.build(config(path, run_dir=str(tmp_path / "run")))
 
 
@@ -578,17 +576,14 @@ def test_another_family_drops_what_a_preset_adds_to_its_own(preset: str) -> None
     assert origins["model.smear"] == "default"
     assert gpt.network_shape(asked, vocab_size=300).tie_embeddings
     typed = {"model.family": "gpt2", "model.smear": True}
-    with pytest.raises(sf.ConfigError, match="smear = True: family = 'gpt2' has only"):
+    with refused("model-shape-impossible"):
         gpt.network_shape(
             layered(gpt.Config, [("preset", chosen), ("flag", typed)])[0], vocab_size=300
         )
 
 
 def test_rows_of_tables_that_are_not_there_are_refused() -> None:
-    with pytest.raises(
-        sf.ConfigError,
-        match=r"model.ngram_buckets = 100 has no effect without n-grams\n  add them: --model.ngrams 2",
-    ):
+    with refused("ngram-buckets-without-ngrams", value=100):
         gpt.check(gpt.Config(model=gpt.Model(ngram_buckets=100)))
     assert (
         gpt.network_shape(gpt.Config(model=gpt.Model(ngrams=2)), vocab_size=500).ngram_buckets
@@ -603,5 +598,5 @@ def test_without_n_grams_the_rows_of_the_preset_are_dropped_and_typed_ones_refus
     assert gpt.network_shape(off, vocab_size=500).ngrams == 1
     assert layered(gpt.Config, [tiny, ("flag", {"model.ngrams": 3})])[0].model.ngram_buckets == 8192
     typed = layered(gpt.Config, [tiny, ("file", {"model.ngrams": 1, "model.ngram_buckets": 9})])[0]
-    with pytest.raises(sf.ConfigError, match=r"ngram_buckets = 9 has no effect"):
+    with refused("ngram-buckets-without-ngrams", value=9):
         gpt.network_shape(typed, vocab_size=500)

@@ -362,7 +362,7 @@ def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
     resumed = weights(trained(dataclasses.replace(asked, stop_after=None)))
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
     (tmp_path / "run" / files[-1]).write_text("{")
-    with pytest.raises(sf.CheckpointError, match=r"a tokenizer in .* is damaged"):
+    with refused("run-file-damaged", sf.CheckpointError, path=tmp_path / "run" / files[-1]):
         translation.build(asked)
 
 
@@ -380,19 +380,13 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
 ) -> None:
     first = trained(config(folder, run_dir=str(tmp_path / "first")))
     write(folder, "train", range(7000, 9000))
-    with pytest.raises(
-        sf.ConfigError,
-        match=r"data\.vocab_size = 300: the weights of --init-from have their own tokenizer",
-    ):
+    with refused("vocab-size-without-effect", value=300):
         translation.build(config(folder, init_from=str(tmp_path / "first")))
     second = translation.build(
         config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None})
     )
     assert second.parts.files == first.parts.files
-    with pytest.raises(
-        sf.ConfigError,
-        match=r"data\.shared_vocab = False: the weights of --init-from have one vocabulary",
-    ):
+    with refused("tokenizer-unlike-that-of-weights", setting="data.shared_vocab", expected=True):
         translation.build(
             config(
                 folder,
@@ -400,9 +394,7 @@ def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
                 **{"data.vocab_size": None, "data.shared_vocab": False},
             )
         )
-    with pytest.raises(
-        sf.ConfigError, match=r"data\.tokenizer = 'unigram': the weights of --init-from use bpe"
-    ):
+    with refused("tokenizer-unlike-that-of-weights", value="unigram", expected="bpe"):
         translation.build(
             config(
                 folder,
@@ -435,10 +427,9 @@ def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_
     val = folder / "val.en"
     lines = val.read_text().splitlines()
     val.write_text("\n".join([*lines[:6], "one " * 40, *lines[7:]]))
-    with pytest.raises(
-        sf.DataError, match=r"val\.en, line 7: an evaluation pair has .* the model's context of 32"
-    ):
+    with refused("pair-exceeds-context", sf.DataError, context=32) as error:
         translation.build(config(folder, **SHORT))
+    assert "val.en, line 7" in str(error.value.problem)
 
 
 def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_scored(
@@ -527,7 +518,7 @@ def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
 def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
     run = translation.build(config(folder))
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
-    with pytest.raises(sf.DataError, match=r"sentence 2 has .* tokens, and the model takes 511"):
+    with refused("sentence-too-long", sf.DataError, sentence=2):
         translate(
             run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0)
         )
@@ -554,7 +545,6 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
     said = str(caught.value)
     names = [name.split(".")[-1] for name in wrong]
     assert [name for name in names if name not in said] == []
-    assert len(said.splitlines()) <= 24
 
 
 @pytest.mark.parametrize(("name", "betas"), [("adamw", [0.9, 0.98]), ("sgd", None)])

@@ -11,6 +11,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.behavior import ANSWERS_OF_CHATS, FIELDS_OF_CHATS
+from surefoot.errors import Setting
 from surefoot.recipes.finetune import template_use
 from surefoot.recipes.finetune.config import Config, Data
 from surefoot.recipes.finetune.conversations import (
@@ -31,6 +32,7 @@ from surefoot.recipes.finetune.template import (
     template_of,
 )
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.shared_errors import refuse_beyond_context
 from surefoot.tracking.run_reader import behavior_in
 
 _MAX_TOKENS = 1024  # by default
@@ -180,11 +182,8 @@ def limit(max_tokens: int | None, context: int | None) -> int:
     """
     if max_tokens is None:
         return min(context or _MAX_TOKENS, _MAX_TOKENS)
-    if context is not None and max_tokens > context:
-        raise sf.ConfigError(
-            f"data.max_tokens = {max_tokens} is more than the model's context of {context} tokens\n"
-            f"  it has no positions beyond\n  type --data.max-tokens {context}"
-        )
+    if context is not None:
+        refuse_beyond_context("data.max_tokens", max_tokens, context=context)
     return max_tokens
 
 
@@ -207,8 +206,17 @@ def _encoded(
         is_long = len(ids) > max_tokens
         if is_long and data.on_long == "error":
             raise sf.DataError(
-                f"{row.where}: the conversation has {len(ids):,} tokens, and the limit is {max_tokens:,}\n"
-                "  data.on_long is error\n  shorten it, raise --data.max-tokens, or type --data.on-long cut"
+                "conversation-too-long",
+                problem=f"{row.where}: the conversation has {len(ids):,} tokens, and the limit is"
+                f" {max_tokens:,}",
+                reason="data.on_long is error",
+                remedy=[
+                    "shorten it",
+                    ("a larger", Setting("data.max_tokens")),
+                    Setting("data.on_long", "cut"),
+                ],
+                tokens=len(ids),
+                max_tokens=max_tokens,
             )
         if (is_long and data.on_long == "skip") or not any(is_answer[1:max_tokens]):
             left_out += 1
@@ -218,9 +226,13 @@ def _encoded(
         used.append(row)
     if not taken:
         raise sf.DataError(
-            f"none of the {len(rows):,} {kind} conversations has an answer within {max_tokens:,} tokens\n"
-            "  longer ones are cut at their end, or skipped (data.on_long)\n"
-            "  raise --data.max-tokens, or shorten the prompts"
+            "conversations-without-answer-in-limit",
+            problem=f"none of the {len(rows):,} {kind} conversations has an answer within"
+            f" {max_tokens:,} tokens",
+            reason="longer ones are cut at their end, or skipped (data.on_long)",
+            remedy=[("a larger", Setting("data.max_tokens")), "shorten the prompts"],
+            split=kind,
+            max_tokens=max_tokens,
         )
     if cut or left_out:
         notes.append(
@@ -377,15 +389,20 @@ def load_tokenizer(directory: Path, *, template: str | None) -> Any:
         )
     except Exception as problem:  # the library raises errors of many kinds
         raise sf.ConfigError(
-            f"{directory} has no tokenizer that transformers reads: {first_line(problem)}\n"
-            "  a model's directory has tokenizer.json and tokenizer_config.json\n"
-            "  save them there: tokenizer.save_pretrained(DIR)"
+            "model-tokenizer-unreadable",
+            problem=f"{directory} has no tokenizer that transformers reads: {first_line(problem)}",
+            reason="a model's directory has tokenizer.json and tokenizer_config.json",
+            remedy="save them there: tokenizer.save_pretrained(DIR)",
+            path=directory,
         ) from problem
     if not tokenizer.is_fast:
         raise sf.ConfigError(
-            f"the tokenizer of {directory}, {type(tokenizer).__name__}, gives no positions of its tokens in a text\n"
-            "  so the loss could not leave out the prompts\n"
-            "  convert it to a tokenizer.json, which the library tokenizers reads"
+            "tokenizer-without-positions",
+            problem=f"the tokenizer of {directory}, {type(tokenizer).__name__}, gives no positions"
+            " of its tokens in a text",
+            reason="so the loss could not leave out the prompts",
+            remedy="convert it to a tokenizer.json, which the library tokenizers reads",
+            path=directory,
         )
     tokenizer.chat_template = template_of(tokenizer, template)
     return tokenizer

@@ -278,7 +278,9 @@ def write_tuned(
                 os.replace(Path(scratch, name), out / name)
     except OSError as problem:
         raise sf.CheckpointError(
-            f"cannot write to {out}: {problem.strerror or problem}"
+            "model-directory-not-written",
+            problem=f"cannot write to {out}: {problem.strerror or problem}",
+            path=out,
         ) from problem
     return files
 

@@ -15,6 +15,7 @@ from surefoot.recipes.finetune.template import PromptEnds
 from surefoot.recipes.gpt.predict import Predict as Continue
 from surefoot.recipes.gpt.predict import prompts_of
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.shared_errors import nothing_to_predict
 
 _ANSWER = "an answer"
 _UNLIMITED = 1 << 20  # tokens of a context
@@ -60,9 +61,8 @@ def answers(
         yield from conversation(model, tokenizer, first, options.max_new_tokens, settings)
         return
     if not prompts:
-        raise sf.ConfigError(
-            'predict needs a prompt, which the model answers\n  type surefoot predict RUN "What is a list?"'
-        )
+        what = "a prompt, which the model answers"
+        raise nothing_to_predict(what, example='"What is a list?"')
     turns = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
     texts = under_limits(
         lambda messages: render(tokenizer, messages, "the prompt", prompts_answer=True),
@@ -74,8 +74,13 @@ def answers(
     longest, limit = max(map(len, encoded)), context or _UNLIMITED
     if longest >= limit:
         raise sf.ConfigError(
-            f"a prompt has {longest:,} tokens, and the model takes {limit:,} with the answer\n"
-            "  it was trained with as many positions\n  shorten the prompt"
+            "prompt-too-long",
+            problem=f"a prompt has {longest:,} tokens, and the model takes {limit:,} with the"
+            " answer",
+            reason="it was trained with as many positions",
+            remedy="shorten the prompt",
+            tokens=longest,
+            context=limit,
         )
     settings["max_new_tokens"] = min(options.max_new_tokens, limit - longest)
     if len(prompts) == 1 and options.file is None:

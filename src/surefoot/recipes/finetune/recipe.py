@@ -2,9 +2,10 @@
 Imports no torch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +13,11 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.extras import refuse_missing
-from surefoot.config.setting import checked
-from surefoot.errors import Setting, refuse_all
+from surefoot.config.setting import checked, number
+from surefoot.errors import Setting, out_of_range, together
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation, model_directory, models, template_date
-from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
+from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Data, Lora
 from surefoot.recipes.finetune.forms import message_text
 from surefoot.recipes.finetune.predict import (
     Predict,
@@ -27,7 +28,7 @@ from surefoot.recipes.finetune.predict import (
     with_logits,
 )
 from surefoot.recipes.gpt.corpus import first_lines
-from surefoot.recipes.optimizer_settings import Optimizer, note, refuse_default_data
+from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, note, refuse_default_data
 
 
 def check(config: Config) -> list[Any]:
@@ -39,7 +40,8 @@ def check(config: Config) -> list[Any]:
         _as_usual(config).spec,
         config.schedule.spec,
         config.check,
-        lambda: _refuse_wrong(config),
+        *_value_checks(config.data, config.lora),
+        lambda: _refuse_ineffective(config),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
         lambda: (
             None
@@ -376,30 +378,57 @@ def _as_usual(config: Config) -> Optimizer:
     return replace(optimizer, lr=lr, weight_decay=optimizer.weight_decay or 0.0)
 
 
-def _refuse_wrong(config: Config) -> None:
+def _value_checks(data: Data, lora: Lora) -> Iterator[Callable[[], Any]]:
+    yield lambda: number(min_value=1)(lora.rank, setting="lora.rank")
+    yield lambda: FRACTION(lora.dropout, setting="lora.dropout")
+    yield lambda: FRACTION(data.val_fraction, setting="data.val_fraction")
+    if data.max_tokens is not None:
+        yield partial(number(min_value=2), data.max_tokens, setting="data.max_tokens")
+
+
+def _refuse_ineffective(config: Config) -> None:
     data, lora = config.data, config.lora
-    refuse_all(
-        {
-            f"lora.rank = {lora.rank}: 1 or more": lora.rank < 1,
-            f"lora.alpha = {lora.alpha}: more than 0": lora.alpha is not None
-            and not lora.alpha > 0,
-            f"lora.dropout = {lora.dropout}: at least 0 and below 1": not 0 <= lora.dropout < 1,
-            "lora.target_modules is empty: name some layers, or type --lora.target-modules all-linear": (
-                not lora.target_modules
-            ),
-            "method = full trains all weights, and the settings of lora have no effect\n"
-            "  leave them out, or type --method lora": config.method == "full" and lora != Lora(),
-            f"data.val_fraction = {data.val_fraction}: at least 0 and below 1": not 0
-            <= data.val_fraction
-            < 1,
-            f"data.max_tokens = {data.max_tokens}: 2 or more": data.max_tokens is not None
-            and data.max_tokens < 2,
-            "data.val_path needs data.path: without it, rows come from Python's documentation\n"
-            "  type --data.path FILE.jsonl too": data.val_path is not None and data.path is None,
-            "init_from has no effect: a model brings its own weights\n  type --model DIR": config.init_from
-            is not None,
-        }
-    )
+    problems = []
+    if lora.alpha is not None and not lora.alpha > 0:
+        problems.append(out_of_range("lora.alpha", lora.alpha, "above 0"))
+    if not lora.target_modules:
+        modules = sf.ConfigError(
+            "lora-of-no-modules",
+            problem="lora.target_modules is empty",
+            remedy=["name some layers", Setting("lora.target_modules", "all-linear")],
+            setting="lora.target_modules",
+        )
+        problems.append(modules)
+    if config.method == "full" and lora != Lora():
+        method = sf.ConfigError(
+            "lora-without-effect",
+            problem="method = full trains all weights, and the settings of lora have no effect",
+            remedy=["leave them out", Setting("method", "lora")],
+            setting="method",
+            value=config.method,
+        )
+        problems.append(method)
+    if data.val_path is not None and data.path is None:
+        path = sf.ConfigError(
+            "val-path-without-path",
+            problem="data.val_path needs data.path",
+            reason="without it, rows come from Python's documentation",
+            remedy=Setting("data.path", "FILE.jsonl"),
+            setting="data.val_path",
+            value=data.val_path,
+        )
+        problems.append(path)
+    if config.init_from is not None:
+        weights = sf.ConfigError(
+            "init-from-without-effect",
+            problem="init_from has no effect: a model brings its own weights",
+            remedy=Setting("model", "DIR"),
+            setting="init_from",
+            value=str(config.init_from),
+        )
+        problems.append(weights)
+    if problems:
+        raise together(problems)
 
 
 def _refuse_vocabulary(corpus: texts.Corpus, base: Base) -> None:
@@ -410,7 +439,11 @@ def _refuse_vocabulary(corpus: texts.Corpus, base: Base) -> None:
     )
     if largest >= size:
         raise sf.ConfigError(
-            f"the tokenizer writes token {largest}, and the model has {size} tokens\n"
-            "  they do not belong together, or tokens were added to the tokenizer alone\n"
-            "  use the model's own tokenizer, or resize the model: model.resize_token_embeddings(len(tokenizer))"
+            "tokenizer-larger-than-model",
+            problem=f"the tokenizer writes token {largest}, and the model has {size} tokens",
+            reason="they do not belong together, or tokens were added to the tokenizer alone",
+            remedy="use the model's own tokenizer, or resize the model:"
+            " model.resize_token_embeddings(len(tokenizer))",
+            token=largest,
+            vocab_size=size,
         )

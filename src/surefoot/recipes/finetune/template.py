@@ -330,8 +330,13 @@ def template_of(tokenizer: Any, file: str | None) -> str:
             return decode_utf8(Path(path).read_bytes(), file)
         except OSError as problem:
             raise sf.ConfigError(
-                f"data.template = {file!r} cannot be read: {problem.strerror}\n  it is a file with a chat template in Jinja\n"
-                "  leave it out for the tokenizer's own: --data.template None"
+                "template-unreadable",
+                problem=f"data.template = {file!r} cannot be read: {problem.strerror}",
+                reason="it is a file with a chat template in Jinja; without it, the tokenizer's"
+                " own is used",
+                remedy=Setting("data.template", None),
+                setting="data.template",
+                value=file,
             ) from problem
     own = tokenizer.chat_template
     if isinstance(own, dict):  # several by name
@@ -340,8 +345,13 @@ def template_of(tokenizer: Any, file: str | None) -> str:
         return str(own)
     if tokenizer.eos_token is None:
         raise sf.ConfigError(
-            "the tokenizer has neither a chat template nor an end token (eos_token)\n"
-            "  so no answer would have an end\n"
-            '  add "eos_token" to its tokenizer_config.json, or type --data.template FILE'
+            "tokenizer-without-template",
+            problem="the tokenizer has neither a chat template nor an end token (eos_token)",
+            reason="so no answer would have an end",
+            remedy=[
+                'add "eos_token" to its tokenizer_config.json',
+                Setting("data.template", "FILE"),
+            ],
+            setting="data.template",
         )
     return DEFAULT_TEMPLATE

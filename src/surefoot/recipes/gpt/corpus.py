@@ -10,12 +10,14 @@ import surefoot as sf
 from surefoot.config.behavior import END_TOKENS, KINDS_OF_TEXT
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
+from surefoot.config.setting import number
 from surefoot.data.text.documents import Documents, read_documents, scan_documents
 from surefoot.data.text.files import texts_as_before
 from surefoot.data.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
-from surefoot.errors import Setting
+from surefoot.errors import Command, Setting
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.shared_errors import reading_run_file, vocab_size_without_effect
 from surefoot.tokenizers.long_words import describe_long_words
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
@@ -233,18 +235,10 @@ def promised_vocabulary(data: Data) -> int | None:
 
 
 def saved_tokenizer_path(out: str | Path | None) -> Path | None:
-    """Return the tokenizer file of the run in `out`; None if no run has started there. Raises
-    `CheckpointError` if the file is missing.
-    """
+    """Return the tokenizer file of the run in `out`; None if no run has started there."""
     if out is None or not any(Path(out).glob("checkpoints/step-*")):
         return None
-    path = Path(out) / TOKENIZER
-    if not path.is_file():
-        raise sf.CheckpointError(
-            f"{path} is missing: it has the text of the run's tokens\n"
-            "  restore it; if another recipe wrote the run, choose another --run-dir"
-        )
-    return path
+    return Path(out) / TOKENIZER
 
 
 def refuse_foreign_vocabulary(data: Data) -> None:
@@ -253,14 +247,10 @@ def refuse_foreign_vocabulary(data: Data) -> None:
     """
     tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
     if vocab_size is not None and tokenizer != "bpe":
-        raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size} is for a tokenizer trained on the text (bpe); {tokenizer!r} has its own size\n"
-            "  leave it out (--data.vocab-size None, if a preset sets it), or try: --data.tokenizer bpe"
-        )
-    if vocab_size is not None and vocab_size < _MIN_VOCABULARY:
-        raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size}: byte pairs need at least {_MIN_VOCABULARY} tokens"
-        )
+        why = f"the tokenizer {tokenizer!r} has its own size"
+        raise vocab_size_without_effect(vocab_size, why, Setting("data.tokenizer", "bpe"))
+    if vocab_size is not None:
+        number(min_value=_MIN_VOCABULARY)(vocab_size, setting="data.vocab_size")
 
 
 def refuse_end_token_without_file(tokenizer: str | None, end_token: str | None) -> None:
@@ -297,11 +287,9 @@ def refuse_missing_library(data: Data, *, init: str | Path | None) -> None:
 
 
 def saved_tokenizer(path: Path) -> Any:
-    """Load the tokenizer of a run. Raises `CheckpointError` if its file is damaged."""
-    try:
+    """Load the tokenizer of a run. Raises `CheckpointError` if its file is missing or damaged."""
+    with reading_run_file(path, content="the text of the run's tokens"):
         return sf.tokenizers.from_json(read_regular(path, limit=_LARGEST_BYTES).decode())
-    except (sf.DataError, OSError, ValueError) as problem:
-        raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
 
 
 def first_lines(text: str) -> str:
@@ -322,11 +310,8 @@ def beside(weights: Path) -> Path | None:
 def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     file = beside(weights)
     if file is not None and vocab_size is not None:
-        raise sf.ConfigError(
-            f"data.vocab_size = {vocab_size}: the weights of --init-from have their own tokenizer, {file}\n"
-            "  leave it out (--data.vocab-size None, if a preset sets it), or train another tokenizer, which the weights\n"
-            "  were not trained with: --data.tokenizer bpe"
-        )
+        why = f"the weights of init_from have their own tokenizer, {file}"
+        raise vocab_size_without_effect(vocab_size, why, Setting("data.tokenizer", "bpe"))
     return None if file is None else sf.tokenizers.load(file)
 
 
@@ -353,8 +338,11 @@ def named_tokenizer(name: str, *, end_token: str | None = None) -> Any:
         return sf.tokenizers.load(name, end_token=end_token)
     if not (directory := user_cache(name)).is_dir():
         raise sf.DataError(
-            f"GPT-2's tokenizer is not at {directory}\n"
-            "  put its encoder.json and vocab.bpe there, or name their directory instead of gpt2"
+            "gpt2-tokenizer-missing",
+            problem=f"GPT-2's tokenizer is not at {directory}",
+            remedy="put its encoder.json and vocab.bpe there, or name their directory instead of"
+            " gpt2",
+            path=directory,
         )
     return sf.tokenizers.load(directory, end_token=end_token)
 
@@ -371,27 +359,34 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
     own = sf.tokenizers.load(file) if file.is_file() else None
     tokenizer = tokenizer or own if name is None else tokenizer
     if name in ("bpe", "characters") or (name is None and tokenizer is None):
-        raise sf.ConfigError(
-            f"{path} holds tokens, not text: --data.tokenizer must name their tokenizer: gpt2, bytes, or a file"
-        )
+        raise _tokens_without_tokenizer(path)
     if data.vocab_size is not None:
-        raise sf.ConfigError(
-            f"data.vocab_size = {data.vocab_size} is for a tokenizer trained on the text; {path} holds tokens already\n"
-            "  leave it out (--data.vocab-size None, if a preset sets it)"
-        )
+        raise vocab_size_without_effect(data.vocab_size, f"{path} holds tokens already")
     tokenizer = tokenizer or named_tokenizer(str(name), end_token=data.end_token)
     if own is not None and data.end_token is None and _differ_in_end_token(tokenizer, own):
         tokenizer = own  # the shards have its end tokens
     if own is not None and tokenizer.to_json() != own.to_json():
-        other = "the tokenizer of the weights" if name is None else f"--data.tokenizer {name}"
+        other = "the tokenizer of the weights" if name is None else f"data.tokenizer = {name}"
         raise sf.ConfigError(
-            f"{path} holds tokens of the tokenizer {file}; {other} is another\n"
-            f"  to use the shards' tokenizer: --data.tokenizer {path}\n"
-            "  to use the other tokenizer, write other shards: surefoot data prepare OUT INPUT... --tokenizer NAME"
+            "tokenizer-of-other-shards",
+            problem=f"{path} holds tokens of the tokenizer {file}; {other} is another",
+            reason="to use the other tokenizer, write other shards",
+            remedy=[
+                Setting("data.tokenizer", str(path)),
+                Command("surefoot data prepare OUT INPUT... --tokenizer NAME"),
+            ],
+            setting="data.tokenizer",
+            value=name,
+            path=path,
         )
     if tokenizer.vocab_size < shards.vocab_size:
         raise sf.ConfigError(
-            f"{path} has a vocabulary of {shards.vocab_size} tokens, --data.tokenizer {name} of {tokenizer.vocab_size}"
+            "vocabulary-of-shards-larger",
+            problem=f"{path} has a vocabulary of {shards.vocab_size} tokens,"
+            f" data.tokenizer = {name} of {tokenizer.vocab_size}",
+            setting="data.tokenizer",
+            value=name,
+            path=path,
         )
     training, held_out = shards.divided(data.val_fraction)
     facts = [
@@ -420,22 +415,9 @@ def _of_token_files(
     if name is None and files.is_gpt2 and (tokenizer is None or init is None):
         name = "gpt2"  # as the header of these files says
     if tokenizer is None and name is None:
-        raise sf.ConfigError(
-            "token-files-without-tokenizer",
-            problem=f"{files.path} holds tokens, and no tokenizer is named",
-            remedy=("name the one that made them:", Setting("data.tokenizer")),
-            setting="data.tokenizer",
-            path=files.path,
-        )
+        raise _tokens_without_tokenizer(files.path)
     if data.vocab_size is not None:
-        raise sf.ConfigError(
-            "vocab-size-of-tokens",
-            problem=f"data.vocab_size = {data.vocab_size} is for a tokenizer trained on the text,"
-            f" and {files.path} holds tokens already",
-            remedy=("leave out", Setting("data.vocab_size")),
-            setting="data.vocab_size",
-            value=data.vocab_size,
-        )
+        raise vocab_size_without_effect(data.vocab_size, f"{files.path} holds tokens already")
     tokenizer = tokenizer or named_tokenizer(str(name), end_token=data.end_token)
     training, held_out, facts = read_token_files(
         files, vocab_size=tokenizer.vocab_size, val_fraction=data.val_fraction
@@ -460,6 +442,16 @@ def _of_token_files(
             f"{share:.1%} of the tokens for validation: {which}",
         ),
         not_read=files.not_read,
+    )
+
+
+def _tokens_without_tokenizer(path: Path) -> sf.ConfigError:
+    return sf.ConfigError(
+        "token-files-without-tokenizer",
+        problem=f"{path} holds tokens, and no tokenizer is named that made them",
+        remedy=("name it (gpt2, bytes, or a file):", Setting("data.tokenizer")),
+        setting="data.tokenizer",
+        path=path,
     )
 
 

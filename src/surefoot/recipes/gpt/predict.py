@@ -10,7 +10,9 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.data.text.files import decode_utf8
+from surefoot.errors import Remedy
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.shared_errors import read_inputs
 
 _LONGEST_CHARACTER = 4  # bytes of UTF-8
 
@@ -62,9 +64,7 @@ def continuations(
     prompts = prompts_of(inputs, options.file) or [otherwise]
     encoded = [tokenizer.encode(prompt).tolist() for prompt in prompts]
     if [] in encoded:
-        raise sf.ConfigError(
-            f"prompt {encoded.index([]) + 1} is empty: write at least one character to continue from"
-        )
+        raise empty_prompt(f"prompt {encoded.index([]) + 1}")
     settings: dict[str, Any] = {
         name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")
     }
@@ -89,6 +89,16 @@ def continuations(
         continuation = _continued(tokenizer, before[-1:], after[len(before) :])
         answer = {"prompt": prompt, "continuation": continuation}
         yield json.dumps(answer, ensure_ascii=False) + "\n"
+
+
+def empty_prompt(which: str, *remedies: Remedy) -> sf.ConfigError:
+    """Return the error for a prompt that leaves nothing to continue from."""
+    empty = sf.ConfigError(
+        "prompt-empty",
+        problem="the prompt is empty",
+        remedy=["write at least one character to continue from", *remedies],
+    )
+    return empty.inside(which)
 
 
 def _decode(tokenizer: Any, tokens: Iterator[int], *, before: list[int]) -> Iterator[str]:
@@ -122,13 +132,15 @@ def prompts_of(inputs: Sequence[str], file: str | None) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        text = decode_utf8(path.read_bytes(), str(path))
-    except OSError as problem:
-        raise sf.DataError(f"cannot read prompts from {path}: {problem}") from problem
+    text = decode_utf8(read_inputs(path), str(path))
     prompts = [
         line for line in text.replace("\r\n", "\n").split("\n") if line
     ]  # not at Unicode line breaks
     if not prompts:
-        raise sf.DataError(f"{path} holds no prompt: write one per line")
+        raise sf.DataError(
+            "file-without-prompts",
+            problem=f"{path} holds no prompt",
+            remedy="write one per line",
+            path=path,
+        )
     return prompts

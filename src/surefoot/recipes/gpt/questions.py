@@ -30,11 +30,19 @@ def named_files(
             name, file = Path(text).name.partition(".")[0], text
         if not name or not file or "/" in name:
             raise sf.ConfigError(
-                f"{setting}: {text!r}: write NAME=FILE, such as hellaswag=hellaswag_val.jsonl"
+                "split-without-name",
+                problem=f"{setting}: {text!r} does not name a split and its file",
+                remedy="write NAME=FILE, such as hellaswag=hellaswag_val.jsonl",
+                setting=setting,
+                value=text,
             )
         if name in paths or name in taken:
             raise sf.ConfigError(
-                f"{setting}: two splits called {name!r}: choose another name, NAME=FILE"
+                "split-named-twice",
+                problem=f"{setting}: two splits are called {name!r}",
+                remedy="choose another name, NAME=FILE",
+                setting=setting,
+                value=name,
             )
         paths[name] = local_path(file, setting=setting)
     return paths

@@ -12,11 +12,13 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.setting import checked
+from surefoot.errors import Setting
 from surefoot.recipes.gpt import corpus as texts
 from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
-from surefoot.recipes.gpt.predict import Predict, continuations
+from surefoot.recipes.gpt.predict import Predict, continuations, empty_prompt
 from surefoot.recipes.optimizer_settings import refuse_default_data
+from surefoot.recipes.shared_errors import impossible_shape
 from surefoot.tracking.run_reader import behavior_in
 
 _SAMPLE_TEMPERATURE = 0.7
@@ -87,9 +89,7 @@ def build(config: Config) -> "sf.Run":
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
     prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
     if config.sample_tokens and not prompt:
-        raise sf.ConfigError(
-            "sample_prompt is empty: write at least one character to continue from, or set --sample-tokens 0"
-        )
+        raise empty_prompt("sample_prompt", Setting("sample_tokens", 0))
 
     def sample(model: Any) -> list[str]:
         settings: dict[str, Any] = {
@@ -201,8 +201,11 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
     shape = config.model
     if shape.ngram_buckets is not None and shape.ngrams == 1:
         raise sf.ConfigError(
-            f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams\n  add them: --model.ngrams 2, 3 or 4;"
-            " or remove it: --model.ngram-buckets None"
+            "ngram-buckets-without-ngrams",
+            problem=f"model.ngram_buckets = {shape.ngram_buckets} has no effect without n-grams",
+            remedy=[Setting("model.ngrams", 2), Setting("model.ngram_buckets", None)],
+            setting="model.ngram_buckets",
+            value=shape.ngram_buckets,
         )
     own = {name: value for name, value in vars(shape).items() if value is not None}
     try:
@@ -210,7 +213,7 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
             **{"vocab_size": vocab_size, "tie_embeddings": shape.family == "gpt2"} | own
         )
     except ValueError as problem:
-        raise sf.ConfigError(f"model: {problem}") from problem
+        raise impossible_shape(problem) from problem
 
 
 def _prompt(config: Config, tokenizer: Any) -> str:

@@ -5,6 +5,7 @@ builds.
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +13,10 @@ import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
+from surefoot.config.setting import checked, number
 from surefoot.config.tree import PATH, did_you_mean, nearest
-from surefoot.errors import first_line, refuse_all
+from surefoot.errors import Setting, first_line
+from surefoot.recipes.optimizer_settings import FRACTION
 
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 _KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
@@ -56,27 +59,28 @@ def refuse_settings(model: Model) -> None:
     and if timm is needed and missing.
     """
     kind = _kind(model.name)
-    refuse_all(
-        {
-            **{
-                f"model.{name} = {getattr(model, name)!r} is not a setting of {model.name}": getattr(
-                    model, name
-                )
-                is not None
-                for owner, own in _OWN.items()
-                for name in own
-                if owner != kind
-            },
-            f"model.width = {model.width}: channels of the first block, 1 or more": (
-                model.width is not None and model.width < 1
-            ),
-            f"model.dropout = {model.dropout}: a fraction, at least 0 and below 1": (
-                model.dropout is not None and not 0 <= model.dropout < 1
-            ),
-        }
-    )
+    checks: list[Callable[[], Any]] = []
+    for owner, own in _OWN.items():
+        for name in own:
+            if owner != kind and getattr(model, name) is not None:
+                checks.append(partial(_refuse_setting, model, name))
+    if model.width is not None:
+        checks.append(partial(number(min_value=1), model.width, setting="model.width"))
+    if model.dropout is not None:
+        checks.append(partial(FRACTION, model.dropout, setting="model.dropout"))
+    checked(*checks)
     if kind == "timm":
         refuse_missing(f"model.name = {model.name}", "timm")
+
+
+def _refuse_setting(model: Model, name: str) -> None:
+    value = getattr(model, name)
+    raise sf.ConfigError(
+        "setting-of-other-network",
+        problem=f"model.{name} = {value!r} is not a setting of {model.name}",
+        setting=f"model.{name}",
+        value=value,
+    )
 
 
 def recorded_name(model: Model, *, recorded: str | None = None) -> str:
@@ -157,9 +161,19 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
         and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
     ):
         raise sf.ConfigError(
-            f"micro-batches of 1 image of {size} x {size} pixels: {name} reduces it to one pixel, and batch normalization\n"
-            "  needs several values per channel\n"
-            "  try: --micro-batch-size 2, and a --batch-size that it divides"
+            "image-reduced-to-one-pixel",
+            problem=f"micro-batches of 1 image of {size} x {size} pixels: {name} reduces it to one"
+            " pixel",
+            reason="batch normalization needs several values per channel",
+            remedy=(
+                Setting("micro_batch_size", 2),
+                "and a",
+                Setting("batch_size"),
+                "that it divides",
+            ),
+            setting="micro_batch_size",
+            value=1,
+            size=size,
         )
 
 
@@ -182,8 +196,16 @@ def _kind(name: str) -> str:
     if name.rpartition(":")[0].endswith(".py"):
         return "file"
     choices = f"one of {', '.join(_KINDS)}, timm:NAME, FILE.py:build"
-    raise sf.ConfigError(
-        f"model.name = {name!r} is not a network: {did_you_mean(name, _KINDS, otherwise=choices)}"
+    raise _unknown(name, did_you_mean(name, _KINDS, otherwise=choices))
+
+
+def _unknown(name: str, remedy: str | None) -> sf.ConfigError:
+    return sf.ConfigError(
+        "network-unknown",
+        problem=f"model.name = {name!r} is not a network",
+        remedy=remedy,
+        setting="model.name",
+        value=name,
     )
 
 
@@ -192,9 +214,7 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
         import timm
     if not timm.is_model(name):
         close = nearest(name, timm.list_models())
-        raise sf.ConfigError(
-            f"timm has no model {name!r}" + (f": did you mean timm:{close}?" if close else "")
-        )
+        raise _unknown(f"timm:{name}", f"did you mean timm:{close}?" if close else None)
     return lambda: timm.create_model(name, pretrained=False, in_chans=channels, num_classes=classes)
 
 
@@ -205,31 +225,45 @@ def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
         raise sf.ConfigError(
-            f"{path}: {function} takes {', '.join(parameters)}; write {form}, or a function without arguments"
+            "network-arguments",
+            problem=f"{path}: {function} takes {', '.join(parameters)}",
+            remedy=f"write {form}, or a function without arguments",
+            path=path,
+            function=function,
         )
     return lambda: build(**shape) if parameters else build()
-
-
-def _describe(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {first_line(problem)}"
 
 
 def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, size: int) -> None:
     import torch
 
     if not isinstance(network, torch.nn.Module):
-        raise sf.ConfigError(f"{name} returned {type(network).__name__}, not a torch.nn.Module")
+        raise sf.ConfigError(
+            "network-not-a-module",
+            problem=f"{name} returned {type(network).__name__}, not a torch.nn.Module",
+            setting="model.name",
+            value=name,
+        )
     were = network.training
     try:
         with torch.no_grad():
             logits = network.eval()(torch.zeros(2, channels, size, size))
     except Exception as problem:  # any error of the user's code or torch
         raise sf.ConfigError(
-            f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels: {_describe(problem)}"
+            "network-refuses-images",
+            problem=f"{name} cannot take images of {channels} channel(s) and {size} x {size} pixels:"
+            f" {type(problem).__name__}: {first_line(problem)}",
+            setting="model.name",
+            value=name,
         ) from problem
     network.train(were)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         actual = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise sf.ConfigError(
-            f"{name} returns {actual} for 2 images: (2, {classes}) is needed, one logit per class"
+            "network-outputs",
+            problem=f"{name} returns {actual} for 2 images: (2, {classes}) is needed, one logit per"
+            " class",
+            setting="model.name",
+            value=name,
+            expected=(2, classes),
         )

@@ -9,7 +9,10 @@ from typing import Any, get_type_hints
 import surefoot as sf
 from surefoot.config import user_code
 from surefoot.config.paths import local_path, read_regular
+from surefoot.config.setting import number
 from surefoot.config.tree import wrong_type
+from surefoot.errors import Setting
+from surefoot.recipes.shared_errors import nothing_to_predict, reading_run_file
 
 FILE = "images.json"  # in the run's directory
 EXAMPLE = "example.png"  # likewise: a validation image
@@ -55,22 +58,32 @@ class Metadata:
                 del fields[name]
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
-    def strange(self, classes: Sequence[str], *, size: int, channels: int) -> str | None:
-        """Return the difference in classes, size or channels that prevents an evaluation of other
-        data, or None.
+    def strange(self, classes: Sequence[str], *, size: int, channels: int) -> sf.DataError | None:
+        """Return the error for other classes, another size or other channels, with which other data
+        cannot be evaluated, or None.
         """
         from surefoot.data.images.folder import first_names  # imports NumPy
 
         if list(classes) != self.classes:
-            return (
-                f"the classes of this data set are {first_names(classes)}; the run's classes are, by index, {first_names(self.classes)}\n"
-                "  is this the run's data set? --data.classes names the classes of arrays"
+            return sf.DataError(
+                "classes-of-other-data",
+                problem=f"the classes of this data set are {first_names(classes)}; the run's"
+                f" classes are, by index, {first_names(self.classes)}",
+                reason="is this the run's data set?",
+                remedy=("the classes of arrays are named by", Setting("data.classes")),
+                value=list(classes),
+                expected=self.classes,
             )
         for name, actual, own in (("size", size, self.size), ("channels", channels, self.channels)):
             if actual != own:
-                return (
-                    f"the images of this data set have {name} {actual}, the run's images have {name} {own}\n"
-                    f"  to convert pictures in folders: --data.{name} {own}"
+                return sf.DataError(
+                    "images-of-other-shape",
+                    problem=f"the images of this data set have {name} {actual}, the run's images"
+                    f" have {name} {own}",
+                    remedy=("to convert pictures in folders:", Setting(f"data.{name}", own)),
+                    setting=f"data.{name}",
+                    value=actual,
+                    expected=own,
                 )
         return None
 
@@ -82,7 +95,7 @@ def read_metadata(run: Path) -> Metadata:
     from surefoot.data.images.picture import check_background  # imports NumPy
 
     path = run / FILE
-    try:
+    with reading_run_file(path, content="the names of the run's classes"):
         fields = json.loads(read_regular(path))
         hints = get_type_hints(Metadata)
         if (
@@ -94,21 +107,19 @@ def read_metadata(run: Path) -> Metadata:
         if fields.get("value_range") is not None:
             fields["value_range"] = tuple(fields["value_range"])
         check_background(fields.get("background", "white"))
-    except FileNotFoundError as problem:
-        raise sf.CheckpointError(
-            f"{path} is missing: it has the names of the run's classes\n"
-            "  restore it; if another recipe wrote the run, choose another --run-dir"
-        ) from problem
-    except (OSError, ValueError, sf.ConfigError) as problem:
-        raise sf.CheckpointError(f"{path} is damaged: {problem}") from problem
     program = Path(fields["network"].rpartition(":")[0])
     if program.suffix == ".py" and (
         not user_code.is_resolved(program) or program.is_relative_to(run.resolve())
     ):
         raise sf.CheckpointError(
-            f"{path} names a program by a relative path, through a link or inside the run: {program}\n"
-            "  surefoot never writes such a path: it could lead to a file that came with the run\n"
-            f"  if it is yours, copy it out of the run, and write its absolute path, without links, into {path}"
+            "network-path-unresolved",
+            problem=f"{path} names {program}, which is relative, leads through a link, or is inside"
+            " the run",
+            reason="surefoot never writes such a path: it could lead to a file that came with the run",
+            remedy="if it is yours, copy it out of the run, and write its absolute path, without"
+            f" links, into {path}",
+            path=program,
+            file=path,
         )
     return Metadata(**fields)
 
@@ -176,9 +187,8 @@ def classify(
     from surefoot.data.scan import printable
 
     if not inputs:
-        raise sf.ConfigError("predict needs a picture: surefoot predict RUN picture.png")
-    if options.top_k < 1:
-        raise sf.ConfigError(f"top_k = {options.top_k}: the number of classes to show, 1 or more")
+        raise nothing_to_predict("a picture", example="picture.png")
+    number(min_value=1)(options.top_k, setting="top_k")
     fields = ("size", "channels", "crop", "mean", "std", *_SINCE_BEHAVIOR_10)
     shape: dict[str, Any] = {name: getattr(metadata, name) for name in fields}
     entries: list[tuple[str, Path, Any]] = []  # a name, and a picture that was read or None

@@ -12,7 +12,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.extras import refuse_missing
 from surefoot.config.setting import checked
 from surefoot.data.scan import printable
-from surefoot.errors import Setting, refuse_all
+from surefoot.errors import Setting
 from surefoot.recipes.images import networks
 from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
@@ -22,11 +22,6 @@ from surefoot.tracking.run_reader import behavior_in
 
 # applied before batching
 _ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
-
-_NO_VIEWS = (
-    "test_time_augmentation averages mirrored and shifted views, but training has neither: flip is off, crop_padding is 0\n"
-    "  add --augmentation.flip true or --augmentation.crop-padding 1, or leave test_time_augmentation out"
-)
 
 
 def check(config: Config) -> list[Any]:
@@ -47,13 +42,25 @@ def check(config: Config) -> list[Any]:
         lambda: refuse_fraction(config.data.val_fraction),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
         lambda: _refuse_missing_digits(config),
-        lambda: refuse_all(
-            {
-                _NO_VIEWS: config.test_time_augmentation
-                and not (changes.flip or changes.crop_padding)
-            }
-        ),
+        lambda: _refuse_missing_views(config),
     )
+
+
+def _refuse_missing_views(config: Config) -> None:
+    changes = config.augmentation
+    if config.test_time_augmentation and not (changes.flip or changes.crop_padding):
+        raise sf.ConfigError(
+            "test-time-augmentation-without-views",
+            problem="test_time_augmentation averages mirrored and shifted views, and training has"
+            " neither: flip is off, crop_padding is 0",
+            remedy=[
+                Setting("augmentation.flip", True),
+                Setting("augmentation.crop_padding", 1),
+                Setting("test_time_augmentation", False),
+            ],
+            setting="test_time_augmentation",
+            value=True,
+        )
 
 
 def _refuse_missing_digits(config: Config) -> None:
@@ -121,11 +128,11 @@ def build(config: Config) -> "sf.Run":
         _: Any, __: Any
     ) -> Any:  # only here: a plan still works, and a resume names the difference
         assert strange is not None
-        raise sf.DataError(strange)
+        raise strange
 
     def panels(model: Any) -> Iterator[Any]:
         if strange is not None:
-            raise sf.DataError(strange)
+            raise strange
         yield from sf.report.classification_panels(
             evaluated(config, model, datasets.val), datasets.val, classes=names, **normalised
         )

@@ -10,8 +10,10 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.data.translation.files import read_pairs
+from surefoot.errors import Setting
 from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.shared_errors import reading_run_file, vocab_size_without_effect
 from surefoot.recipes.translation.config import Config, Data
 from surefoot.tokenizers.long_words import describe_long_words
 from surefoot.tracking.run_reader import behavior_in
@@ -122,21 +124,21 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
 
 def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
     if data.vocab_size is not None:
-        raise sf.ConfigError(
-            f"data.vocab_size = {data.vocab_size}: the weights of --init-from have their own tokenizer, {path}\n"
-            "  leave it out (--data.vocab-size None, if a preset sets it)"
-        )
-    if tokenizers[0].kind != data.tokenizer:
-        raise sf.ConfigError(
-            f"data.tokenizer = {data.tokenizer!r}: the weights of --init-from use {tokenizers[0].kind}, {path}\n"
-            f"  try: --data.tokenizer {tokenizers[0].kind}"
-        )
-    if (tokenizers[0] is tokenizers[1]) != data.shared_vocab:
-        has = "a vocabulary for each side" if data.shared_vocab else "one vocabulary"
-        raise sf.ConfigError(
-            f"data.shared_vocab = {data.shared_vocab}: the weights of --init-from have {has}, {path}\n"
-            f"  try: --data.shared-vocab {not data.shared_vocab}"
-        )
+        why = f"the weights of init_from have their own tokenizer, {path}"
+        raise vocab_size_without_effect(data.vocab_size, why)
+    is_shared = tokenizers[0] is tokenizers[1]
+    actual = {"tokenizer": tokenizers[0].kind, "shared_vocab": is_shared}
+    for name, value in actual.items():
+        asked = getattr(data, name)
+        if asked != value:
+            raise sf.ConfigError(
+                "tokenizer-unlike-that-of-weights",
+                problem=f"data.{name} = {asked!r}: the weights of init_from have {value!r}, {path}",
+                remedy=Setting(f"data.{name}", value),
+                setting=f"data.{name}",
+                value=asked,
+                expected=value,
+            )
 
 
 def _within(
@@ -152,8 +154,13 @@ def _within(
         )
         more = f"; {len(long) - 1:,} more are too long" if len(long) > 1 else ""
         raise sf.DataError(
-            f"{where} has {lengths[long[0]]} tokens, more than the model's context of {context}{more}:\n"
-            f"  {sentences[long[0]][0][:60]!r} ...\n  remove it, or set a larger --model.context"
+            "pair-exceeds-context",
+            problem=f"{where} has {lengths[long[0]]} tokens, more than the model's context of"
+            f" {context}{more}",
+            reason=f"{sentences[long[0]][0][:60]!r} ...",
+            remedy=["remove it", ("a larger", Setting("model.context"))],
+            tokens=int(lengths[long[0]]),
+            context=context,
         )
     if long:
         note(
@@ -167,14 +174,16 @@ def _within(
 
 def saved_tokenizers(run: Path) -> tuple[Any, Any]:
     """Load the source and target tokenizers of a run. Raises `CheckpointError` if a file is
-    damaged.
+    missing or damaged.
     """
-    try:
-        first = sf.tokenizers.SubwordTokenizer.load(run / TOKENIZER)
-        own = run / TARGET_TOKENIZER
-        return first, sf.tokenizers.SubwordTokenizer.load(own) if own.is_file() else first
-    except sf.DataError as problem:
-        raise sf.CheckpointError(f"a tokenizer in {run} is damaged: {problem}") from problem
+    first = _saved(run / TOKENIZER)
+    own = run / TARGET_TOKENIZER
+    return first, _saved(own) if own.is_file() else first
+
+
+def _saved(path: Path) -> Any:
+    with reading_run_file(path, content="the text of the run's tokens"):
+        return sf.tokenizers.SubwordTokenizer.load(path)
 
 
 def promised_vocabulary(vocab_size: int | None) -> int:

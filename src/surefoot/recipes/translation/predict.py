@@ -8,6 +8,7 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.paths import local_path
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.shared_errors import nothing_to_predict, read_inputs
 from surefoot.tokenizers.subwords import END
 
 _EXAMPLES = 30  # sentences translated for a report
@@ -70,7 +71,11 @@ def translate(
     }
     for index in rows:
         if (why := _too_long(model, search.source, sentences[index])) is not None:
-            raise sf.DataError(f"sentence {index + 1} {why}")
+            raise sf.DataError(
+                "sentence-too-long",
+                problem=f"sentence {index + 1} {why}",
+                sentence=index + 1,
+            )
     hypotheses = sf.generate.beam_search(
         model,
         [[*row.tolist(), END] for row in rows.values()],
@@ -165,16 +170,11 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
         for line in text.removesuffix("\n").split("\n")
     ]
     if file is not None:
-        try:
-            sentences += _lines(local_path(file, setting="file").read_bytes(), file)
-        except OSError as problem:
-            raise sf.DataError(f"{file} cannot be read: {problem.strerror}") from problem
+        sentences += _lines(read_inputs(local_path(file, setting="file")), file)
     if piped or (not inputs and file is None):
         if sys.stdin is None or (sys.stdin.isatty() and not piped):
-            raise sf.ConfigError(
-                'nothing to translate: add a sentence, as in surefoot predict RUN "Two dogs play in the snow.",\n'
-                "  a file with one sentence per line (--file), or lines on standard input"
-            )
+            what = "a sentence, a file with one sentence per line, or lines on standard input"
+            raise nothing_to_predict(what, example='"Two dogs play in the snow."')
         sentences += _lines(sys.stdin.buffer.read(), "standard input")
     return sentences
 
@@ -201,9 +201,13 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
             f"{line}\n" for line in translate(model, texts, search, batch_size=options.batch_size)
         )
     if failed:
+        plural = "s" * (len(sentences) != 1)
         raise sf.DataError(
-            f"{failed:,} of {len(sentences):,} line{'s' * (len(sentences) != 1)} could not be translated: they are empty in the output"
-            " and named in the warnings"
+            "lines-not-translated",
+            problem=f"{failed:,} of {len(sentences):,} line{plural} could not be translated",
+            reason="they are empty in the output and named in the warnings",
+            failed=failed,
+            lines=len(sentences),
         )
 
 
@@ -214,7 +218,10 @@ def _too_long(model: Any, source: Any, text: str) -> str | None:
     )  # one position is for the end token
     if tokens <= limit:
         return None
-    return f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...: split it, one sentence per line"
+    return (
+        f"has {tokens} tokens, and the model takes {limit}: {text[:60]!r} ...:"
+        " split it, one sentence per line"
+    )
 
 
 def _lines(data: bytes, where: str) -> list[Sentence]:

@@ -4,19 +4,20 @@ predictions. Imports no torch.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
 from surefoot.config.extras import refuse_missing
-from surefoot.config.setting import checked
-from surefoot.errors import refuse_all
+from surefoot.config.setting import checked, number
 from surefoot.recipes.gpt.corpus import first_lines, saved_tokenizer_path
 from surefoot.recipes.optimizer_settings import Optimizer, refuse_default_data
+from surefoot.recipes.shared_errors import impossible_shape, refuse_beyond_context
 from surefoot.recipes.translation import corpus as texts
-from surefoot.recipes.translation.config import MEANT_FOR, Config
+from surefoot.recipes.translation.config import MEANT_FOR, Config, Data
 from surefoot.recipes.translation.predict import (
     Predict,
     Search,
@@ -44,7 +45,7 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
-        lambda: _refuse_wrong(config),
+        *_value_checks(config),
         *(of_data if reads_data else ()),
     )
 
@@ -209,7 +210,7 @@ def network_shape(config: Config, *, source: int | None, target: int) -> Any:
             vocab_size=target, source_vocab_size=source, **asdict(config.model)
         )
     except ValueError as problem:
-        raise sf.ConfigError(f"model: {problem}") from problem
+        raise impossible_shape(problem) from problem
 
 
 def predict(
@@ -235,32 +236,29 @@ def _as_usual(optimizer: Optimizer) -> Optimizer:
     return replace(optimizer, betas=betas, weight_decay=optimizer.weight_decay or 0.0)
 
 
-def _refuse_wrong(config: Config) -> None:
-    data, context, smallest = (
-        config.data,
-        config.model.context,
-        sf.tokenizers.SubwordTokenizer.min_vocab_size,
-    )
-    sides = {
-        "data.max_source_tokens": data.max_source_tokens,
-        "data.max_target_tokens": data.max_target_tokens,
+def _value_checks(config: Config) -> Iterator[Callable[[], Any]]:
+    least = {
+        "vocab_size": sf.tokenizers.SubwordTokenizer.min_vocab_size,  # all bytes and three more
+        "phrase_count": 100,
+        "max_source_tokens": 2,
+        "max_target_tokens": 2,
     }
-    refuse_all(
-        {
-            f"data.vocab_size = {data.vocab_size}: subwords need at least {smallest} tokens, all bytes and three more": (
-                data.vocab_size is not None and data.vocab_size < smallest
-            ),
-            f"data.source and data.target are both {data.source!r}: name two languages": data.source
-            == data.target,
-            f"data.phrase_count = {data.phrase_count}: 100 or more": data.phrase_count < 100,
-            **{
-                f"{name} = {max_length}: 2 or more": max_length < 2
-                for name, max_length in sides.items()
-            },
-            **{
-                f"{name} = {max_length} is more than model.context = {context}": max_length
-                > context
-                for name, max_length in sides.items()
-            },
-        }
-    )
+    for name, min_value in least.items():
+        value = getattr(config.data, name)
+        if value is not None:
+            yield partial(number(min_value=min_value), value, setting=f"data.{name}")
+    yield lambda: _refuse_one_language(config.data)
+    for name in ("max_source_tokens", "max_target_tokens"):
+        tokens, context = getattr(config.data, name), config.model.context
+        yield partial(refuse_beyond_context, f"data.{name}", tokens, context=context)
+
+
+def _refuse_one_language(data: Data) -> None:
+    if data.source == data.target:
+        raise sf.ConfigError(
+            "languages-equal",
+            problem=f"data.source and data.target are both {data.source!r}",
+            remedy="name two languages",
+            setting="data.target",
+            value=data.target,
+        )
