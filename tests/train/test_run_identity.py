@@ -4,6 +4,8 @@ others, it says why.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import surefoot as sf
@@ -11,7 +13,11 @@ from refused import refused
 from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
 from surefoot.errors import CheckpointError
-from surefoot.train.run_identity import refuse_another_length, refuse_other_data
+from surefoot.train.run_identity import (
+    refuse_another_length,
+    refuse_differences,
+    refuse_other_data,
+)
 
 JOINED = sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(), at=12)
 COOLING = sf.schedules.wsd(cooldown="5 steps")
@@ -86,14 +92,63 @@ def test_another_length_is_refused_with_the_reason_in_the_second_line(
     assert error.value.remedies == (ANOTHER_RUN, FROM_ITS_WEIGHTS)
 
 
-def test_another_batch_size_is_named_where_it_makes_another_length() -> None:
-    saved, now = {"length": "80 steps", "batch_size": 32}, {"length": "40 steps", "batch_size": 64}
+ADAM = {"name": "adam", "lr": 0.003, "eps": 1e-8}
+SAVED: dict[str, Any] = {
+    "seed": 0,
+    "length": "80 steps",
+    "batch_size": 32,
+    "micro_batch_size": 32,
+    "optimizer": ADAM,
+    "clip": "off",
+    "ema": None,
+    "data": {"plan": {"samples": 640}, "samples": 640},
+}
+SIZES = {"batch_size": 64, "micro_batch_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        (SIZES, ["batch_size", "length"]),
+        ({"micro_batch_size": 16}, ["micro_batch_size", "length"]),
+        (
+            {"data": {"plan": {"samples": 320}, "samples": 320}, "optimizer": ADAM | {"lr": 0.1}},
+            ["data.samples", "optimizer.lr", "length"],
+        ),
+        (
+            {**SIZES, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}, "seed": 3},
+            ["seed", "batch_size", "optimizer.name", "optimizer.lr", "length"],
+        ),
+    ],
+)
+def test_what_was_changed_is_named_where_it_makes_another_length(
+    changed: dict[str, Any], names: list[str]
+) -> None:
+    now = SAVED | changed | {"length": "40 steps"}
     length = Length(steps=40, samples_per_epoch=512, batch_size=64)
-    changes = ["batch_size was 32, now 64", "length was '80 steps', now '40 steps'"]
-    with refused("settings-changed", CheckpointError, changes=changes):
+    with refused("settings-changed", CheckpointError) as refusal:
         refuse_another_length(
-            saved, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a"
+            SAVED, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a"
         )
+    assert [line.split()[0] for line in refusal.value.fields["changes"]] == names
+    assert all(f"{name} was " in str(refusal.value) for name in names)
+
+
+def test_changes_beyond_five_are_counted() -> None:
+    now = SAVED | {"clip": "norm 1", "ema": 0.9, "seed": 1, "length": "1 steps", "data": None}
+    with refused("settings-changed", CheckpointError) as refusal:
+        refuse_differences(SAVED | {"batch_size": 1}, now, where="runs/a")
+    shown = [change for change in refusal.value.fields["changes"] if change in str(refusal.value)]
+    assert len(shown) == 5
+    assert f"and {len(refusal.value.fields['changes']) - 5} more" in str(refusal.value)
+
+
+def test_other_data_are_named_with_every_other_change() -> None:
+    now = SAVED | {"data": {"sha256": "b"}, "optimizer": ADAM | {"lr": 0.1}, "seed": 1}
+    with refused("data-changed", CheckpointError) as refusal:
+        refuse_other_data(SAVED | {"data": {"sha256": "a"}}, now, where="runs/a", step=1)
+    changed = [line.split()[0] for line in refusal.value.fields["changes"]]
+    assert changed == ["data.sha256", "seed", "optimizer.lr"]
 
 
 @pytest.mark.parametrize(("step", "may_be_removed"), [(0, True), (1, False)])

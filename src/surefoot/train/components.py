@@ -218,10 +218,6 @@ class Components:
             saved["data"] = own["data"]
             if saved.get("plateau") and own.get("plateau"):
                 saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
-        refuse_other_data(saved, own, where=where, step=checkpoint.step)
-        refuse_another_length(
-            saved, own, self.length, schedule=schedule, step=checkpoint.step, where=where
-        )
         self.timetable.every = cadences(self.settings, length=began)
         described = self.identity | {
             "schedule": schedule.to_dict(),
@@ -240,6 +236,10 @@ class Components:
             "channels_last": self.layout.channels_last,
         }
         now = json.loads(json.dumps(described))
+        refuse_other_data(saved, now, where=where, step=checkpoint.step)
+        refuse_another_length(
+            saved, now, self.length, schedule=schedule, step=checkpoint.step, where=where
+        )
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
         self.task = replace(
             self.task,

@@ -21,8 +21,15 @@ Described = Mapping[str, Any]
 _WHICH_DATA = (".sha256", ".type", ".indices")  # suffixes of the settings that identify a data set
 
 
+_NAMED = 5  # changed settings that an error names
+
+
 def differences(saved: Described, now: Described) -> list[str]:
     """Return a line for each setting whose value differs: its dotted name and both values."""
+    return list(_differences(saved, now).values())
+
+
+def _differences(saved: Described, now: Described) -> dict[str, str]:
     before, after = (
         {key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now)
     )
@@ -37,9 +44,43 @@ def differences(saved: Described, now: Described) -> list[str]:
             or (key.endswith("sha256") and is_hugging_face)
         ):  # 0.1.0 recorded neither
             del pairs[key]
-    return [
-        f"{key} was {was}, now {now_is}" for key, (was, now_is) in pairs.items() if was != now_is
+    return {
+        key: f"{key} was {was}, now {now_is}"
+        for key, (was, now_is) in pairs.items()
+        if was != now_is
+    }
+
+
+def user_changes(saved: Described, now: Described) -> list[str]:
+    """Return `differences` without what follows from another one, the data first and the length
+    last, which follows from data and batch size if it is in epochs.
+
+    >>> adam = {"optimizer": {"name": "adam", "eps": 1e-8}, "batch_size": 8, "micro_batch_size": 8}
+    >>> sgd = {"optimizer": {"name": "sgd"}, "batch_size": 4, "micro_batch_size": 4}
+    >>> user_changes({"length": "6 steps", **adam}, {"length": "12 steps", **sgd})
+    ["optimizer.name was 'adam', now 'sgd'", 'batch_size was 8, now 4', "length was '6 steps', now '12 steps'"]
+    """
+    changes = _differences(saved, now)
+    kinds = [
+        key.removesuffix(suffix)
+        for key in changes
+        for suffix in (".name", ".shape")
+        if key.endswith(suffix) and key.startswith(("optimizer", "schedule"))
     ]
+    for kind in kinds:  # another optimizer or schedule has other settings
+        of_kind = (f"{kind}.name", f"{kind}.lr", f"{kind}.shape")
+        for key in list(changes):
+            if key.startswith(f"{kind}.") and key not in of_kind:
+                del changes[key]
+    whole_batches = all(
+        each.get("micro_batch_size") == each.get("batch_size") for each in (saved, now)
+    )
+    if "batch_size" in changes and whole_batches:
+        changes.pop("micro_batch_size", None)
+    if "data.samples" in changes:
+        changes.pop("data.plan.samples", None)
+    ordered = sorted(changes, key=lambda key: (key == "length", not key.startswith("data.")))
+    return [changes[key] for key in ordered]
 
 
 def machine_changes(then: Described, now: Described, *, how: str = "") -> list[str]:
@@ -81,10 +122,12 @@ def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
     """Raise `CheckpointError` if settings differ from those of the saved run, and name these
     settings.
     """
-    changes = differences(saved, now)
+    changes = user_changes(saved, now)
     if not changes:
         return
-    also = [f"also {line}" for line in shortened(changes[1:], 2)]
+    also = [f"also {line}" for line in changes[1:_NAMED]]
+    if len(changes) > _NAMED:
+        also.append(f"and {len(changes) - _NAMED} more")
     reasons = [*also, *_cure_of_pictures(changes, saved)]
     raise CheckpointError(
         "settings-changed",
@@ -114,12 +157,8 @@ def refuse_other_data(saved: Described, now: Described, *, where: str, step: int
     changes = differences({"data": own[0]}, {"data": own[1]})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
-    with_it = [
-        {name: identity[name] for name in ("length", "seed", "identity")}
-        for identity in (saved, now)
-    ]
-    all_changes = [*changes, *differences(*with_it)]
-    reasons = [*shortened(all_changes, 3), *_cure_of_pictures(changes, saved)]
+    all_changes = user_changes(saved, now)
+    reasons = [*shortened(all_changes, _NAMED), *_cure_of_pictures(changes, saved)]
     remedies: list[Remedy] = [ANOTHER_RUN]
     if has_same_samples(saved, now):
         remedies.append(("to accept the changed data:", Setting("accept_change", "data")))
@@ -166,13 +205,6 @@ def refuse_another_length(
     before = int(str(saved["length"]).split()[0])
     if before == length.steps:
         return
-    if saved.get("batch_size") != now.get(
-        "batch_size"
-    ):  # a length in epochs is another number of steps then
-        names = ("batch_size", "micro_batch_size", "length")
-        refuse_differences(
-            *({name: each.get(name) for name in names} for each in (saved, now)), where=where
-        )
     shorter = replace(length, steps=min(before, length.steps))
     shared, misfit = 0, ""
     try:
@@ -193,6 +225,12 @@ def refuse_another_length(
             f" and {step} steps are completed\n"
             "constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
         )
+    others = [
+        {name: value for name, value in identity.items() if name != "length"}
+        for identity in (saved, now)
+    ]
+    if differences(*others):  # what changed the length may be among them
+        refuse_differences(saved, now, where=where)
     raise CheckpointError(
         "length-changed",
         problem=f"length was {saved['length']}, now {length.steps} steps",
