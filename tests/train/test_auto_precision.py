@@ -430,7 +430,7 @@ def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicke
     assert run.state.step == 6
     said = " ".join(capsys.readouterr().out.split())
     assert said.count('has no bf16 instructions, so bf16 is slow; precision="fp32"') == 1
-    assert "--precision fp32 is faster" in str(summary.sections(built(precision="bf16").parts)[-1])
+    assert 'precision="fp32" is faster' in str(summary.sections(built(precision="bf16").parts)[-1])
     built(console=True, precision="fp32").train()
     monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "unknown")
     built(console=True, precision="bf16").train()

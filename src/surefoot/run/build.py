@@ -35,7 +35,6 @@ from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.exact_ddp import spread
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
 from surefoot.distributed.world import World, joined
-from surefoot.errors import in_user_syntax
 from surefoot.optim.build import optimizer_identity, refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
@@ -129,7 +128,7 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     plan = replace(plan, schedule=bound_to(plan.schedule, state.optimizers.values()))
     parts = assemble(settings, plan, models, state, console, log)
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
-        parts.say(in_user_syntax(f"note: {line}"))
+        parts.say(f"note: {line}")
     if numbered is not None and parts.directory is not None:
         parts.directory.numbered = numbered
         if world.is_main:  # a run that is never opened leaves no directory

@@ -19,7 +19,7 @@ from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.data.fingerprints import all_within
 from surefoot.distributed.shards import class_name, rows_of
-from surefoot.errors import Setting, in_user_syntax
+from surefoot.errors import Setting
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
@@ -86,7 +86,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     ]
     run_dir = parts.directory.shown if parts.directory else "not set, so nothing is saved"
     lines += [
-        *(wrap(in_user_syntax(line)) for line in chosen.lines(parts)),
+        *map(wrap, chosen.lines(parts)),
         wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL),
     ]
     if parts.directory is not None and parts.directory.numbered is not None:
@@ -106,9 +106,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     older = note_of_older(behavior_of(parts.identity))
     if older is not None:
         notes[f"note: {older}"] = True
-    return "\n".join(
-        [*lines, *(wrap(in_user_syntax(note)) for note, holds in notes.items() if holds)]
-    )
+    return "\n".join([*lines, *(wrap(note) for note, holds in notes.items() if holds)])
 
 
 def loss_remark(settings: RunSettings) -> str | None:
@@ -141,9 +139,10 @@ def _slow_average(parts: RunComponents) -> str | None:
         return None
     share = averaging.share_of_start(steps)
     began = "the initial weights" if averaging.start == 0 else f"those of step {averaging.start:,}"
+    shorter = Setting("ema", float(f"{averaging.decay_for(steps):.3g}"))
     return (
         f"after {steps:,} steps the averaged weights, which are evaluated, still contain {share:.0%}"
-        f" of {began}; for a run this short: --ema {averaging.decay_for(steps):.3g}, or None"
+        f" of {began}; for a run this short: {shorter}, or None"
     )
 
 

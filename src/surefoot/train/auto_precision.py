@@ -18,6 +18,7 @@ from surefoot.config import speed_table
 from surefoot.config.speed_table import COMPILE, Choice, Facts, look_up
 from surefoot.data.buckets import Buckets
 from surefoot.data.nested import tensors
+from surefoot.errors import Setting
 from surefoot.memory import instruction_set
 from surefoot.train.precision import Precision, precision
 
@@ -63,8 +64,11 @@ class AutoChoices:
             "note: `surefoot profile` measures possible speedups on this machine"
             " (for a script: FILE.py:build; with compilation too: --speedups all)": self.unknown,
             f"note: this {parts.device.type} has no bf16 instructions, so bf16 is slow;"
-            " --precision fp32 is faster, but needs a new run": parts.run_state.precision.emulated,
-            "note: fp16 on a CPU is slow and meant for tests only; use --precision bf16 or fp32 to train": (
+            f" {Setting('precision', 'fp32')} is faster, but needs a new run": (
+                parts.run_state.precision.emulated
+            ),
+            "note: fp16 on a CPU is slow and meant for tests only;"
+            f" use {Setting('precision', 'bf16')} or fp32 to train": (
                 parts.run_state.precision.name == "fp16" and parts.device.type == "cpu"
             ),
         }
