@@ -15,7 +15,7 @@ from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import read_many_fn
 from surefoot.data.loader import in_order
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import DataError
 from surefoot.run.messages import header
 from surefoot.train.auto_precision import AutoChoices
 from surefoot.train.run_identity import differences
