@@ -97,9 +97,9 @@ def test_alternatives_share_a_line_and_sentences_have_their_own() -> None:
 
 
 def test_an_error_with_a_finished_text_has_no_code() -> None:
-    error = ConfigError("the disk is full; try: --keep-last 1")
+    error = ConfigError("the disk is full; type df --human-readable")
     assert error.code is None
-    assert str(error) == "the disk is full; try: keep_last=1"
+    assert str(error) == "the disk is full; type df --human-readable"
 
 
 def test_an_error_that_went_through_a_pickle_is_the_same_error() -> None:

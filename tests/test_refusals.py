@@ -542,42 +542,6 @@ def test_traceback_keeps_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_module.__file__ in files_in(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "keywords"),
-    [
-        (
-            "choose another --run-dir, or start from its weights with --init-from",
-            "choose another run_dir, or start from its weights with init_from",
-        ),
-        (
-            "try: --micro-batch-size 16 --precision bf16, or fp32",
-            'try: micro_batch_size=16 precision="bf16", or fp32',
-        ),
-        (
-            '--time-limit "9 min" and --accept-change loss,data',
-            'time_limit="9 min" and accept_change="loss,data"',
-        ),
-        (
-            "use --parallel ddp --ddp.find-unused-parameters True",
-            'use parallel="ddp" find_unused_parameters=True',
-        ),
-        (
-            "start it again: surefoot train gpt --run-dir DIR",
-            "start it again: surefoot train gpt --run-dir DIR",
-        ),
-        ("use --schedule.name constant", "use schedule=sf.schedules.constant(...)"),
-        ("a - b -- c --", "a - b -- c --"),
-    ],
-)
-def test_advice_names_flags_on_the_command_line_and_keywords_in_a_script(
-    flags: str, keywords: str
-) -> None:
-    assert str(sf.ConfigError(flags)) == keywords
-    with errors.speaking_in_flags():
-        assert str(sf.ConfigError(flags)) == flags
-    assert str(sf.ConfigError(flags)) == keywords
-
-
 def test_a_refused_resume_in_a_script_names_the_directory_and_keywords(tmp_path: Path) -> None:
     build(run_dir=tmp_path / "run").train()
     with pytest.raises(sf.CheckpointError) as refused:

@@ -20,18 +20,20 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeGuard, TypeVar, cast
 
-# A flag with its value in the advice of a message: --precision fp32, --time-limit "9 min",
-# --optimizer.lr 0.1, --run-dir DIR
-_FLAG = re.compile(
-    r"--([a-z][\w-]*)(?:\.([a-z][\w-]*))?(?:[ =](\"[^\"]*\"|'[^']*'|[\w.%*/,]*[\w%*]|\.\.\.))?"
-)
-_COMMANDS = re.compile(
-    r"\b(surefoot|torchrun|srun|pip|py-spy|python[\d.]*) [\w./-]"
-)  # shell commands keep their flags
-_NO_KEYWORD = re.compile(
-    "nproc|nnodes|max-restarts|preset|config|json|all|speedups|tries|port|traceback"
-)
-_PROSE = re.compile("out|and|or|in|is|to|with|as|for|by|has|itself|needs|takes|if|alone")
+# flags of commands that are no keyword of a function
+_NO_KEYWORDS = {
+    "nproc",
+    "nnodes",
+    "max_restarts",
+    "preset",
+    "config",
+    "json",
+    "all",
+    "speedups",
+    "tries",
+    "port",
+    "traceback",
+}
 _NAMESPACES = {
     "optimizer": "optim",
     "schedule": "schedules",
@@ -81,7 +83,7 @@ class Setting:
 
     def as_keyword(self) -> str:
         namespace, _, leaf = self.name.rpartition(".")
-        if _NO_KEYWORD.fullmatch(self.name.replace("_", "-")):
+        if self.name.replace("-", "_") in _NO_KEYWORDS:
             return self.as_flag()
         if self.value is ABSENT:
             return leaf
@@ -110,7 +112,7 @@ class SurefootError(Exception):
     An error is data: a stable `code`, the `problem`, its `reason`, and alternative remedies.
     `fields` are the values that the error is about: setting, value, step, sample, path, line, rank,
     and what else a program may want to read. The message is made of these when it is shown. An
-    error without a `problem` has a finished text instead of a code.
+    error of your own code may have a finished text alone, and then has no code.
 
     >>> SurefootError("the disk is full").exit_status, issubclass(DataError, SurefootError)
     (1, True)
@@ -143,7 +145,7 @@ class SurefootError(Exception):
     ) -> None:
         if problem is None and (reason is not None or remedy is not None or fields):
             raise TypeError("an error with a finished text has no reason, no remedy and no fields")
-        super().__init__(code if problem is not None else in_user_syntax(code))
+        super().__init__(code)
         self.code = code if problem is not None else None
         self.problem = problem
         self.reason = reason
@@ -196,6 +198,7 @@ class ConfigError(SurefootError):
     >>> surefoot.ddp(sync="never")
     Traceback (most recent call last):
     surefoot.errors.ConfigError: sync = "never": expected one of "auto", "last", "every"
+      try: sync="every"
       [setting-of-wrong-type]
     """
 
@@ -277,47 +280,6 @@ def speaking_in_flags() -> Iterator[None]:
         _speech["flags"] = before
 
 
-def in_user_syntax(text: str) -> str:
-    """Convert the flags in a message to keyword arguments, except inside `speaking_in_flags`.
-
-    >>> in_user_syntax("try: --precision fp32, or leave --compile out")
-    'try: precision="fp32", or leave compile out'
-    >>> in_user_syntax(
-    ...     "try: --keep-last 1 --optimizer.lr 0.1, or type surefoot resume RUN --workers 2"
-    ... )
-    'try: keep_last=1 lr=0.1, or type surefoot resume RUN --workers 2'
-    """
-    if _speech["flags"]:
-        return text
-    return "\n".join(
-        "".join(_in_keywords(part) for part in _parts(line)) for line in text.split("\n")
-    )
-
-
-def _parts(line: str) -> tuple[str, str]:
-    command = _COMMANDS.search(line)
-    return (line, "") if command is None else (line[: command.start()], line[command.start() :])
-
-
-def _in_keywords(text: str) -> str:
-    if _COMMANDS.match(text):
-        return text
-
-    def keyword(flag: re.Match[str]) -> str:
-        name, leaf, value = flag.groups()
-        if _NO_KEYWORD.fullmatch(name):
-            return flag[0]
-        own = (leaf or name).replace("-", "_")
-        if value is None or _PROSE.fullmatch(value):
-            return own + flag[0][flag.end(2 if leaf else 1) - flag.start() :]
-        if leaf == "name" and name in _NAMESPACES:
-            return f"{name}=sf.{_NAMESPACES[name]}.{value}(...)"
-        is_code = re.fullmatch(r"[-\d.e]+|True|False|None|[A-Z_]+|\.\.\.|[\"'].*", value)
-        return f"{own}={value}" if is_code else f'{own}="{value}"'
-
-    return _FLAG.sub(keyword, text)
-
-
 def message(error: SurefootError) -> str:
     """Return the message of an error: its problem, its reason, what to type, and its code.
 
@@ -352,7 +314,7 @@ def together(problems: Sequence[SurefootError]) -> SurefootError:
     """Return the only problem, or one `ConfigError` that stands for all of them."""
     if len(problems) == 1:
         return problems[0]
-    error = ConfigError("several problems")
+    error = ConfigError("several-problems", problem="several settings are wrong")
     error.problems = tuple(problems)
     return error
 
@@ -542,14 +504,6 @@ def out_of_range(setting: str, value: Any, meaning: str) -> ConfigError:
         setting=setting,
         value=value,
     )
-
-
-def refuse_all(wrong: Mapping[str, bool]) -> None:
-    """Raise one `ConfigError` that lists all problems whose condition is True. Returns None if all
-    conditions are False.
-    """
-    if problems := [problem for problem, holds in wrong.items() if holds]:
-        raise ConfigError("\n".join(problems))
 
 
 def first_line(problem: BaseException) -> str:

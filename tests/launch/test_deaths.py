@@ -98,6 +98,7 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(
     said = group.said[group.said.index("error: ") :].splitlines()
     assert re.fullmatch(r"  to reproduce the error: dataset\[\d+\]", said[1])
     assert said[2:] == [
+        "  [sample-unreadable]",
         f"  its traceback is in {run_dir / 'crash'}",
         "  the same command continues from the newest checkpoint",
     ]

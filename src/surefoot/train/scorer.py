@@ -352,8 +352,4 @@ def _naming(split: str) -> Iterator[None]:
         with noting(f"in the evaluation of the split {split!r}"):
             yield
     except (ConfigError, DataError) as problem:
-        if problem.code is not None:
-            raise problem.inside(f"split {split!r}") from problem.__cause__
-        raise type(problem)(f"split {split!r}: {str(problem).removeprefix('Split: ')}") from (
-            problem.__cause__ or problem
-        )
+        raise problem.inside(f"split {split!r}") from problem.__cause__
