@@ -306,7 +306,7 @@ def test_the_exported_model_is_the_trained_one(
     heads = exported.get_input_embeddings().weight, exported.get_output_embeddings().weight
     assert (heads[0] is heads[1]) == exported.config.tie_word_embeddings
     if method == "full":
-        with pytest.raises(sf.ConfigError, match="no adapter"):
+        with refused("layout-without-adapter"):
             sf.load(tmp_path / "run").export(layout="peft")
         return
     from peft import AutoPeftModelForCausalLM

@@ -191,7 +191,7 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     before = saved.read_text()
     other = sf.tokenizers.BPETokenizer.train(["something else entirely " * 9], vocab_size=270)
     saved.write_text(other.to_json())
-    with pytest.raises(sf.CheckpointError, match="cannot resume"):
+    with refused("data-changed", sf.CheckpointError):
         trained(dataclasses.replace(asked, stop_after=None))
     saved.write_text("{")
     with refused("run-file-damaged", sf.CheckpointError, path=saved):
@@ -205,7 +205,7 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
     silence.
     """
     trained(config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
-    with pytest.raises(sf.CheckpointError, match="was 'bpe, 300 tokens', now 'bpe, 280 tokens'"):
+    with refused("settings-changed", sf.CheckpointError):
         trained(config(path, run_dir=str(tmp_path / "run"), **{"data.vocab_size": 280}))
 
 
@@ -278,7 +278,7 @@ def test_a_tokenizer_s_file_may_be_of_any_kind_and_another_at_its_place_is_notic
     )
     assert trained(asked).parts.files["tokenizer.json"] == file.read_text()
     file.write_text(sf.tokenizers.CharacterTokenizer.from_text(text() + "?").to_json())
-    with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
+    with refused("settings-changed", sf.CheckpointError):
         trained(dataclasses.replace(asked, stop_after=None))
 
 
@@ -448,7 +448,7 @@ def test_unfinished_shards_are_called_so(left: str, path: Path, tmp_path: Path) 
     for file in (tmp_path / "shards").iterdir():
         if file.name != left:
             file.unlink()
-    with pytest.raises(sf.DataError, match=r"unfinished token shards: it has no tokens\.json"):
+    with refused("token-shards-unfinished", sf.DataError):
         gpt.build(config(tmp_path / "shards"))
 
 

@@ -120,7 +120,7 @@ def test_another_end_token_at_resume_is_refused(texts: Path, tmp_path: Path) -> 
     asked = config(texts, folder, run_dir=str(tmp_path / "run"), stop_after="2 steps")
     gpt.build(asked).train()
     changed = dataclasses.replace(asked.data, end_token="</s>")
-    with pytest.raises(sf.CheckpointError, match=r"data\.tokenizer was"):
+    with refused("settings-changed", sf.CheckpointError):
         gpt.build(dataclasses.replace(asked, data=changed)).train()
     gpt.build(dataclasses.replace(asked, stop_after=None)).train()
 
@@ -184,7 +184,7 @@ def test_a_text_that_the_tokenizer_would_change_is_refused_by_name(
     (texts / "d.txt").write_text("cafe\u0301\n")
     with refused("tokenizer-changes-text", sf.DataError):
         gpt.build(config(texts, file))
-    with pytest.raises(sf.DataError, match=r"d\.txt, document 1 .*changes the text"):
+    with refused("tokenizer-changes-text", sf.DataError):
         prepare_shards(
             tmp_path / "shards", [texts], tokenizer=sf.tokenizers.load(file), processes=1
         )

@@ -216,8 +216,10 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_another_loss_other_data_and_another_network_are_another_run(
     change: dict[str, Any], says: str, stopped: str
 ) -> None:
-    with pytest.raises(sf.CheckpointError, match=says):
+    with pytest.raises(sf.CheckpointError) as error:
         trained(config(run_dir=stopped, **change))
+    assert error.value.code in ("settings-changed", "data-changed")
+    assert any(says in changed for changed in error.value.fields["changes"])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +253,7 @@ def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stop
             run.parts.evaluator.splits[name].data,
         )
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
-    with pytest.raises(sf.CheckpointError, match=r"data\.samples was"):
+    with refused("data-changed", sf.CheckpointError):
         again.train()
 
 
@@ -261,7 +263,7 @@ def test_pictures_of_the_same_names_that_look_otherwise_are_other_data(tmp_path:
     trained(config(stop_after="2 steps", **asked))
     for path in (tmp_path / "data").glob("*/*.png"):
         Image.new("RGB", (10, 10)).save(path)
-    with pytest.raises(sf.CheckpointError, match=r"data\.measured was"):
+    with refused("settings-changed", sf.CheckpointError):
         trained(config(**asked))
 
 
@@ -349,7 +351,7 @@ def test_a_network_of_another_file_is_another_run(program: Path, tmp_path: Path)
     (tmp_path / "other").mkdir()
     other = Path(shutil.copy(program, tmp_path / "other" / "net.py"))
     for name in (f"{program}:bare", f"{other}:build", "simple_cnn"):
-        with pytest.raises(sf.CheckpointError, match=r"model\.name was"):
+        with refused("settings-changed", sf.CheckpointError):
             trained(config(**asked, **{"model.name": name}))
 
 
@@ -404,7 +406,7 @@ def test_a_changed_file_is_another_run(program: Path, tmp_path: Path) -> None:
     }
     trained(config(stop_after="2 steps", **asked))
     program.write_text(program.read_text() + "# changed\n")
-    with pytest.raises(sf.CheckpointError, match=r"model\.sha256 was"):
+    with refused("settings-changed", sf.CheckpointError):
         trained(config(**asked))
 
 
@@ -653,7 +655,7 @@ def test_other_pictures_left_out_are_another_run(tmp_path: Path) -> None:
     whole = tmp_path / "data" / "dark" / "4.png"
     (tmp_path / "data" / "dark" / "3.png").write_bytes(whole.read_bytes())
     whole.write_bytes(b"no picture")
-    with pytest.raises(sf.CheckpointError, match=r"identity\.data\.left_out\.sha256 was"):
+    with refused("settings-changed", sf.CheckpointError):
         trained(config(**asked))
 
 
