@@ -134,6 +134,15 @@ def test_help_of_a_program_shows_its_settings_then_the_options_of_train(
     assert 0 < said.index("--steps INT") < said.index("--width INT") < said.index("--accept-change")
 
 
+@pytest.mark.parametrize("run", ["runs/a", "a"])
+def test_a_run_behind_its_input_is_answered_with_the_order(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "predict", "two words.png", run)
+    assert "[run-not-first]" in said
+    assert f"{run} 'two words.png'" in said
+
+
 def test_a_missing_run_is_answered_with_the_five_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,20 @@ def test_exchanged_data_leave_with_3_before_a_step_is_made(
     assert "every byte matches its manifest" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [["--step", "4"], ["--bogus"], ["--run-dri", "a", "--all"]])
+@pytest.mark.parametrize("kind", ["program", "script"])
+def test_an_unknown_flag_is_refused_before_any_work(
+    kind: str, flags: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = place / "runs" / "mine"
+    if kind == "script":
+        (run / "config.toml").write_text('[program]\nkind = "script"\ncommand = ["train.py"]\n')
+    assert left_with(str(run), *flags) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "[setting-unknown]" in said.err
+
+
 def test_of_a_run_that_a_script_has_made_files_are_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from surefoot.cli.help import Flag, flags_of
 from surefoot.cli.main import VERBS, main
 from surefoot.cli.options import target
 from surefoot.cli.word_order import option_kinds, words_first
+from surefoot.errors import Setting
 from surefoot.recipes import NAMES
 
 
@@ -135,6 +136,20 @@ def test_a_word_that_a_flag_took_is_named() -> None:
     with refused("argument-missing") as caught:
         target(option_kinds("verify")[0], [], verb="verify")
     assert caught.value.reason is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "flag", "meant"),
+    [("diagnose", "--jsn", "json"), ("report", "--wach", "watch"), ("verify", "--step", "steps")],
+)
+def test_a_misspelled_flag_is_named_before_a_run_and_behind_it(
+    verb: str, flag: str, meant: str
+) -> None:
+    with refused("setting-unknown", setting=flag.removeprefix("--")) as caught:
+        target(option_kinds(verb)[0], [flag, "runs/a"], verb=verb)
+    (remedy,) = caught.value.remedies
+    assert isinstance(remedy, Setting)
+    assert remedy.name == meant
 
 
 def test_an_unknown_argument_is_no_missing_run() -> None:

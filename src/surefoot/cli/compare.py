@@ -9,6 +9,7 @@ from surefoot.cli.options import (
     needs_option,
     not_of,
     option_names,
+    refuse_misspelled,
     verb_options,
 )
 from surefoot.compare.plan import FILE
@@ -67,6 +68,7 @@ def compare(arguments: list[str]) -> None:
 
 
 def _refuse_others(flags: Sequence[str], options: set[str], *, what: Path | str) -> None:
+    refuse_misspelled(flags, Compare, verb="compare")
     names = [name for name, _ in by_flag(flags) if name]
     for name in [*names, *sorted(options)]:
         raise not_of(name, "new comparisons", what)

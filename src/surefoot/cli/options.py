@@ -7,6 +7,7 @@ import inspect
 import io
 import math
 import re
+import shlex
 import sys
 import typing
 from collections.abc import Collection, Sequence
@@ -22,7 +23,7 @@ from surefoot.cli.help import Flag, flags_of, section
 from surefoot.config.closest import closest
 from surefoot.config.paths import run_path
 from surefoot.config.setting import number
-from surefoot.config.tree import unknown_setting
+from surefoot.config.tree import nearest, unknown_setting
 from surefoot.errors import ConfigError, Setting, out_of_range, together
 from surefoot.tracking.run_reader import missing_run, refuse_other_format
 
@@ -141,6 +142,7 @@ def target(
             reason=f"all options: surefoot {verb} --help",
             value=arguments[0],
         )
+    refuse_misspelled(arguments, kind, verb=verb)
     raise missing_argument(missing, arguments, verb=verb)
 
 
@@ -238,8 +240,10 @@ def print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str]
             print(section(title, group))
 
 
-def find_run(name: str) -> Path:
-    """Return the directory of a run from its path, its name below runs/, or latest."""
+def find_run(name: str, *, others: Sequence[str] = ()) -> Path:
+    """Return the directory of a run from its path, its name below runs/, or latest. The error for a
+    missing run says the order of the arguments if one of the `others` is a run.
+    """
     directory = run_path(name, setting="the run")
     if name == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
@@ -260,6 +264,15 @@ def find_run(name: str) -> Path:
             run=run,
             step=step,
         )
+    for other in others:
+        if any((path / "config.toml").is_file() for path in (Path(other), Path("runs") / other)):
+            raise ConfigError(
+                "run-not-first",
+                problem=f"no run {name}, but {other} is a run",
+                remedy=f"name the run first: {other} {shlex.quote(name)}",
+                run=other,
+                value=name,
+            )
     raise missing_run(directory, Path("runs"))
 
 
@@ -333,6 +346,19 @@ def refuse_unknown(
     ]
     if problems:
         raise together(problems)
+
+
+def refuse_misspelled(arguments: Sequence[str], kind: type[Any], *, verb: str) -> None:
+    """Raise `ConfigError` if an unknown flag is near an option of the subcommand. What follows the
+    flag may be the run's name.
+    """
+    known = option_names(kind)
+    misspelled = [
+        (name, words[:1])
+        for name, words in by_flag(arguments)
+        if name and name not in known and nearest(name, known) is not None
+    ]
+    refuse_unknown(misspelled, known, verb=verb, flags="options")
 
 
 def check_excluded(option: str, others: Sequence[str], *, reason: str) -> None:

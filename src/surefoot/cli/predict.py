@@ -38,7 +38,7 @@ def predict(arguments: list[str]) -> None:
     options, flags = verb_options(
         Predict, arguments, verb="predict", missing=WHICH_RUN, help_goes_on=True
     )
-    run_path = find_run(options.run)
+    run_path = find_run(options.run, others=options.inputs)
     program, config = program_and_config(run_path, run_changed=options.run_changed_program)
     if "predict" not in program.names or "Predict" not in program.names:
         raise ConfigError(

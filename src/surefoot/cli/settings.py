@@ -20,6 +20,7 @@ from surefoot.cli.options import (
     option_names,
     parse,
     print_options,
+    refuse_misspelled,
     refuse_unknown,
 )
 from surefoot.config.paths import file_text, local_path
@@ -101,6 +102,8 @@ def read_settings(
         print("build() takes no settings.\n")
         print_options(own, verb.split(maxsplit=1)[0])
         sys.exit(0)
+    for kind in own:
+        refuse_misspelled(flags, kind, verb=verb)
     given = [*flags, *(f"config ({origin})" for origin, layer in layers if layer)]
     if given:
         raise without_settings(program, reason=f"the command has {' '.join(given)}")

@@ -14,9 +14,12 @@ from surefoot.cli.options import (
     WHICH_RUN,
     ChangedProgramOption,
     RunOption,
+    by_flag,
     check_excluded,
     find_run,
     limited,
+    option_names,
+    refuse_unknown,
     verb_options,
 )
 from surefoot.cli.processes import refuse_several
@@ -24,6 +27,7 @@ from surefoot.cli.settings import saved_settings
 from surefoot.config.setting import checked, number
 from surefoot.recipes.program import status_line
 from surefoot.saved_run import SavedRun
+from surefoot.tracking.run_reader import read_run
 
 _BETWEEN_S = 0.2  # between updates of the progress line
 
@@ -73,6 +77,11 @@ def verify(arguments: list[str]) -> None:
         lambda: check_excluded("all", excluded, reason="it repeats all steps"),
         lambda: number(min_value=0, kind=float)(tolerance, setting="tolerance"),
     )
+    if flags:  # an unknown one is refused before any work
+        if read_run(run).config.script:
+            groups = [group for group in by_flag(flags) if group[0]]
+            refuse_unknown(groups, option_names(Verify), verb="verify", flags="options")
+        saved_settings(run, options, flags, verb="verify")
     from surefoot.verify.rerun import STEPS
 
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
