@@ -210,6 +210,14 @@ def test_a_dataframe_has_a_row_for_each_record_and_its_step_as_index(of_script: 
     assert run.dataframe("sample").empty  # without such records, and with an index
 
 
+@pytest.mark.parametrize("use", [*READING.values(), *EXECUTING.values()])
+def test_a_missing_run_is_the_same_error_everywhere(
+    use: Callable[[sf.SavedRun], object], of_script: Path
+) -> None:
+    with refused("run-missing", run=str(of_script.parent / "rum"), nearest=["run"]):
+        use(sf.load(of_script.parent / "rum"))
+
+
 def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with refused("records-unreadable", path=tmp_path / "metrics.jsonl"):
         sf.load(tmp_path).records()

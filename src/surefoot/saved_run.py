@@ -536,8 +536,10 @@ class SavedRun:
             )
 
     def _directory(self) -> Path:
-        from surefoot.tracking.run_reader import refuse_other_format
+        from surefoot.tracking.run_reader import missing_run, refuse_other_format
 
+        if not self.path.is_dir():
+            raise missing_run(self.path, self.path.parent)
         refuse_other_format(self.path)
         return self.path
 

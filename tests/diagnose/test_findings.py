@@ -1126,6 +1126,16 @@ def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit from step 300"
 
 
+@pytest.mark.parametrize(("targets", "trained"), [(8.0, True), (0.0, False)])
+def test_no_length_is_advised_where_no_step_was_trained(targets: float, trained: bool) -> None:
+    failed = {"kind": "event", "step": 100, "event": "failed: ConfigError: no sample is left"}
+    ended = found("ended-early", history(train(count=10, targets=lambda _: targets), [failed]))
+    assert ended is not None
+    assert any("--length" in one for one in ended.try_) == trained
+    assert any("learning rate" in one for one in ended.evidence) == trained
+    assert ended.try_[0].startswith("correct the error, then surefoot resume runs/a")
+
+
 def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:
     slower = train(targets_per_s=lambda place: 100 / (1 + place / 30))
     unfrozen = [

@@ -67,6 +67,12 @@ class History:
         return max(self.step, self.described.saved_step)
 
     @property
+    def has_trained(self) -> bool:
+        """False if no step was completed, or all completed steps had no targets."""
+        targets = [record.get("targets", 1) for record in self.train]
+        return self.last_step > 0 and (not targets or any(targets))
+
+    @property
     def ended_by(self) -> str | None:
         """The outcome of the last session, such as "finished" or "diverged", or None if the session
         runs or was killed.

@@ -61,7 +61,7 @@ def ended_early(history: History) -> Verdict:
             places,
             f"the learning rate at step {rate_step:,} was {rate:g}, {rate / highest:.0%} of its maximum:"
             " the schedule was not over"
-            if highest > 0
+            if highest > 0 and history.has_trained
             else "",
         ),
         causes=(
@@ -73,14 +73,15 @@ def ended_early(history: History) -> Verdict:
             else "",
         ),
         try_=(
-            f"{described.go_on()}  # "
+            ("correct the error, then " if (how or "").startswith("failed") else "")
+            + f"{described.go_on()}  # "
             + (
                 f"continues bit for bit from step {saved_step:,}"
                 if saved_step
                 else "no training is saved: starts at step 0"
             ),
             f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}"
-            if step
+            if history.has_trained
             else "",
         ),
         step=step,
