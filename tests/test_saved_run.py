@@ -253,25 +253,11 @@ def test_a_class_that_needs_arguments_is_refused_with_what_to_write(of_script: P
         lambda run: run.export("x", checkpoint="best"),
     ],
 )
-def test_without_best_no_checkpoint_is_the_best_and_three_lines_say_what_to_do(
+def test_without_best_no_checkpoint_is_the_best(
     use: Callable[[sf.SavedRun], object], of_script: Path
 ) -> None:
-    with pytest.raises(sf.CheckpointError) as refused:
+    with refused("run-without-best-checkpoint", sf.CheckpointError):
         use(sf.load(of_script))
-    assert str(refused.value).splitlines() == [
-        f"{of_script} has no best checkpoint",
-        "  no metric selected one: the run was trained without `best`, or was never evaluated",
-        '  use checkpoint="newest", or train a run with best="min val/loss"',
-    ]
-
-
-def test_on_the_command_line_a_scripts_run_without_best_is_told_the_keyword(
-    of_script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["export", str(of_script), "--checkpoint", "best"])
-    advice = capsys.readouterr().err.splitlines()[-1]
-    assert advice == '  use --checkpoint newest, or train a run with best="min val/loss"'
 
 
 @pytest.mark.parametrize("quoted", ['"script"', "'script'"])
@@ -282,7 +268,7 @@ def test_the_kind_of_a_run_is_read_as_toml(
     config.write_text(config.read_text().replace('kind = "script"', f"kind = {quoted}"))
     with pytest.raises(SystemExit):
         main(["export", str(of_script), "--checkpoint", "best"])
-    assert capsys.readouterr().err.endswith('best="min val/loss"\n')
+    assert "[run-without-best-checkpoint]" in capsys.readouterr().err
 
 
 def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
