@@ -67,7 +67,7 @@ prose:  ## sentences of README, docs, help, docstrings and messages: how long th
 	$(PYTHON) docs/prose.py $(ARGS)
 
 sentences: .venv/ready  ## write the sentences of console, page, findings, help and errors into their files, which tests and reviews read
-	PYTHONPATH=tests $(BIN)/python tests/sentences/written.py
+	PYTHONPATH=tests $(BIN)/python tests/texts/written.py
 	$(BIN)/python docs/write_errors.py
 
 site: .venv/ready  ## the documentation as a site in site/: strict, every link checked, read without a network

@@ -191,10 +191,10 @@ def _remedies(contract: LossContract) -> list[str]:
     if contract.is_sum:
         return ["return the mean, such as reduction='mean', or sf.Mean(total, count)"]
     return [
-        "give it outputs and targets of one shape: of (N, 1) and (N,), N x N pairs are compared",
         "return sf.Mean(total, count), as sf.losses.cross_entropy does; with class weights, count is"
         " the sum of the targets' weights",
         "count the targets: Run(count_fn=lambda batch: ...)",
         "for a loss that couples samples (a contrastive loss), Run(loss=sf.losses.whole_batch("
         "encode_fn, loss_fn))",
+        "give it outputs and targets of one shape: of (N, 1) and (N,), N x N pairs are compared",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sentences.written import HERE, help_pages, path_of, texts_of_runs
+from texts.written import HERE, help_pages, path_of, texts_of_runs
 
 
 @pytest.fixture(scope="module")
