@@ -21,7 +21,15 @@ from surefoot.cli.main import VERBS, main
 from surefoot.cli.options import option_names
 from surefoot.cli.word_order import option_kinds
 from surefoot.config.setting import checked
-from surefoot.errors import Command, ConfigError, DataError, Remedy, Setting, speaking_in_flags
+from surefoot.errors import (
+    Command,
+    ConfigError,
+    DataError,
+    Remedy,
+    Setting,
+    speaking_in_flags,
+    together,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 import write_errors
@@ -320,3 +328,10 @@ def test_an_entry_of_the_page_is_read_from_the_call() -> None:
 
 def test_errors_of_the_public_interface_are_those_of_the_module() -> None:
     assert sf.ConfigError is ConfigError
+
+
+def test_of_many_problems_the_first_are_shown_and_the_rest_are_counted() -> None:
+    error = together([an_error(value=value) for value in range(30)])
+    assert len(error.problems) == 30
+    assert str(error).count("[batch-size-not-divisible]") == 16
+    assert str(error).splitlines()[-1] == "and 14 more problems"

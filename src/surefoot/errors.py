@@ -38,6 +38,7 @@ _NAMESPACES = {
     "optimizer": "optim",
     "schedule": "schedules",
 }  # --schedule.name cosine is sf.schedules.cosine(...)
+_MOST_PROBLEMS = 16  # of several, in one message
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
 _frames = {"all": False}  # True: tracebacks keep surefoot's own frames, as --traceback asks
@@ -286,8 +287,11 @@ def message(error: SurefootError) -> str:
     Settings are keywords, or flags inside `speaking_in_flags`.
     """
     if error.problems:
-        text = "\n".join(str(problem) for problem in error.problems)
-        return "".join(f"{place}: " for place in error.places) + text
+        texts = [str(problem) for problem in error.problems[:_MOST_PROBLEMS]]
+        more = len(error.problems) - len(texts)
+        if more:
+            texts.append(f"and {more} more problems")
+        return "".join(f"{place}: " for place in error.places) + "\n".join(texts)
     place = "".join(f"{place}: " for place in error.places)
     if error.problem is None:
         return place + Exception.__str__(error)

@@ -44,7 +44,7 @@ WRITERS = {
         {"linear": sf.schedules.linear()}, "8 steps", out=path
     ),
     "report": lambda path: sf.load(Path()).report(out=path),
-    "export": lambda path: sf.load("run").export(path),
+    "export": lambda path: sf.load(Path()).export(path),
     "gpt2": lambda path: sf.checkpoint.save_gpt2(
         sf.models.GPT(sf.models.GPTConfig(layers=1, heads=1, width=2, context=2, vocab_size=2)),
         path,

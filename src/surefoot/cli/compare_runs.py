@@ -312,7 +312,7 @@ def _refuse_comparisons(names: Sequence[str]) -> None:
             )
             problems.append(problem)
     if problems:
-        raise together(problems[:_NAMED])
+        raise together(problems)
 
 
 def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:

@@ -17,7 +17,6 @@ from surefoot.config.paths import path_text
 from surefoot.errors import ABSENT, ConfigError, Remedy, Setting, together
 
 T = TypeVar("T")
-_SHOWN = 4  # problems of the layers in one error
 LEADS: Mapping[str, Any] = {"leads": True}
 """Field metadata: if a layer changes this field, values of its sibling fields in lower layers are
 dropped.
@@ -106,7 +105,7 @@ def layered(
     by_name, origins = merged(kind, layers)
     config = None if problems else _build(by_name, kind, None, "", problems)
     if problems:
-        raise together(problems[:_SHOWN])
+        raise together(problems)
     return typing.cast("T", config), dict.fromkeys(known, "default") | origins
 
 

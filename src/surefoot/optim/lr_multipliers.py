@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 _SHOWN = 12  # names in an error message
-_TOLD = 4  # wrong factors that are told at once
 _BY_NAME = "give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
 
 
@@ -290,7 +289,7 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
         for name, factor in of_rule.items():
             product[name] *= factor
     if problems:
-        raise together(problems[:_TOLD])
+        raise together(problems)
     return product
 
 
