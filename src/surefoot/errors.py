@@ -223,11 +223,13 @@ class DataError(SurefootError):
 class CheckpointError(SurefootError):
     """A failure to write, read or resume from a checkpoint.
 
+    >>> import tempfile
     >>> import surefoot
-    >>> surefoot.load("missing").load_model()
-    Traceback (most recent call last):
-    surefoot.errors.CheckpointError: missing has no checkpoint
-      [run-without-checkpoint]
+    >>> try:
+    ...     surefoot.load(tempfile.mkdtemp()).load_model()
+    ... except CheckpointError as problem:
+    ...     print(problem.code)
+    run-without-checkpoint
     """
 
     exit_status = 4

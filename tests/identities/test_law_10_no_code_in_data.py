@@ -28,7 +28,7 @@ from surefoot.checkpoint.format import DamageError, write
 from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
-from surefoot.errors import CheckpointError, DataError, speaking_in_flags
+from surefoot.errors import CheckpointError, DataError
 from surefoot.tracking.jsonl import records
 from surefoot.verify.verdict import Verdict
 from written_runs import written
@@ -339,7 +339,7 @@ def test_a_pipe_in_place_of_the_settings_is_not_read(tmp_path: Path) -> None:
 
     threading.Thread(target=write_late, daemon=True).start()
     newest: Any = SimpleNamespace(saved=SimpleNamespace(best_step=None))
-    with speaking_in_flags(), pytest.raises(CheckpointError, match='--best "min val/loss"'):
+    with refused("run-without-best-checkpoint", CheckpointError):
         Store(tmp_path / "checkpoints").best_step(newest)
 
 

@@ -557,7 +557,7 @@ def own_loop() -> sf.Run:
         (["--peak-flops", "much"], "[setting-out-of-range]"),
         (["--max-seconds", "long"], "[flags-not-understood]"),
         (["--out", "there"], "[profile-into-run]"),
-        (["--stpes", "9"], "[program-without-settings]"),
+        (["--stpes", "9"], "[setting-unknown]"),
         (["own_loop"], "[run-without-loss]"),
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",

@@ -631,10 +631,14 @@ def test_a_value_out_of_range_is_refused_where_it_is_written(shape, name, value)
 
 
 def test_an_unknown_schedule_is_refused_with_those_that_there_are():
+    with refused("schedule-unknown", value="zigzag") as caught:
+        Schedule("zigzag")
+    (remedy,) = caught.value.remedies
+    assert all(shape in remedy for shape in SHAPES)
     with refused("schedule-unknown", value="cosign") as caught:
         Schedule("cosign")
     (remedy,) = caught.value.remedies
-    assert all(shape in remedy for shape in SHAPES)
+    assert [shape for shape in SHAPES if shape in remedy] == ["cosine"]
 
 
 def test_an_exponential_decay_to_0_is_refused_with_a_floor_to_type():
