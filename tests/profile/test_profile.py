@@ -605,7 +605,8 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
     assert "profile of program.py:run: 4 samples per step" in said.out
     assert "suggestions: nothing was tried" in said.out
     assert "    [[" in said.out  # shapes
-    assert said.err == ""
+    # torch's own line, of memory that was allocated earlier in this process
+    assert [line for line in said.err.splitlines() if "CPUAllocator" not in line] == []
     assert (tmp_path / "runs" / "profile" / "profile.txt").read_text() == said.out
 
 
