@@ -1,5 +1,5 @@
-"""Stand-ins for the packages without which no run is built or written: lazy_loader, safetensors and
-tomlkit.
+"""Stand-ins for the packages without which no run is built or written: lazy_loader, orjson,
+safetensors and tomlkit.
 
 They are used only where the package is absent, and the result says so. They hold what a run of a
 script needs, and no more: https://huggingface.co/docs/safetensors#format,
@@ -41,6 +41,11 @@ def fill_in() -> None:
         vars(loader).update(attach_stub=attach_stub)
         sys.modules["lazy_loader"] = loader
         STAND_INS.absent.append("lazy_loader")
+    if find_spec("orjson") is None:
+        parser = ModuleType("orjson")
+        vars(parser).update(loads=json.loads)
+        sys.modules["orjson"] = parser
+        STAND_INS.absent.append("orjson")
     if find_spec("safetensors") is None:
         package, tensors = ModuleType("safetensors"), ModuleType("safetensors.torch")
         vars(package).update(SafetensorError=ValueError, torch=tensors, __path__=[])
