@@ -65,6 +65,19 @@ def test_what_is_not_finite_is_remembered_and_drawn_nowhere() -> None:
     assert made.strange == [1, 3, 4]
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_many_values_that_are_not_finite_the_first_steps_are_kept(at_once: bool) -> None:
+    made = Curve()
+    for step in range(0, 300, 100):
+        steps = list(range(step, step + 100))
+        if at_once:
+            made.extend(steps, [math.nan] * 100)
+        else:
+            for each in steps:
+                made.add(each, math.nan)
+    assert (made.strange, made.count, made.points()) == (list(range(50)), 0, [])
+
+
 def test_the_first_of_equal_extremes_is_the_one_that_is_told() -> None:
     made = curve([2.0, 1.0] * 4000)
     assert made.best("min") == (1, 1.0)

@@ -422,7 +422,7 @@ def test_a_model_of_the_wrong_shape_fails_in_the_first_step_and_no_split_is_blam
     def wrong_shape(model: Any, batch: Any) -> Any:
         return model(batch[0][:, :2]).square().mean()
 
-    run = build(None, loss=wrong_shape)
+    run = build(None, loss=wrong_shape, check_state=True)
     with pytest.raises(RuntimeError) as caught:
         run.train()
     assert any(note.startswith("at step 0,") for note in caught.value.__notes__)

@@ -312,12 +312,13 @@ class Session:
         """Check the metrics of the splits before the first step, unless the loss fails on the
         training data too: then the first step says so.
         """
-        failed_before = self.parts.fingerprints.get("failed") and self.parts.world.size == 1
         try:
             with self.parts.world.during("in the check of the metrics"):
                 self.evaluations.check_metrics()
         except Exception:
-            if not failed_before:
+            from surefoot.train.state_check import fails_in_first_step
+
+            if not fails_in_first_step(self.parts):
                 raise
 
     def _steps(self, *, opened: bool) -> Generator[Step]:

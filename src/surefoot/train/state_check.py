@@ -321,6 +321,20 @@ def first_losses(
         return FirstLosses(plain, noisy, draws)
 
 
+def fails_in_first_step(parts: Components) -> bool:
+    """Return True if the loss fails on the first micro-batch of the training data. Returns False if
+    that is unknown, as on several ranks, where no rank may make a pass alone.
+    """
+    if parts.world.size > 1 or parts.task.loss is None:
+        return False
+    micro_batch = parts.pipeline.beginning()
+    if micro_batch is None:
+        return False
+    user_state = parts.run_state.user_state.objects
+    losses = first_losses(parts.state.models, micro_batch, task=parts.task, user_state=user_state)
+    return losses.plain is None
+
+
 def _loss_of(
     models: Mapping[str, torch.nn.Module], micro_batch: MicroBatch, *, task: Task
 ) -> tuple[float | None, bool]:
