@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import os
 import shutil
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import surefoot as sf
+from closed_folders import close_folder
 from refused import refused
 from surefoot.data.scan import (
     ABOUT_DATA,
@@ -55,21 +54,11 @@ def reasons(found: Scan) -> dict[str, str]:
 
 
 @pytest.fixture
-def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder that nobody can list, not even root."""
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data" / "locked"
     folder.mkdir(parents=True)
-    folder.chmod(0)
-    listed = os.scandir
-
-    def list_unlocked(path: Path) -> object:
-        if path == folder:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", list_unlocked)
-    yield folder
-    folder.chmod(0o700)
+    close_folder(folder, monkeypatch)
+    return folder
 
 
 def test_suffixes_count_without_case_and_below_a_compression(tmp_path: Path) -> None:

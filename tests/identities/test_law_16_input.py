@@ -4,19 +4,17 @@ classes; and what cannot be read is an error. (10 s)
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import surefoot as sf
+from closed_folders import close_folder
 from refused import refused
 
 SOURCE = Path(sf.__file__).parent
@@ -189,14 +187,7 @@ def test_a_folder_that_cannot_be_read_is_an_error(
 ) -> None:
     closed = root / "closed"
     closed.mkdir()
-    listed = os.scandir
-
-    def list_open(path: Any) -> Any:
-        if Path(path) == closed:
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return listed(path)
-
-    monkeypatch.setattr(os, "scandir", list_open)
+    close_folder(closed, monkeypatch)
     with refused("folder-unreadable", sf.DataError, path=closed):
         reader.said(root)
 
