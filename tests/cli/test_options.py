@@ -12,7 +12,7 @@ import pytest
 import surefoot as sf
 from refused import refused as refused_with
 from surefoot.cli.main import main
-from surefoot.cli.options import find_run
+from surefoot.cli.options import SavedRunOptions, find_run, parse
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -106,6 +106,12 @@ def test_a_mistake_is_answered_with_what_to_type(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capsys, *arguments)
+
+
+def test_what_was_typed_is_in_the_error_of_flags_that_are_not_understood() -> None:
+    typed = ["a", "--checkpoint"]
+    with refused_with("flags-not-understood", verb="evaluate", arguments=typed):
+        parse(SavedRunOptions, typed, verb="evaluate")
 
 
 @pytest.mark.parametrize(

@@ -300,10 +300,17 @@ def parse(
             problem=_unboxed(errors.getvalue()),
             reason=f"all {flags}: surefoot {verb} --help",
             verb=verb,
+            arguments=list(arguments),
         ) from None
 
 
 def _unboxed(text: str) -> str:
+    """Return the problem that tyro's error names, in plain wording.
+
+    This is the only place that reads tyro's text. tyro gives its errors as data only in a private
+    module that any release may change, and that older releases lack. What is not recognized here
+    is shown as tyro says it, and the error's fields do not come from the text.
+    """
     # tyro draws its box with dashes if the terminal supports only ASCII
     lines = [line.strip().strip("│|").strip() for line in text.splitlines()]
     edges = [
