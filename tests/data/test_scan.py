@@ -34,7 +34,7 @@ from surefoot.data.scan import (
     scan,
 )
 from surefoot.data.text.documents import document_files
-from surefoot.data.text.files import open_unpacked
+from surefoot.data.text_files import open_unpacked
 
 
 def write(root: Path, *names: str) -> Path:
@@ -368,7 +368,7 @@ def test_no_picture_starts_another_program(tmp_path: Path) -> None:
 
 
 def test_a_run_that_began_before_lists_files_as_it_did(tmp_path: Path) -> None:
-    from surefoot.data.text.files import texts_as_before
+    from surefoot.data.text.corpora import texts_as_before
 
     write(tmp_path, "a.txt", "B.TXT", ".hidden/c.txt", "_d.txt", "README.md", "e.txt.gz")
     assert [*texts_as_before(tmp_path)] == [".hidden/c.txt", "README.md", "_d.txt", "a.txt"]

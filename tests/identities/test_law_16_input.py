@@ -21,7 +21,7 @@ SOURCE = Path(sf.__file__).parent
 # Files below data/ and recipes/ that list a directory themselves, and why they may.
 LISTS_ITSELF = {
     "data/scan.py": "the scanner",
-    "data/text/files.py": "the standard library of Python, the same for every run",
+    "data/text/corpora.py": "the standard library of Python, the same for every run",
     "data/text/token_cache.py": "the cache of tokens",
     "data/text/prepare_shards.py": "shards that it has written",
     "data/workers.py": "threads of a process",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from refused import refused
-from surefoot.data.text.files import encode_documents
+from surefoot.data.text.document_tokens import encode_documents
 from surefoot.errors import DataError
 from surefoot.tokenizers import BPETokenizer, ByteTokenizer, from_json, load
 from surefoot.tokenizers.end_token import USUAL

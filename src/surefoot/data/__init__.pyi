@@ -8,11 +8,11 @@ from .mixture import Mixture as Mixture
 from .orders import Weighted as Weighted
 from .streams.stream import Stream as Stream
 from .tables import Table as Table
+from .text.corpora import split_documents as split_documents
+from .text.corpora import split_sequence as split_sequence
+from .text.corpora import stdlib_documents as stdlib_documents
+from .text.document_tokens import encode_documents as encode_documents
 from .text.documents import load_documents as load_documents
-from .text.files import encode_documents as encode_documents
-from .text.files import split_documents as split_documents
-from .text.files import split_sequence as split_sequence
-from .text.files import stdlib_documents as stdlib_documents
 from .text.multiple_choice import MultipleChoice as MultipleChoice
 from .text.multiple_choice import Question as Question
 from .text.multiple_choice import cloze_questions as cloze_questions

@@ -1,9 +1,11 @@
-"""The parts of data by the names of files and folders, as in `datasets` of Hugging Face. Imports no
-torch.
+"""The parts of data: their names in files and folders, as in `datasets` of Hugging Face, and the
+check that none is empty. Imports no torch.
 """
 
 import re
 from pathlib import PurePath
+
+from surefoot.errors import DataError
 
 PARTS = {
     "training": ("train", "training"),
@@ -28,3 +30,20 @@ def part_of(file: PurePath) -> str | None:
             if any(word in names for word in words):
                 return part
     return None
+
+
+def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
+    """Raise `DataError` if a split leaves no text for training or validation. `what` is the counted
+    unit, `cure` a fraction to try.
+    """
+    if not 0 < val_fraction < 1 or not training or not held_out:
+        raise DataError(
+            "part-without-data",
+            problem=f"val_fraction = {val_fraction} of {training + held_out} {what} leaves"
+            f" {training} for training and {held_out} for validation",
+            remedy=f"give a fraction between 0 and 1, such as {cure}",
+            setting="val_fraction",
+            value=val_fraction,
+            training=training,
+            validation=held_out,
+        )

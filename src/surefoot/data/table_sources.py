@@ -1,10 +1,14 @@
-"""Tables that are in memory, of other libraries, as a `pyarrow.Table`."""
+"""Tables of other libraries in memory, as a `pyarrow.Table`; errors of files of tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from surefoot.data.scan import PARQUET, kind_of
+from surefoot.data.text_files import open_unpacked
 from surefoot.errors import DataError, first_line
 
 
@@ -153,4 +157,24 @@ def _check_dates(field: Any, column: Any) -> None:
             reason="its dates are of the years 1 to 9999",
             remedy="give them as numbers, of days or seconds, or leave the column out of the table",
             column=field.name,
+        ) from problem
+
+
+@contextmanager
+def reading_tables(path: Path) -> Iterator[None]:
+    """Convert errors of pyarrow to a `DataError` with the path."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.lib.ArrowException, OSError) as problem:
+        with open_unpacked(path) as file:
+            file.read(1)  # names a pointer of Git LFS, and a file that cannot be read
+        kind = "Parquet" if kind_of(path) in PARQUET else "an Arrow or Parquet file"
+        why = first_line(problem) or type(problem).__name__
+        raise DataError(
+            "table-damaged",
+            problem=f"{path} is damaged, or is not {kind}: {why[:200]}",
+            remedy="was it copied completely?",
+            path=path,
         ) from problem

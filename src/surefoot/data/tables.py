@@ -24,9 +24,8 @@ from surefoot.config.paths import local_path
 from surefoot.data.fingerprints import hash_of, spaced
 from surefoot.data.part_names import part_of
 from surefoot.data.scan import TABLES, kind_of, scan
-from surefoot.data.table_sources import table_of
+from surefoot.data.table_sources import reading_tables, table_of
 from surefoot.data.table_types import joined_schema
-from surefoot.data.text.documents import reading_tables
 from surefoot.errors import ConfigError, DataError, first_line
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder

@@ -17,7 +17,7 @@ from refused import refused
 from surefoot.config import toml
 from surefoot.config.file_kinds import KINDS
 from surefoot.config.paths import file_text
-from surefoot.data.text import files
+from surefoot.data import text_files
 
 TEXT = "Grüße an alle\n" * 20
 
@@ -65,12 +65,12 @@ def test_every_kind_is_refused_and_none_is_told_to_be_latin_1(kind, tmp_path: Pa
 
 def test_a_line_in_the_middle_of_a_file_has_no_first_bytes_of_a_file() -> None:
     with refused("text-not-utf-8", sf.DataError, line=7, byte=1) as caught:
-        files.decode_utf8(b"\xff\xfe", "a.jsonl", first_line=7)
+        text_files.decode_utf8(b"\xff\xfe", "a.jsonl", first_line=7)
     assert "latin1" in caught.value.remedies[0].line
 
 
 def test_a_compressed_file_that_fills_the_memory_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(files, "UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(text_files, "UNPACKED_BYTES", 100_000)
     bomb = tmp_path / "a.txt.gz"
     bomb.write_bytes(gzip.compress(b"\n" * 10_000_000))
     with refused("unpacked-too-large", sf.DataError, path=bomb):
@@ -81,7 +81,7 @@ def test_what_is_below_either_limit_is_read_whole(tmp_path, monkeypatch) -> None
     text = "".join(f"line {number}\n" for number in range(30_000))
     packed = tmp_path / "a.txt.gz"
     packed.write_bytes(gzip.compress(text.encode()))
-    monkeypatch.setattr(files, "UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(text_files, "UNPACKED_BYTES", 1000)
     assert sf.data.load_documents(packed) == {"a.txt.gz": text}
     small = tmp_path / "b.txt.gz"
     small.write_bytes(gzip.compress(b"a" * 1000))

@@ -19,7 +19,7 @@ import surefoot as sf
 from forked import Forked
 from refused import refused
 from surefoot.config.paths import user_cache
-from surefoot.data.text import files, token_cache
+from surefoot.data.text import document_tokens, token_cache
 from surefoot.data.text.token_cache import TextCache
 from surefoot.tokenizers import BPETokenizer, ByteTokenizer, CharacterTokenizer, bpe, long_words
 from surefoot.tokenizers import tokenizer as protocol
@@ -127,7 +127,7 @@ def test_another_version_of_the_library_or_of_the_code_is_another_entry(
     monkeypatch.setattr(tokenizers, "__version__", "0.0.1")
     start()
     assert work == ALL
-    for module in (token_cache, bpe, long_words, protocol, files):
+    for module in (token_cache, bpe, long_words, protocol, document_tokens):
         work.clear()
         changed = tmp_path / Path(str(module.__file__)).name
         changed.write_text(Path(str(module.__file__)).read_text() + "\n")

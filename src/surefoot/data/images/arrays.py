@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
-from surefoot.data.text.files import open_unpacked, truncated
+from surefoot.data.text_files import open_unpacked, truncated
 from surefoot.errors import DataError, Setting
 from surefoot.seeding import stream_key
 

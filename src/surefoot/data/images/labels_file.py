@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefoot.data.scan import printable
-from surefoot.data.text.files import decode_utf8, open_unpacked
+from surefoot.data.text_files import decode_utf8, open_unpacked
 from surefoot.errors import DataError
 
 # compared by their letters alone: Image ID is image_id

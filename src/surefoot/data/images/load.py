@@ -41,8 +41,8 @@ from surefoot.data.images.picture import (
     with_pages,
 )
 from surefoot.data.order import Ids, permutation
+from surefoot.data.part_names import check_parts
 from surefoot.data.scan import printable
-from surefoot.data.text.files import check_parts
 from surefoot.errors import ConfigError, DataError, Setting, out_of_range
 from surefoot.seeding import stream_key
 

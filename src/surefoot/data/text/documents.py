@@ -5,7 +5,6 @@ document on.
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -28,14 +27,15 @@ from surefoot.data.scan import (
     printable,
     scan,
 )
-from surefoot.data.text.files import (
+from surefoot.data.table_sources import reading_tables
+from surefoot.data.text.corpora import without_text
+from surefoot.data.text_files import (
     decode_utf8,
     not_json,
     open_unpacked,
     refuse_nul,
-    without_text,
 )
-from surefoot.errors import DataError, Setting, first_line, out_of_range
+from surefoot.errors import DataError, Setting, out_of_range
 
 _KEYS_SHOWN = 8
 _BINARY = {".bin": "token-file", ".pkl": "pickle", ".pickle": "pickle"}
@@ -489,25 +489,6 @@ def _check_column(schema: Any, column: str, path: Path) -> None:
     kind = schema.field(column).type
     if str(getattr(kind, "value_type", kind)) not in ("string", "large_string", "string_view"):
         raise _no_text(column, f"{path}", f"{kind}")
-
-
-@contextmanager
-def reading_tables(path: Path) -> Iterator[None]:
-    """Convert errors of pyarrow to a `DataError` with the path."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.lib.ArrowException, OSError) as problem:
-        _head(path)  # names a pointer of Git LFS, and a file that cannot be read
-        kind = "Parquet" if kind_of(path) in PARQUET else "an Arrow or Parquet file"
-        why = first_line(problem) or type(problem).__name__
-        raise DataError(
-            "table-damaged",
-            problem=f"{path} is damaged, or is not {kind}: {why[:200]}",
-            remedy="was it copied completely?",
-            path=path,
-        ) from problem
 
 
 def _check_text(text: Any, column: str, where: str) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.config.paths import local_path, write_whole
+from surefoot.data.part_names import check_parts
 from surefoot.data.scan import no_such, unreadable
-from surefoot.data.text.files import check_parts, wrong_size
 from surefoot.errors import Command, DataError, Remedy, out_of_range
 from surefoot.tokenizers.tokenizer import outside_vocabulary
 
@@ -333,3 +333,15 @@ def is_damaged(directory: Path, shard: Shard) -> bool:
         if problem.errno in (errno.ENOENT, errno.EIO):
             return True
         raise unreadable(path, problem) from problem
+
+
+def wrong_size(path: Path, size: int, expected: int) -> DataError:
+    """Return the error for a file of tokens with more or fewer bytes than it is to have."""
+    return DataError(
+        "file-of-wrong-size",
+        problem=f"{path} has {size:,} bytes, and its tokens need {expected:,}",
+        remedy="copy it again, or write it again",
+        path=path,
+        size=size,
+        expected=expected,
+    )

@@ -18,8 +18,8 @@ import numpy as np
 
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import open_regular, user_cache
-from surefoot.data.text import files
-from surefoot.data.text.files import encode_documents
+from surefoot.data.text import document_tokens
+from surefoot.data.text.document_tokens import encode_documents
 from surefoot.data.text.shards import Tokens
 from surefoot.tokenizers import bpe, long_words
 from surefoot.tokenizers import tokenizer as protocol
@@ -111,7 +111,7 @@ def _versions() -> list[str]:
     with needed_for("a byte-pair tokenizer", "tokenizers"):
         import tokenizers
 
-    modules = (bpe, long_words, protocol, files)
+    modules = (bpe, long_words, protocol, document_tokens)
     sources = [__file__, *(str(module.__file__) for module in modules)]
     return [
         tokenizers.__version__,

@@ -13,8 +13,8 @@ import numpy as np
 
 from surefoot.data.part_names import PARTS, part_of
 from surefoot.data.scan import JSON_LINES, TABLES, TEXT, scan
-from surefoot.data.text.files import open_unpacked, wrong_size
-from surefoot.data.text.shards import Shard, Tokens, TokenShards
+from surefoot.data.text.shards import Shard, Tokens, TokenShards, wrong_size
+from surefoot.data.text_files import open_unpacked
 from surefoot.errors import ConfigError, DataError, Setting
 from surefoot.tokenizers.tokenizer import outside_vocabulary
 

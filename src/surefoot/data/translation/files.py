@@ -12,7 +12,7 @@ from typing import get_args
 from surefoot.config.behavior import PAIRS_AS_MEANT, newest_behavior
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import local_path, look_at
-from surefoot.data.part_names import PARTS, part_of
+from surefoot.data.part_names import PARTS, check_parts, part_of
 from surefoot.data.scan import (
     COMPRESSED,
     LeftOut,
@@ -23,7 +23,6 @@ from surefoot.data.scan import (
     scan,
     scan_as_before,
 )
-from surefoot.data.text.files import check_parts
 from surefoot.data.translation.languages import of_one_language
 from surefoot.data.translation.part_files import (
     OTHER_LANGUAGES,

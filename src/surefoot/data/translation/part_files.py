@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surefoot.data.scan import COMPRESSED, kind_of, printable
-from surefoot.data.text.files import decode_utf8, not_json, open_unpacked, without_text
+from surefoot.data.text.corpora import without_text
+from surefoot.data.text_files import decode_utf8, not_json, open_unpacked
 from surefoot.data.translation.columns import header_columns, read_table, table_as_before
 from surefoot.errors import DataError, Setting
 from surefoot.tokenizers.tokenizer import encodable

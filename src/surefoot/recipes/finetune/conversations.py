@@ -15,8 +15,8 @@ from surefoot.config.extras import needed_for
 from surefoot.config.paths import local_path
 from surefoot.data.part_names import part_of
 from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, kind_of, scan
-from surefoot.data.text.documents import reading_tables
-from surefoot.data.text.files import decode_utf8, open_unpacked
+from surefoot.data.table_sources import reading_tables
+from surefoot.data.text_files import decode_utf8, open_unpacked
 from surefoot.errors import Setting, first_line
 from surefoot.memory import in_words
 from surefoot.recipes.finetune.forms import (

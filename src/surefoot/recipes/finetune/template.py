@@ -11,7 +11,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import decode_utf8
+from surefoot.data.text_files import decode_utf8
 from surefoot.errors import Setting
 from surefoot.recipes.finetune.conversations import apply_template, render
 from surefoot.recipes.finetune.forms import Conversation, Message

@@ -11,8 +11,8 @@ from surefoot.config.behavior import END_TOKENS, KINDS_OF_TEXT
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
 from surefoot.config.setting import number
+from surefoot.data.text.corpora import texts_as_before
 from surefoot.data.text.documents import Documents, read_documents, scan_documents
-from surefoot.data.text.files import texts_as_before
 from surefoot.data.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
 from surefoot.errors import Command, Setting
 from surefoot.recipes.gpt.config import Data

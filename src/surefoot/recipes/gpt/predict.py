@@ -9,7 +9,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.data.text.files import decode_utf8
+from surefoot.data.text_files import decode_utf8
 from surefoot.errors import Remedy
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.shared_errors import read_inputs

@@ -225,7 +225,7 @@ def _too_long(model: Any, source: Any, text: str) -> str | None:
 
 
 def _lines(data: bytes, where: str) -> list[Sentence]:
-    from surefoot.data.text.files import decode_utf8, is_utf_16
+    from surefoot.data.text_files import decode_utf8, is_utf_16
 
     if is_utf_16(data):
         decode_utf8(data, where)

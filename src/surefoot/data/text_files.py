@@ -1,35 +1,21 @@
-"""Training text from the user's files, or from the source of Python's standard library."""
+"""Files of text: opened, unpacked and decoded, and their errors."""
 
 import codecs
 import gzip
-import os
 import shlex
-import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from surefoot.config.extras import needed_for
 from surefoot.config.file_kinds import FileKind, cure_of, kind_of_bytes
 from surefoot.config.paths import open_regular
-from surefoot.data.scan import TEXT, scan_as_before, unreadable
-from surefoot.errors import Command, DataError, Remedy, Setting
-from surefoot.tokenizers.tokenizer import Tokenizer
+from surefoot.data.scan import unreadable
+from surefoot.errors import Command, DataError, Remedy
 
-_NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-_TABLES = {
-    "encodings",
-    "pydoc_data",
-    "lib2to3",
-    "turtledemo",
-    "ensurepip",
-}  # generated tables and text, drawings
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _LFS = b"version https://git-lfs.github.com/spec/v1"
@@ -39,29 +25,10 @@ UNPACKED_BYTES = 1 << 28  # of a compressed file are always read
 UNPACKED_RATIO = 200  # and of a larger one, at most so many times the bytes of the file
 _PACKED_BYTES = 1 << 13  # of a compressed file, read at once: they may hold 30,000 times as much
 
-Part = TypeVar("Part", str, np.ndarray)
-
 
 def is_utf_16(data: bytes) -> bool:
     """Return True if text begins with the byte order mark of UTF-16."""
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-
-
-def check_parts(training: int, held_out: int, val_fraction: float, *, what: str, cure: str) -> None:
-    """Raise `DataError` if a split leaves no text for training or validation. `what` is the counted
-    unit, `cure` a fraction to try.
-    """
-    if not 0 < val_fraction < 1 or not training or not held_out:
-        raise DataError(
-            "part-without-data",
-            problem=f"val_fraction = {val_fraction} of {training + held_out} {what} leaves"
-            f" {training} for training and {held_out} for validation",
-            remedy=f"give a fraction between 0 and 1, such as {cure}",
-            setting="val_fraction",
-            value=val_fraction,
-            training=training,
-            validation=held_out,
-        )
 
 
 @contextmanager
@@ -98,18 +65,6 @@ def truncated(path: Path, why: object) -> DataError:
         problem=f"{path} is truncated or damaged: {why}",
         remedy="was a download or a copy interrupted? Fetch it again",
         path=path,
-    )
-
-
-def wrong_size(path: Path, size: int, expected: int) -> DataError:
-    """Return the error for a file of tokens with more or fewer bytes than it is to have."""
-    return DataError(
-        "file-of-wrong-size",
-        problem=f"{path} has {size:,} bytes, and its tokens need {expected:,}",
-        remedy="copy it again, or write it again",
-        path=path,
-        size=size,
-        expected=expected,
     )
 
 
@@ -302,137 +257,3 @@ def _wide_encoding(data: bytes) -> str | None:
         if odd <= len(text) // 20 and "\0" not in text and of_ascii > most_ascii:
             best, most_ascii = encoding, of_ascii
     return best
-
-
-def texts_as_before(path: Path) -> dict[str, str]:
-    """Read text files as runs did that began before behavior 10: every kind of file that is named,
-    and the text files of a directory.
-    """
-    if path.is_dir():
-        documents = _read(scan_as_before(path, TEXT).files, below=path)
-    else:
-        documents = {path.name: _read_text(path)}
-    if not any(text.strip() for text in documents.values()):
-        raise without_text(path)
-    return documents
-
-
-def without_text(path: Path) -> DataError:
-    """Return the error for files without a character."""
-    return DataError(
-        "no-text", problem=f"{path} holds no text: it is empty or only white space", path=path
-    )
-
-
-def stdlib_documents() -> dict[str, str]:
-    """Return the source of the running Python's standard library as {name: text}: about 10 MB in
-    500 files, without tests.
-
-    >>> "json/decoder.py" in stdlib_documents()
-    True
-    """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(_source_files(root), key=lambda file: file.parts)
-    if not files:
-        raise DataError(
-            "stdlib-without-source",
-            problem=f"this Python has no source files of its standard library in {root}",
-            remedy=("give a text file or a directory:", Setting("data.path")),
-            path=root,
-        )
-    return _read(files, below=root)
-
-
-def split_documents(
-    documents: Mapping[str, str], *, val_fraction: float
-) -> tuple[list[str], list[str]]:
-    """Split documents into training and validation documents by a hash of their names; a single
-    document is cut near its end.
-
-    The validation documents hold about `val_fraction` of the characters, and at most 2 *
-    `val_fraction`. If every document is too large, the smallest is chosen. If documents are added,
-    most choices stay the same. Raises `DataError` if a part is empty.
-
-    >>> split_documents({"a": "abcdefghij"}, val_fraction=0.2)
-    (['abcdefgh'], ['ij'])
-    """
-    if len(documents) == 1:
-        beginning, end = split_sequence(next(iter(documents.values())), val_fraction=val_fraction)
-        return [beginning], [end]
-    wanted = val_fraction * sum(len(text) for text in documents.values())
-    held_out: set[str] = set()
-    so_far = 0
-    for name in sorted(
-        documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()
-    ):
-        if so_far >= wanted:
-            break
-        if so_far + len(documents[name]) <= 2 * wanted:  # a very large document stays in training
-            held_out.add(name)
-            so_far += len(documents[name])
-    if not held_out:
-        held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
-    check_parts(
-        len(documents) - len(held_out),
-        len(held_out),
-        val_fraction,
-        what="documents",
-        cure="0.1, or add documents",
-    )
-    training = [text for name, text in documents.items() if name not in held_out]
-    return training, [text for name, text in documents.items() if name in held_out]
-
-
-def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
-    """Return the tokens of all documents in one array, with `eos_id` (if the tokenizer has one)
-    after each document.
-
-    >>> from surefoot.tokenizers import ByteTokenizer
-    >>> encode_documents(["ab", "c"], ByteTokenizer()).tolist()
-    [97, 98, 256, 99, 256]
-    """
-    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    parts = [
-        part
-        for tokens in tokenizer.encode_all(documents)
-        for part in (tokens, np.array(end, dtype=tokens.dtype))
-    ]
-    return np.concatenate(parts)
-
-
-def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
-    """Split text or tokens into a training part and a validation part; the last `val_fraction` is
-    for validation.
-
-    >>> split_sequence("abcdefghij", val_fraction=0.2)
-    ('abcdefgh', 'ij')
-    """
-    cut = len(sequence) - round(len(sequence) * val_fraction) if 0 < val_fraction < 1 else 0
-    what = "characters" if isinstance(sequence, str) else "tokens"
-    check_parts(cut, len(sequence) - cut, val_fraction, what=what, cure="0.1, or add text")
-    return sequence[:cut], sequence[cut:]
-
-
-def _source_files(root: Path) -> Iterator[Path]:
-    for folder, below, names in os.walk(root):
-        below[:] = [
-            name for name in below if name not in _NOT_SOURCE | _TABLES
-        ]  # site-packages may be very large
-        # _sysconfigdata is generated when Python is built, and differs between machines
-        yield from (
-            Path(folder, name)
-            for name in names
-            if name.endswith(".py") and not name.startswith("_sysconfigdata")
-        )
-
-
-def _read_text(file: Path) -> str:
-    with open_unpacked(file) as source:
-        return decode_utf8(source.read(), str(file))
-
-
-def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:
-    texts = {file.relative_to(below).as_posix(): _read_text(file) for file in files}
-    return {
-        name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text
-    }
