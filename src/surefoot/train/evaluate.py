@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
 from surefoot.data.gathering import tensors_of
-from surefoot.data.leakage_check import integer_targets
 from surefoot.data.loader import MicroBatch, in_order
+from surefoot.data.stored_samples import integer_targets
 from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError, out_of_range
 from surefoot.mean import Mean

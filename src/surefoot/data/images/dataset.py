@@ -18,8 +18,8 @@ from surefoot.data.fingerprints import hash_of
 from surefoot.data.images.augmentation import Augmentation, augment
 from surefoot.data.images.folder import Files
 from surefoot.data.images.picture import Fitting, ValueRange, open_picture, read_picture
-from surefoot.data.leakage_check import Batch, rows_as_bytes
 from surefoot.data.order import Ids, sample_bits
+from surefoot.data.stored_samples import Batch, rows_as_bytes
 from surefoot.errors import DataError
 from surefoot.seeding import fold, seeded_bits, stream_key
 

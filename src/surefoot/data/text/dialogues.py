@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from surefoot.data.leakage_check import Batch
 from surefoot.data.order import Ids
+from surefoot.data.stored_samples import Batch
 
 IGNORED = -100  # target of prompts and of padding, as in torch's cross-entropy
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.data.leakage_check import IGNORED, Batch, passages
 from surefoot.data.order import Ids, permutation
+from surefoot.data.stored_samples import IGNORED, Batch, passages
 from surefoot.data.text.shards import Tokens, TokenShards, not_tokens
 from surefoot.errors import DataError, out_of_range
 from surefoot.seeding import fold, stream_key
@@ -84,7 +84,7 @@ class TrainWindows:
         )
 
     def passages(self, ids: Ids) -> Batch:
-        """Return a passage of each window in the first epoch (see `leakage_check.passages`), and
+        """Return a passage of each window in the first epoch (see `stored_samples.passages`), and
         all targets.
         """
         return _passages(*self.gather(ids, np.zeros_like(ids)))
@@ -163,7 +163,7 @@ class EvalWindows:
         )
 
     def passages(self, ids: Ids) -> Batch:
-        """Return a passage of each window (see `leakage_check.passages`), and all targets."""
+        """Return a passage of each window (see `stored_samples.passages`), and all targets."""
         return _passages(*self.gather(ids, np.zeros_like(ids)))
 
     def fingerprint(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from surefoot.data.leakage_check import Batch
 from surefoot.data.order import Ids
+from surefoot.data.stored_samples import Batch
 from surefoot.errors import DataError, out_of_range
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
 
