@@ -84,7 +84,7 @@ def stepping(
     with (
         nullcontext()
         if asked
-        else patch("surefoot.run.live_findings.live_findings_of", return_value=silent)
+        else patch("surefoot.run.after.live_findings_of", return_value=silent)
     ):
         run = stack.enter_context(
             sf.Run(

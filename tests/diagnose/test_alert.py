@@ -27,9 +27,9 @@ from surefoot.cli.main import main
 from surefoot.diagnose import alert as alerts
 from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.finding import Finding
+from surefoot.diagnose.live import LiveFindings
 from surefoot.errors import DivergedError
 from surefoot.report.directory_watch import DirectoryWatch
-from surefoot.run.live_findings import LiveFindings
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
 from waiting import HANG_S, wait_until

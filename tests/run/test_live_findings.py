@@ -16,12 +16,12 @@ import torch
 import surefoot as sf
 from diagnose.histories import EVERY, described, falling, layers, scores, train
 from small_runs import build
+from surefoot.diagnose import live
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Check, Finding
 from surefoot.diagnose.history import History
+from surefoot.diagnose.live import LiveFindings
 from surefoot.diagnose.reading import MOST, RecordCollector
-from surefoot.run import live_findings
-from surefoot.run.live_findings import LiveFindings
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.record import Record
 
@@ -256,7 +256,7 @@ def test_thinned_records_have_the_same_findings() -> None:
 def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(live_findings, "_TIMES_AS_LONG", 0)
+    monkeypatch.setattr(live, "_TIMES_AS_LONG", 0)
     settings: dict[str, Any] = {
         "log_every": "1 steps",
         "save_every": "40 steps",

@@ -5,8 +5,7 @@ cause.
 from typing import Any
 
 from surefoot.errors import Command, DivergedError, Remedy, Setting
-from surefoot.replay.on_divergence import inspect_diverged_step
-from surefoot.run import messages
+from surefoot.run import after, messages
 from surefoot.run.checkpointing import Packing
 from surefoot.run.components import RunComponents
 from surefoot.tracking import commands
@@ -37,7 +36,7 @@ def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...
         )
         parts.checkpointing.finish(parts.state.step, packed, protected=protected)
         stands = f"the weights after step {first} are saved as {parts.checkpointing.store.path(parts.state.step)}"
-    look = inspect_diverged_step(parts, in_a_row or [first])
+    look = after.look_at_diverged_step(parts, in_a_row or [first])
     known = [stands]
     seen: dict[str, Any] = {"not_looked_at": look}
     text = None

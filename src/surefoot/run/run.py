@@ -97,7 +97,7 @@ class Run(RunSettings):
 
     def _repr_html_(self) -> str | None:
         """Return the course of the run for a notebook's cell, or None before the first record."""
-        from surefoot.run.live_findings import html_of
+        from surefoot.run.after import html_of
 
         return html_of(self.parts) if "parts" in vars(self) else None
 

@@ -13,7 +13,7 @@ from surefoot.distributed.consistency import check_same_on_all_ranks
 from surefoot.distributed.liveness import RankPhase
 from surefoot.distributed.side_channel import LEFT, LeftAloneError
 from surefoot.optim.first_step import import_for_steps
-from surefoot.run import crash_report, messages
+from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
 from surefoot.run.periodic import Periodic
@@ -28,7 +28,7 @@ from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
 
 if TYPE_CHECKING:
-    from surefoot.run.live_findings import LiveFindings
+    from surefoot.run.after import LiveFindings
     from surefoot.train.loss_contract import LossContract
 
 # what a heartbeat says of the phases of the clock
@@ -104,9 +104,7 @@ class Session:
                 and self.parts.world.is_main
                 and not self.is_over
             ):
-                from surefoot.run.live_findings import live_findings_of  # imports all checks
-
-                self.live_findings = live_findings_of(
+                self.live_findings = after.live_findings_of(
                     self.parts, self.configuration, resumed=now.checkpoint is not None
                 )
                 # after the console and the text log
@@ -169,9 +167,9 @@ class Session:
                 not self.is_over and self.parts.settings.report and self.parts.directory is not None
             )
             if self.parts.world.is_main and (writes_page or self.parts.console is not None):
-                from surefoot.run.live_findings import present  # last, after all other files
-
-                present(self.parts, writes_page=writes_page)
+                if writes_page:
+                    after.write_page(self.parts)  # after all other files
+                after.finish_cell(self.parts)
         if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
             if self.stop_requests.ended_by == signal.SIGINT and is_interactive():
                 from surefoot.tracking.notebook import interrupt
@@ -257,11 +255,9 @@ class Session:
         return contract if self.parts.pipeline.sizes.pieces > 1 else None
 
     def _look_at_data(self, loss_contract: "LossContract | None") -> None:
-        from surefoot.data.leakage_check import first_look
-
         pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
         own = {name: split.data for name, split in splits.items()}
-        check = first_look(pipeline.checked, own, seed=pipeline.seed) | {
+        check = after.look_at_data(pipeline.checked, own, seed=pipeline.seed) | {
             "samples": pipeline.plan.samples
         }
         names = [name for name, split in splits.items() if split.loss is True]

@@ -1,4 +1,4 @@
-"""The live diagnosis of a run, the report page at its end, and its HTML in a notebook.
+"""The live diagnosis of a run.
 
 One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints
 notes. A resumed run does not repeat the findings of earlier sessions. The diagnosis takes at most
@@ -6,24 +6,16 @@ notes. A resumed run does not repeat the findings of earlier sessions. The diagn
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from surefoot.config.toml import program
 from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.diagnose.reading import RecordCollector
-from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
-from surefoot.run.components import RunComponents
-from surefoot.tracking.commands import diagnose_command
-from surefoot.tracking.jsonl import stream_records
-from surefoot.tracking.notebook import Notebook
+from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_directory import machine_memory_bytes
 
 _ASKED_AFTER = ("train", "eval", "slow_rank")
 _TIMES_AS_LONG = 100  # wait until the next check, in durations of the last check
@@ -199,77 +191,3 @@ class LiveFindings:
 
 def _key(finding: Finding) -> str:
     return f"{finding.name} {finding.numbers.get('rank', '')}"  # each slow rank is printed
-
-
-def present(parts: RunComponents, *, writes_page: bool) -> None:
-    """Write the report page of a closed session, and draw its chart in a notebook. A failure is
-    printed.
-    """
-    if writes_page and parts.directory is not None:
-        from surefoot.report.write import report_at_end
-
-        report_at_end(parts.directory.path, warn=parts.say)
-    if isinstance(parts.console, Notebook):
-        parts.console.finish(lambda: html_of(parts, chart_only=True) or "")
-
-
-def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
-    """Return a run as HTML for a notebook's cell, or None without records. A run without a
-    directory is read from the console.
-    """
-    from surefoot.report.cell import chart_frame, run_html
-    from surefoot.report.series import Recorded, ReportedRun, read_reported_run
-    from surefoot.tracking.run_reader import RunFiles, Settings
-
-    console, directory = parts.console, parts.directory
-    if directory is not None and directory.metrics.exists():
-        run = read_reported_run(directory.path)
-    elif isinstance(console, Notebook) and isinstance(console.collector, Recorded):
-        files = RunFiles(Path("run"), Settings({}, {}, {}, {}), (), (), 0, None, ())
-        run = ReportedRun(files, console.collector, {}, (), running=False)
-    else:
-        return None
-    return chart_frame(run) if chart_only else run_html(run)
-
-
-def live_findings_of(
-    parts: RunComponents, configuration: str | None, *, resumed: bool
-) -> LiveFindings:
-    """Return the live findings of a run that starts or resumes training."""
-    directory = parts.directory
-    metrics = (
-        directory.metrics
-        if resumed and directory is not None and directory.metrics.exists()
-        else None
-    )
-    earlier = () if metrics is None else stream_records(metrics, size_bytes=metrics.stat().st_size)
-    watched = next((each for each in parts.run_state.watches if not each.of_training), None)
-    described = RunDescription(
-        identity=parts.identity,
-        written={
-            name: value
-            for name, value in parts.settings.train_settings().items()
-            if value is not None
-        },
-        program="script"
-        if configuration is None
-        else str(program(configuration, where="config.toml").get("kind")),
-        kinds=kinds_of_models(parts.architecture),
-        standing="running",
-        name="RUN" if directory is None else str(directory.shown),
-        processors=os.cpu_count(),
-        memory_bytes=machine_memory_bytes(),
-        keeps_best=parts.run_state.best is not None,
-        monitored=None if watched is None else (watched.direction, watched.score),
-    )
-    command = None if directory is None else diagnose_command(directory.shown)
-    if (
-        isinstance(parts.console, Notebook)
-        and directory is None
-        and parts.console.collector is None
-    ):
-        from surefoot.report.series import Recorded
-
-        parts.console.collector = Recorded()  # the records of all sessions
-    alert = None if parts.alert is None else Alert(parts.alert)
-    return LiveFindings(described, say=parts.say, command=command, alert=alert, earlier=earlier)

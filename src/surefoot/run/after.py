@@ -1,0 +1,123 @@
+"""What the tools that read runs do for a run: findings while it trains, the checks of its data and of
+a diverged step, and the page at its end.
+
+No other file of the core imports a tool. Each function imports its tools when it is called, so that
+a run loads what it uses.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.config.toml import program
+from surefoot.run.components import RunComponents
+from surefoot.tracking.commands import diagnose_command
+from surefoot.tracking.jsonl import stream_records
+from surefoot.tracking.notebook import Notebook
+from surefoot.tracking.record import Record
+from surefoot.tracking.run_directory import machine_memory_bytes
+
+if TYPE_CHECKING:
+    from surefoot.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
+    from surefoot.replay.on_divergence import DivergenceReport
+
+
+def look_at_data(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+    """Return what a run records of its data before the first step: targets, and training samples in
+    a split.
+    """
+    from surefoot.data.leakage_check import first_look
+
+    return first_look(train, splits, seed=seed)
+
+
+def look_at_diverged_step(parts: RunComponents, bad: Sequence[int]) -> "DivergenceReport | str":
+    """Inspect the first of the bad steps. Returns the reason as text if that fails. Collective."""
+    from surefoot.replay.on_divergence import inspect_diverged_step
+
+    return inspect_diverged_step(parts, bad)
+
+
+def write_page(parts: RunComponents) -> None:
+    """Write the report page of a closed session. A failure is printed."""
+    from surefoot.report.write import report_at_end
+
+    if parts.directory is not None:
+        report_at_end(parts.directory.path, warn=parts.say)
+
+
+def finish_cell(parts: RunComponents) -> None:
+    """Draw the chart of a closed session in its notebook's cell. A failure is printed."""
+    if isinstance(parts.console, Notebook):
+        parts.console.finish(lambda: html_of(parts, chart_only=True) or "")
+
+
+def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
+    """Return a run as HTML for a notebook's cell, or None without records. A run without a
+    directory is read from the console.
+    """
+    from surefoot.report.cell import chart_frame, run_html
+    from surefoot.report.series import Recorded, ReportedRun, read_reported_run
+    from surefoot.tracking.run_reader import RunFiles, Settings
+
+    console = parts.console
+    directory = parts.directory
+    if directory is not None and directory.metrics.exists():
+        run = read_reported_run(directory.path)
+    elif isinstance(console, Notebook) and isinstance(console.collector, Recorded):
+        files = RunFiles(Path("run"), Settings({}, {}, {}, {}), (), (), 0, None, ())
+        run = ReportedRun(files, console.collector, {}, (), running=False)
+    else:
+        return None
+    return chart_frame(run) if chart_only else run_html(run)
+
+
+def live_findings_of(
+    parts: RunComponents, configuration: str | None, *, resumed: bool
+) -> "LiveFindings":
+    """Return the live findings of a run that starts or resumes training."""
+    from surefoot.diagnose.alert import Alert
+    from surefoot.diagnose.live import LiveFindings
+    from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
+
+    directory = parts.directory
+    earlier: Iterable[Record] = ()
+    if resumed and directory is not None and directory.metrics.exists():
+        metrics = directory.metrics
+        earlier = stream_records(metrics, size_bytes=metrics.stat().st_size)
+    if configuration is None:
+        kind = "script"
+    else:
+        kind = str(program(configuration, where="config.toml").get("kind"))
+    written = parts.settings.train_settings()
+    watched = next((each for each in parts.run_state.watches if not each.of_training), None)
+    described = RunDescription(
+        identity=parts.identity,
+        written={name: value for name, value in written.items() if value is not None},
+        program=kind,
+        kinds=kinds_of_models(parts.architecture),
+        standing="running",
+        name="RUN" if directory is None else str(directory.shown),
+        processors=os.cpu_count(),
+        memory_bytes=machine_memory_bytes(),
+        keeps_best=parts.run_state.best is not None,
+        monitored=None if watched is None else (watched.direction, watched.score),
+    )
+    if directory is None:
+        _collect_for_cell(parts)
+    return LiveFindings(
+        described,
+        say=parts.say,
+        command=None if directory is None else diagnose_command(directory.shown),
+        alert=None if parts.alert is None else Alert(parts.alert),
+        earlier=earlier,
+    )
+
+
+def _collect_for_cell(parts: RunComponents) -> None:
+    """Let a notebook keep the records of all sessions of a run that has no directory."""
+    if isinstance(parts.console, Notebook) and parts.console.collector is None:
+        from surefoot.report.series import Recorded
+
+        parts.console.collector = Recorded()
