@@ -66,7 +66,7 @@ measure: .venv/ready  ## size of the source, how much one statement holds, how c
 prose:  ## sentences of README, docs, help, docstrings and messages: how long they are, turns to avoid; ARGS="--worst 40", "--draw 100"
 	$(PYTHON) docs/prose.py $(ARGS)
 
-sentences: .venv/ready  ## write the sentences of console, page, findings, help and errors into their files, which tests and reviews read
+sentences: .venv/ready  ## write the sentences of console, page, help, packages and errors into their files, which tests and reviews read
 	PYTHONPATH=tests $(BIN)/python tests/texts/written.py
 	$(BIN)/python docs/write_errors.py
 

@@ -16,6 +16,7 @@ import pytest
 
 import forged
 import small_runs
+from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.cli.verify import progress
 from surefoot.recipes.program import status_line
@@ -87,11 +88,9 @@ def test_a_run_is_proved_and_what_that_costs_is_said_first(
 ) -> None:
     assert left_with("mine", "--all") == 0
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("repeating 12 of 12 steps, in 1 window, about 1s at the run's own pace")
-    assert (
-        "  steps 0 to 12: 6 records and the checkpoints of steps 4, 8 and 12, bit for bit" in lines
-    )
-    assert lines[-1] == "runs/mine is proved bit for bit"
+    assert numbers_in(first)[:3] == [12, 12, 1]
+    assert [0, 12, 6, 4, 8, 12] in [numbers_in(line) for line in lines]
+    assert lines[-1].startswith("runs/mine ")
 
 
 def test_the_verdict_comes_as_json_and_nothing_else_does(
@@ -108,9 +107,7 @@ def test_the_verdict_comes_as_json_and_nothing_else_does(
         (0, 4, True),
         (8, 12, True),
     ]
-    assert any(
-        "has changed since the run last started or resumed" in line for line in found["not_proved"]
-    )
+    assert any("verified_program.py" in line for line in found["not_proved"])
 
 
 def test_windows_may_be_drawn(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,18 +127,17 @@ def test_a_changed_weight_leaves_with_8(place: Path, capsys: pytest.CaptureFixtu
     forged.tensors_changed(forged.checkpoint(place / "runs" / "mine", 8), edit)
     assert left_with("mine", "--all") == 8
     said = capsys.readouterr().out
-    assert "WRONG\n  step-00000008: model.safetensors, 2.weight[0, 3] was saved as " in said
-    assert said.splitlines()[-1] == "runs/mine failed verification: 1 problem"
+    assert "WRONG\n  step-00000008: model.safetensors, 2.weight[0, 3] " in said
+    assert numbers_in(said.splitlines()[-1]) == [1]
 
 
 def test_a_flipped_byte_leaves_with_4(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = forged.checkpoint(place / "runs" / "mine", 12) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x55")
     assert left_with("mine", "--windows", "0") == 4
-    assert (
-        "checkpoint step-00000012 is damaged: model.safetensors: hash differs"
-        in capsys.readouterr().out
-    )
+    _, _, wrong = capsys.readouterr().out.partition("WRONG\n")
+    assert "step-00000012" in wrong.splitlines()[0]
+    assert "model.safetensors" in wrong.splitlines()[0]
 
 
 def test_exchanged_data_leave_with_3_before_a_step_is_made(
@@ -153,11 +149,12 @@ def test_exchanged_data_leave_with_3_before_a_step_is_made(
     assert left_with("mine", "--all") == 3
     said = capsys.readouterr().out
     assert "WRONG\n  training data: data.sha256 was '" in said
-    assert "repeating" not in said
+    assert said.startswith("proved\n")  # not with the steps to repeat
     (place / "data.npy").unlink()
     with pytest.raises(FileNotFoundError):
         main(["verify", "mine"])
-    assert "every byte matches its manifest" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert [0, 4, 8, 12] in [numbers_in(line)[:4] for line in said.splitlines()]
 
 
 @pytest.mark.parametrize("flags", [["--step", "4"], ["--bogus"], ["--run-dri", "a", "--all"]])
@@ -180,8 +177,8 @@ def test_of_a_run_that_a_script_has_made_files_are_checked(
     small_runs.build(tmp_path / "a", length="2 steps").train()
     assert left_with(str(tmp_path / "a")) == 0
     said = capsys.readouterr().out
-    assert "no step was repeated: only the script that built this run can rebuild it" in said
-    assert said.endswith("the files match their manifests; no step was repeated\n")
+    assert "print(sf.load(run).verify())" in said.partition("not proved\n")[2]
+    assert said.splitlines()[-1].startswith(str(tmp_path / "a"))
 
 
 def test_a_run_whose_program_is_gone_has_its_files_checked(
@@ -190,8 +187,8 @@ def test_a_run_whose_program_is_gone_has_its_files_checked(
     (place / "verified_program.py").unlink()
     assert left_with("mine") == 2
     said = capsys.readouterr().err
-    assert "verified_program.py no longer exists" in said
-    assert "the checkpoints of steps 0, 4, 8 and 12: every byte matches its manifest" in said
+    assert "verified_program.py" in said
+    assert [0, 4, 8, 12] in [numbers_in(line)[:4] for line in said.splitlines()]
     assert "[program-missing]" in said
 
 
@@ -221,4 +218,6 @@ def test_a_terminal_sees_how_far_it_is(
         watch = progress(show, now=lambda: next(ticks))
         watch(50, 200)
         watch(51, 200)  # too soon after the other
-    assert capsys.readouterr().err == "\r\x1b[2K50 of 200 steps repeated, 30s left ...\r\x1b[2K"
+    _, shown, cleared = capsys.readouterr().err.split("\r\x1b[2K")
+    assert numbers_in(shown.replace("30s", "30")) == [50, 200, 30]
+    assert cleared == ""

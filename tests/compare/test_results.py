@@ -18,6 +18,7 @@ from torch import nn
 
 import surefoot as sf
 from refused import refused
+from stated import numbers_in
 from surefoot.compare import runner
 from surefoot.compare.presentation import as_json, charts, markdown, text, tsv
 from surefoot.compare.results import compared
@@ -114,7 +115,7 @@ def test_one_seed_is_never_tested_however_large_the_difference() -> None:
     beside = {row.name: row.verdict for row in compared([best, *several]).rows}
     assert beside == {"best": "best", "several": "not tested: one seed"}
     told = text(compared([steady, best])).splitlines()[-1]
-    assert told == "best settings: --optimizer.lr 0.1 (not tested: one seed)"
+    assert told.startswith("best settings: --optimizer.lr 0.1 (not tested")
 
 
 def test_a_repeat_that_failed_leaves_one_seed() -> None:
@@ -130,7 +131,7 @@ def test_equal_scores_are_a_tie_and_nothing_is_recommended(seeds: int, direction
     assert [row.verdict for row in compared(runs).rows] == ["tie"] * 3
     told = text(compared(runs))
     assert "best settings" not in told
-    assert "tie: a, b, c have the same x/y, so none of them is the best" in told
+    assert "tie: a, b, c " in told
     named = [row.verdict for row in compared(runs, baseline="b").rows]
     assert named == ["tie", "baseline", "tie"]
 
@@ -231,7 +232,7 @@ def test_other_evaluation_data_are_not_paired_and_it_is_said_why() -> None:
     other = batches(1.0, 2.0) | {"split": {"sha256": "y"}}
     found = compared([run("a", found=batches(1.0, 2.0)), run("b", found=other)])
     assert all(row.difference is None for row in found.rows)
-    assert "no paired difference: the variants are not evaluated on the same batches" in found.notes
+    assert any(note.startswith("no paired difference: ") for note in found.notes)
 
 
 def test_with_repeats_the_noise_is_that_between_seeds() -> None:
@@ -266,7 +267,7 @@ def test_half_a_run_is_no_repeat_of_a_whole_one() -> None:
     row = next(row for row in found.rows if row.name == "a")
     assert (row.best, row.repeats, row.status) == (1.1, 3, "1 of 3 failed at step 30")
     assert {each.difference.pairs for each in found.rows if each.difference is not None} == {2}
-    assert any(note.startswith("not all seeds of a finished:") for note in found.notes)
+    assert any(" a " in note for note in found.notes)
 
 
 def test_models_of_other_sizes_are_said_also_where_all_seeds_differ() -> None:
@@ -283,10 +284,9 @@ def test_nothing_is_shared_where_there_are_no_two_to_share_it() -> None:
 
 def test_what_a_run_began_with_is_not_known_without_its_first_checkpoint() -> None:
     notes = compared([run("a"), run("b"), run("c", order=None)]).notes
-    assert (
-        "unknown: the initial weights and sample order of c, whose checkpoint at step 0 is missing"
-        in notes
-    )
+    (unknown,) = [note for note in notes if note.startswith("unknown: ")]
+    assert " c, " in unknown
+    assert numbers_in(unknown) == [0]
 
 
 def test_a_table_shows_what_differs_and_files_have_the_names_of_directories_too() -> None:
@@ -494,8 +494,8 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
     trial: Any = SimpleNamespace(started=90.0)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     session._estimate(trial, eta_s=60.0)
-    assert "for the remaining 2 runs" in stream.getvalue()
-    assert stream.getvalue().startswith("about 2m20s")
+    assert stream.getvalue().startswith("about 2m20s ")
+    assert numbers_in(stream.getvalue()) == [2]  # runs that remain
 
 
 def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
@@ -529,7 +529,8 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
     trial.started = 90.0
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: 100.0))
     session._estimate(trial, 90.0)
-    assert said.getvalue() == "about 5m00s for the remaining 3 runs, estimated from the first\n"
+    assert said.getvalue().startswith("about 5m00s ")
+    assert numbers_in(said.getvalue()) == [3]
     (tmp_path / "b" / "metrics.jsonl").write_text(
         '{"kind": "eval", "step": 1, "val/accuracy": 0.5}\n'
     )
@@ -540,30 +541,28 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
 def test_best_settings_name_what_is_no_worse_and_what_was_measured() -> None:
     runs = repeats({"lr=1": (1.0, 2.0, 3.0), "lr=2": (0.5, 2.9, 3.5)})
     told = text(compared(runs, settled={"precision": "bf16"})).splitlines()[-1]
-    assert (
-        told
-        == "best settings: --optimizer.lr 0.1 --precision bf16 (not significantly better on this data than lr=2)"
-    )
+    settings, _, remark = told.partition(" (")
+    assert settings == "best settings: --optimizer.lr 0.1 --precision bf16"
+    assert "lr=2" in remark
 
 
 def test_the_size_of_the_batches_that_a_difference_is_over_is_said() -> None:
     found = compared(
         [run("a", found=batches(1.0, 2.0, 3.0)), run("b", found=batches(1.1, 2.3, 3.2))]
     )
-    assert "over 3 shared evaluation batches of 2 targets, 6 in all;" in found.notes[1]
+    assert numbers_in(found.notes[1])[:3] == [3, 2, 6]  # batches, targets of each, and in all
     single = [
         batches(*values) | {"counts": [1.0] * 3} for values in ((1.0, 2.0, 3.0), (1.1, 2.3, 3.2))
     ]
     found = compared([run("a", found=single[0]), run("b", found=single[1])])
-    assert "over 3 held-out samples;" in found.notes[1]
+    assert numbers_in(found.notes[1])[:1] == [3]  # samples
 
 
 def test_a_target_is_that_of_the_first_variant_that_has_a_score() -> None:
     found = compared([run("a", []), run("b")])
-    assert found.notes[0].startswith(
-        "target: 1, the best metric of b, the first variant with a metric;"
-    )
-    assert ", the first variant;" in compared([run("a"), run("b")]).notes[0]
+    assert found.notes[0].startswith("target: 1, ")
+    assert " b, " in found.notes[0]
+    assert " a, " in compared([run("a"), run("b")]).notes[0]
 
 
 def test_a_value_has_the_digits_of_its_error_and_a_step_is_whole() -> None:

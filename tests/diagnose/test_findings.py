@@ -32,6 +32,7 @@ from diagnose.histories import (
     wobble,
 )
 from in_one import in_one
+from stated import numbers_in
 from surefoot.config.behavior import AVERAGES
 from surefoot.diagnose.checks import CHECKS, findings, format_findings, verdicts
 from surefoot.diagnose.finding import Finding, Healthy, Unknown
@@ -863,10 +864,8 @@ def test_divergence_names_the_layer_that_grew_first_and_the_step() -> None:
         ),
     )
     assert finding is not None
-    assert (
-        finding.evidence[-1]
-        == "first to grow: the gradient of 2.weight (100x its earlier median) at step 400"
-    )
+    assert "2.weight" in finding.evidence[-1]
+    assert numbers_in(finding.evidence[-1].replace("100x", "100")) == [100, 400]
     assert finding.step is not None
     assert 340 <= finding.step <= 400
 
@@ -879,7 +878,7 @@ def test_steps_of_which_none_was_applied_have_no_loss_of_zero() -> None:
     assert len(lost.loss) == 50
     finding = found("diverged", lost)
     assert finding is not None
-    assert "last finite loss: 1." in finding.evidence[0]
+    assert any(1 < number < 2 for number in numbers_in(finding.evidence[0]))  # the last finite one
     assert found("ended-early", lost) is None  # of which all is said
 
 
@@ -943,10 +942,11 @@ def test_a_bad_sample_is_told_by_its_coming_once_in_each_pass() -> None:
     )
     finding = found("non-finite-steps", history(records))
     assert finding is not None
-    assert "one in each epoch of 800 samples: the same sample causes them all" in finding.evidence
-    assert "6 of 600 steps (1%) were not applied" in finding.evidence
+    stated = [numbers_in(line.replace("1%", "1")) for line in finding.evidence]
+    assert [800] in stated  # one in each epoch
+    assert [6, 600, 1] in stated
     assert finding.step == 33
-    assert finding.try_[0] == "surefoot replay runs/a --step 33  # names samples, module and tensor"
+    assert finding.try_[0].startswith("surefoot replay runs/a --step 33 ")
 
 
 @pytest.mark.parametrize(
@@ -970,7 +970,7 @@ def test_two_skipped_steps_in_two_passes_that_follow_are_one_sample(
     )  # passes of 100 steps
     finding = found("non-finite-steps", history(records))
     assert finding is not None
-    assert any("the same sample causes them all" in line for line in finding.evidence) == expected
+    assert any(numbers_in(line) == [800] for line in finding.evidence) == expected  # in each epoch
 
 
 def test_a_jump_as_high_as_one_just_before_it_is_not_told_again() -> None:
@@ -1003,24 +1003,20 @@ def test_how_much_longer_steps_take_is_told_of_the_last_third_against_the_first(
         ),
     )
     assert finding is not None
-    assert finding.evidence[1] == (
-        f"in the last third, training took {(1 + 50.5) / (1 + 10.5):.2g}x as long as in the first, waiting 1x"
-    )
+    times = f"{(1 + 50.5) / (1 + 10.5):.2g}x"
+    assert re.findall(r"[\d.]+x", finding.evidence[1]) == [times, "1x"]
 
 
 @pytest.mark.parametrize(
-    ("clip", "message"),
-    [("off", "the gradient is not clipped"), ("auto 0.9", "the limit follows the gradient norm")],
+    "clip",
+    ["off", "auto 0.9"],
 )
-def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(
-    clip: str, message: str
-) -> None:
+def test_a_gradient_without_a_limit_of_the_users_own_is_not_clipped_too_often(clip: str) -> None:
     limited = verdict(
         "often-clipped",
         history(train(clip_fraction=lambda _: 1.0, grad_norm=lambda _: 99.0), clip=clip),
     )
     assert isinstance(limited, Healthy)
-    assert limited.message.startswith(message)
 
 
 def test_settings_to_try_are_typed_with_their_present_values() -> None:
@@ -1056,9 +1052,7 @@ def test_a_loss_that_stays_where_it_is_good_is_no_error(started_at: float, sever
     )
     assert finding is not None
     assert finding.severity == severity
-    assert ("pretrained weights with little left to learn" in " ".join(finding.causes)) == (
-        severity == "warning"
-    )
+    assert any("pretrained" in cause for cause in finding.causes) == (severity == "warning")
 
 
 def test_overfitting_names_the_best_checkpoint_only_if_the_run_keeps_one() -> None:
@@ -1114,16 +1108,18 @@ def test_a_loss_that_is_no_goal_is_not_judged_by_its_fall() -> None:
 def test_a_run_whose_records_are_lost_is_not_told_as_ended_early() -> None:
     lost = verdict("ended-early", history(saved_step=600))
     assert isinstance(lost, Unknown)
-    assert "the records end at step 0: some are missing (surefoot verify runs/a)" in lost.message
+    assert "surefoot verify runs/a" in lost.message
+    assert 0 in numbers_in(lost.message)  # the step at which the records end
     killed_at_once = found("ended-early", history())
     assert killed_at_once is not None
     assert all("0 steps" not in one for one in killed_at_once.try_)
-    assert (
-        killed_at_once.try_[0] == "surefoot resume runs/a  # no training is saved: starts at step 0"
-    )
+    resume = "surefoot resume runs/a  #"
+    assert killed_at_once.try_[0].startswith(resume)
+    assert numbers_in(killed_at_once.try_[0]) == [0]
     saved = found("ended-early", history(train(count=40), saved_step=300))
     assert saved is not None
-    assert saved.try_[0] == "surefoot resume runs/a  # continues bit for bit from step 300"
+    assert saved.try_[0].startswith(resume)
+    assert numbers_in(saved.try_[0]) == [300]
 
 
 @pytest.mark.parametrize(("targets", "trained"), [(8.0, True), (0.0, False)])
@@ -1133,7 +1129,7 @@ def test_no_length_is_advised_where_no_step_was_trained(targets: float, trained:
     assert ended is not None
     assert any("--length" in one for one in ended.try_) == trained
     assert any("learning rate" in one for one in ended.evidence) == trained
-    assert ended.try_[0].startswith("correct the error, then surefoot resume runs/a")
+    assert "surefoot resume runs/a" in ended.try_[0]
 
 
 def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:
@@ -1160,7 +1156,7 @@ def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() ->
     assert found("still-improving", history(train(), flat, **by_accuracy)) is None
     better = found("still-improving", history(train(), rising, **by_accuracy))
     assert better is not None
-    assert "val/accuracy rose by" in better.message
+    assert "val/accuracy" in better.message
 
 
 @pytest.mark.parametrize(
@@ -1171,11 +1167,11 @@ def test_a_time_limit_is_no_cause_of_a_run_that_somebody_stopped(
 ) -> None:
     stopped = found("ended-early", history(train(count=40), event(f"stopped by {how}", 400)))
     assert stopped is not None
-    assert ("a time limit shorter than the run" in stopped.causes) == is_a_cause
+    assert any("time limit" in cause for cause in stopped.causes) == is_a_cause
 
 
 def test_where_too_few_records_were_made_it_says_how_to_have_more() -> None:
-    hint = 'for enough records in a run of this length: --log-every "4 steps"'
+    hint = '--log-every "4 steps"'
     few, enough = history(train(count=11)), history(train(count=12))
     assert hint in format_findings(few, verdicts(few), every=True)
     assert hint not in format_findings(enough, verdicts(enough), every=True)
@@ -1197,10 +1193,7 @@ def test_the_body_of_a_loop_is_no_wait_and_workers_that_are_set_are_not_advised(
     )
     assert finding is not None
     assert not any("(now 2)" in advice for advice in finding.try_)
-    assert any(
-        "8 workers would be needed, but this machine has 2 processors" in advice
-        for advice in finding.try_
-    )
+    assert [8, 2] in [numbers_in(advice) for advice in finding.try_]  # workers, processors
     saving = found(
         "saving-too-long", history(train(saving_s=lambda _: 0.2, training_s=lambda _: 1.2))
     )
@@ -1272,11 +1265,11 @@ def test_a_resumed_run_is_one_curve_and_what_ended_an_earlier_session_is_no_end(
     marker: Record = {"kind": "resume", "step": 300}
     records = [*train(count=30), *event("failed: OSError", 350), marker, *train()[30:50]]
     going = history(records, standing="running")
-    assert verdict("ended-early", going).message == "the run is still training"
+    assert isinstance(verdict("ended-early", going), Unknown)
     assert going.step == 500
     dead = found("ended-early", history(records))
     assert dead is not None
-    assert dead.evidence[0] == "500 of 600 steps; killed, or the machine failed"
+    assert numbers_in(dead.evidence[0]) == [500, 600]
     assert found("ended-early", history([*records, *train()[50:]])) is None
 
 
@@ -1356,7 +1349,6 @@ def test_a_stream_that_is_waited_for_gets_no_advice_about_workers() -> None:
     records = train(data_wait_s=lambda _: 2.4)
     finding = found("data-bound", history(records, data={"type": "Tape"}, processors=8))
     assert finding is not None
-    assert "rows of the stream" in finding.message
     assert not any("workers=" in each for each in finding.try_)
 
 
@@ -1366,32 +1358,23 @@ def test_the_newest_rank_that_is_slow_now_is_named_and_the_others_are_evidence()
         history(train(), slow_rank(), slow_rank(5, 200, step=230, work="data_wait", median_s=0.0)),
     )
     assert finding is not None
-    assert (
-        finding.message
-        == "Rank 5 takes over 100x as long as the median for its data, since step 200."
-    )
-    assert (
-        "rank 3 on node7, since step 90: 42 ms per step in the forward pass, 30 ms in the median"
-        in finding.evidence[1]
-    )
+    assert (finding.step, finding.numbers["rank"], finding.numbers["times"]) == (200, 5, 100)
+    assert "node7" in finding.evidence[1]
+    assert numbers_in(finding.evidence[1])[:4] == [3, 90, 42, 30]  # rank, step, ms, median
     ended = slow_rank(5, 200, step=400, work="data_wait", until_step=390)
     finding = found("slow-rank", history(train(), slow_rank(), slow_rank(5, 200, step=230), ended))
     assert finding is not None
-    assert (
-        finding.message
-        == "Rank 3 takes 1.4x as long as the median in the forward pass, since step 90."
-    )
-    assert finding.evidence[1].startswith("rank 5 on node7, from step 200 to 390: ")
+    assert finding.numbers["times"] == pytest.approx(1.4)
+    assert numbers_in(finding.message)[-1] == 90  # since
+    assert numbers_in(finding.evidence[1])[:3] == [5, 200, 390]
     assert (finding.step, finding.numbers["rank"]) == (90, 3)
 
 
 def test_a_rank_that_was_slow_in_an_earlier_session_is_slow_until_the_resume() -> None:
     finding = found("slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}]))
     assert finding is not None
-    assert (
-        finding.message
-        == "Rank 3 took 1.4x as long as the median in the forward pass, from step 90 to 300."
-    )
+    assert (finding.severity, finding.numbers["rank"]) == ("note", 3)
+    assert numbers_in(finding.message)[-2:] == [90, 300]
     again = slow_rank(3, 310, step=340)
     finding = found(
         "slow-rank", history(train(), slow_rank(), [{"kind": "resume", "step": 300}], again)

@@ -1,15 +1,15 @@
-"""The sentences of console, page, findings and help are those of their files; 5 seconds."""
+"""The sentences of console, page, help and packages are those of their files; 10 seconds."""
 
 from __future__ import annotations
 
 import pytest
 
-from texts.written import HERE, help_pages, path_of, texts_of_runs
+from texts.written import HERE, all_texts, path_of
 
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, str]:
-    return texts_of_runs() | help_pages()
+    return all_texts()
 
 
 def test_each_text_has_a_file_and_each_file_a_text(texts: dict[str, str]) -> None:

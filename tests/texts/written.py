@@ -1,18 +1,23 @@
-"""The sentences that users read on the console, on a run's page and in the help, a file each.
+"""The sentences that users read, a file each: what a run prints, its page, the help of each
+subcommand, all options, and for each package what else its source says.
 
     make sentences
 
-writes them anew, and those of the errors into docs/reference/errors.md. A change of a sentence
-changes one file, which the review reads. A number stands as 0 and a path as PATH, so only words
-count.
+writes them anew, and those of the errors into docs/reference/errors.md. A sentence stands in one
+file, which the review reads. On the console, on a page and in the help a number stands as 0 and a
+path as PATH, so only words count. In the text of a package an inserted value stands as {name}.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
 import io
 import re
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +26,22 @@ from torch import nn
 
 import surefoot as sf
 from pages import Elements
+from surefoot.cli.help import Flag, flags_of
 from surefoot.cli.main import OVERVIEW, VERBS
 from surefoot.cli.main import main as command
+from surefoot.cli.word_order import option_kinds
+from surefoot.config.setting import texts_of
 from surefoot.recipes import NAMES
 from surefoot.report.write import page_of
 from written_runs import rich_run
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+import write_errors
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+
+_WORDS = 3  # of a text of the source that is a sentence
 _NUMBER = re.compile(r"\d[\d,.:]*(?:e[+-]?\d+)?")
 
 
@@ -94,7 +107,7 @@ def typed(*arguments: str) -> str:
 
 
 def texts_of_runs() -> dict[str, str]:
-    """What a run prints, a page with all its sections, and what `diagnose` says of that run."""
+    """What a run prints, and a page with all its sections."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the header names their number
     try:
@@ -112,32 +125,104 @@ def _texts_of_runs() -> dict[str, str]:
             tiny_run(run_dir).train()
             tiny_run(run_dir).train()  # is finished
         written = rich_run(directory / "written")
-        diagnosed = typed("diagnose", "--all", str(written))
         return {
             "console": words(printed.getvalue(), directory),
             "page": once(words(shown_on(page_of([written])), directory)),
-            "diagnose": words(diagnosed, directory),
         }
 
 
 def help_pages() -> dict[str, str]:
-    """The overview, and the help of each subcommand and recipe."""
-    pages = {"help": words(OVERVIEW, ROOT)}
+    """The overview, what stands above the options of each subcommand, and all options."""
+    pages = {"help": words(OVERVIEW, ROOT), "options": texts_of_options()}
     for verb in VERBS:
-        pages[f"help-{verb}"] = words(typed(verb, "--help"), ROOT)
-    for name in NAMES:
-        pages[f"help-train-{name}"] = words(typed("train", name, "--help"), ROOT)
+        above, _, _ = typed(verb, "--help").partition("\narguments:\n")
+        pages[f"help-{verb}"] = words(above, ROOT)
     return pages
+
+
+def texts_of_options() -> str:
+    """The text of each option and setting, where it stands first. docs/reference/settings.md has
+    those of `Run`.
+    """
+    known = set(texts_of(sf.Run).values())
+    lines = []
+    for title, flags in options_of_commands():
+        fresh = {flag.typed: flag.text for flag in flags if flag.text not in known}
+        known.update(fresh.values())
+        if fresh:
+            lines += [f"{title}:", *(f"  {name}  {text}" for name, text in fresh.items())]
+    return "\n".join(lines) + "\n"
+
+
+def options_of_commands() -> Iterator[tuple[str, list[Flag]]]:
+    for verb in VERBS:
+        yield verb, [flag for kind in option_kinds(verb) for flag in flags_of(kind, switches=True)]
+    for name in NAMES:
+        config = importlib.import_module(f"surefoot.recipes.{name}.config").Config
+        yield f"train {name}", [*flags_of(config)]
+        predict = importlib.import_module(f"surefoot.recipes.{name}.predict").Predict
+        yield f"predict, a run of {name}", [*flags_of(predict)]
+
+
+def texts_of_packages(shown: str) -> dict[str, str]:
+    """The sentences of the source that stand in no text of `shown` and not in the page of errors,
+    by package and file.
+    """
+    others = only_words(shown + write_errors.table())
+    texts: dict[str, str] = {}
+    for path in sorted(write_errors.SOURCE.rglob("*.py")):
+        name = path.relative_to(write_errors.SOURCE)
+        sentences = [
+            sentence
+            for sentence in dict.fromkeys(sentences_of(path.read_text()))
+            if not all(part in others for part in literal_parts(sentence))
+        ]
+        if sentences:
+            package = name.parts[0] if len(name.parts) > 1 else "surefoot"
+            lines = [f"{name.as_posix()}:", *(f"  {sentence}" for sentence in sentences)]
+            texts[package] = texts.get(package, "") + "\n".join(lines) + "\n"
+    return texts
+
+
+def sentences_of(source: str) -> Iterator[str]:
+    """The texts of a file that are sentences, without docstrings and the texts of options."""
+    module = ast.parse(source)
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(node.value)
+        if isinstance(node, ast.JoinedStr):
+            skipped.update(node.values)
+    for node in ast.walk(module):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node not in skipped:
+            text = " ".join(write_errors.written(node).split())
+            if sum(bool(re.search(r"[A-Za-z]{2}", word)) for word in text.split()) >= _WORDS:
+                yield text
+
+
+def literal_parts(sentence: str) -> list[str]:
+    """What stands between the inserted values."""
+    parts = [only_words(part) for part in re.split(r"\{[^ {}]+\}", sentence)]
+    return [part for part in parts if part]
+
+
+def only_words(text: str) -> str:
+    return " ".join(re.findall(r"[A-Za-z]+", text))
 
 
 def path_of(name: str) -> Path:
     return HERE / f"{name}.txt"
 
 
+def all_texts() -> dict[str, str]:
+    shown = texts_of_runs() | help_pages()
+    return shown | texts_of_packages("\n".join(shown.values()))
+
+
 def main() -> None:
     for path in HERE.glob("*.txt"):
         path.unlink()
-    for name, text in (texts_of_runs() | help_pages()).items():
+    for name, text in all_texts().items():
         path_of(name).write_text(text)
 
 
