@@ -1,5 +1,5 @@
-"""The adapter of a peft model: a description in the run's directory, from which an export writes
-peft's files without the program.
+"""The description of a peft model's adapter in the run's directory. From it and a checkpoint,
+`write_adapter` of an export writes peft's files without the program.
 """
 
 import json
@@ -8,15 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from safetensors.torch import save
 from torch import nn
 
-from surefoot.checkpoint.format import Checkpoint
-from surefoot.checkpoint.weight_files import not_written
-from surefoot.config.paths import write_whole
-from surefoot.errors import ConfigError, Setting
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"  # the name that peft gives the file
 
 
 def file_of(model: str) -> str:
@@ -57,45 +51,3 @@ def _config(model: Any, adapter: str) -> dict[str, object]:
             "parent_library": type(inner).__module__,
         }
     return settings | {"inference_mode": True}
-
-
-def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model: str) -> list[str]:
-    """Write the adapter of a checkpoint's model as peft reads it; return the file names. Raises
-    `ConfigError` without an adapter.
-    """
-    description = run / file_of(model)
-    if not description.is_file():
-        raise ConfigError(
-            "run-without-adapter",
-            problem=f"layout = peft: {run} did not train a peft model",
-            reason="only such a run, or surefoot train finetune with the method lora, has an adapter",
-            remedy=Setting("layout", "native"),
-            setting="layout",
-            value="peft",
-            path=run,
-        )
-    settings = json.loads(description.read_text(encoding="utf-8"))
-    if unlike := [key for key, own in settings["tensors"].items() if own is None]:
-        raise ConfigError(
-            "adapter-of-computed-tensors",
-            problem=f"layout = peft: {unlike[0]} is not a tensor of the model, but computed from"
-            " several",
-            reason=f"adapters of the type {settings['config'].get('peft_type')} are written by peft"
-            " alone",
-            remedy="type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program",
-            setting="layout",
-            value="peft",
-            tensor=unlike[0],
-        )
-    aliases = source.saved.aliases.get(model, {})
-    stored = source.tensors(file)
-    tensors = {
-        key: stored[aliases.get(own, own)].contiguous() for key, own in settings["tensors"].items()
-    }
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / WEIGHTS, save(tensors, metadata={"format": "pt"}))
-        write_whole(out / CONFIG, json.dumps(settings["config"], indent=2).encode())
-    except OSError as problem:
-        raise not_written(out, problem) from problem
-    return [CONFIG, WEIGHTS]

@@ -13,7 +13,6 @@ import torch
 from surefoot.checkpoint.format import Checkpoint, Damage
 from surefoot.checkpoint.gpt2 import SETTINGS, gpt2_settings, named_in_gpt2
 from surefoot.checkpoint.manifest import MANIFEST, logical_name
-from surefoot.checkpoint.peft_adapter import write_adapter
 from surefoot.checkpoint.reader import read_manifest
 from surefoot.checkpoint.store import Store, without_checkpoint
 from surefoot.checkpoint.tensor_file import Stored
@@ -30,6 +29,7 @@ from surefoot.errors import (
     out_of_range,
     together,
 )
+from surefoot.export.peft_adapter import write_adapter
 from surefoot.memory import in_words, parsed_bytes
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.tokenizers.bpe import from_json

@@ -11,6 +11,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import write_whole
+from surefoot.config.toml import to_toml
 from surefoot.recipes import gpt
 from surefoot.recipes.finetune.corpus import tokenizer_files
 from surefoot.recipes.finetune.forms import Conversation
@@ -109,8 +110,6 @@ def small_config() -> Any:
 
 
 def _trained(directory: Path, *, seed: int, device: str) -> Any:
-    from surefoot.recipes.program import find_program
-
     config = gpt.Config(
         run_dir=str(directory),
         length="250 steps",
@@ -123,8 +122,8 @@ def _trained(directory: Path, *, seed: int, device: str) -> Any:
         val_tokens=32_768,
     )
     run = gpt.build(config)
-    program = find_program("gpt")
-    run.configuration = program.config_text(config, {}, program.described)
+    program = {"kind": "recipe", "recipe": "gpt"}
+    run.configuration = to_toml(config, {}, program, preset=gpt.PRESETS["tiny"])
     run.train()
     return run
 

@@ -1,0 +1,56 @@
+"""The files of peft for an adapter that a run trained, written without the run's program."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save
+
+from surefoot.checkpoint.format import Checkpoint
+from surefoot.checkpoint.peft_adapter import CONFIG, file_of
+from surefoot.checkpoint.weight_files import not_written
+from surefoot.config.paths import write_whole
+from surefoot.errors import ConfigError, Setting
+
+WEIGHTS = "adapter_model.safetensors"  # the name that peft gives the file
+
+
+def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model: str) -> list[str]:
+    """Write the adapter of a checkpoint's model as peft reads it; return the file names. Raises
+    `ConfigError` without an adapter.
+    """
+    description = run / file_of(model)
+    if not description.is_file():
+        raise ConfigError(
+            "run-without-adapter",
+            problem=f"layout = peft: {run} did not train a peft model",
+            reason="only such a run, or surefoot train finetune with the method lora, has an adapter",
+            remedy=Setting("layout", "native"),
+            setting="layout",
+            value="peft",
+            path=run,
+        )
+    settings = json.loads(description.read_text(encoding="utf-8"))
+    if unlike := [key for key, own in settings["tensors"].items() if own is None]:
+        raise ConfigError(
+            "adapter-of-computed-tensors",
+            problem=f"layout = peft: {unlike[0]} is not a tensor of the model, but computed from"
+            " several",
+            reason=f"adapters of the type {settings['config'].get('peft_type')} are written by peft"
+            " alone",
+            remedy="type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program",
+            setting="layout",
+            value="peft",
+            tensor=unlike[0],
+        )
+    aliases = source.saved.aliases.get(model, {})
+    stored = source.tensors(file)
+    tensors = {
+        key: stored[aliases.get(own, own)].contiguous() for key, own in settings["tensors"].items()
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / WEIGHTS, save(tensors, metadata={"format": "pt"}))
+        write_whole(out / CONFIG, json.dumps(settings["config"], indent=2).encode())
+    except OSError as problem:
+        raise not_written(out, problem) from problem
+    return [CONFIG, WEIGHTS]
