@@ -25,8 +25,12 @@ from surefoot.errors import (
     Command,
     ConfigError,
     DataError,
+    RankLostError,
     Remedy,
     Setting,
+    SurefootError,
+    error_of_dict,
+    name_rank,
     speaking_in_flags,
     together,
 )
@@ -179,6 +183,47 @@ def test_places_stand_before_the_problem_the_outermost_first() -> None:
     assert error.places == ("schedule", "joined at step 2")
     assert str(error).startswith("schedule: joined at step 2: batch_size = 6")
     assert an_error().places == ()
+
+
+def test_the_place_of_several_problems_stands_before_them() -> None:
+    error = together([an_error(), an_error(value=7)]).inside("schedule").inside("rank 1")
+    assert str(error) == f"rank 1: schedule: {an_error()}\n{an_error()}"
+
+
+@pytest.mark.parametrize(
+    "remedy",
+    [
+        None,
+        Setting("length"),
+        Setting("ema", None),
+        Setting("batch_size", 4),
+        Command("ls"),
+        "leave it out",
+        ("a longer", Setting("length")),
+        ("add", Setting("ema", None)),
+    ],
+)
+def test_an_error_of_another_process_says_the_same(remedy: Remedy | None) -> None:
+    error = an_error(remedy=remedy, step=3).inside("joined").inside("schedule")
+    again = error_of_dict(json.loads(json.dumps(error.to_dict())))
+    assert type(again) is ConfigError
+    assert again.remedies == error.remedies
+    assert again.to_dict() == error.to_dict()
+
+
+def test_several_problems_of_another_process_stay_several() -> None:
+    error = together([an_error(), DataError("row-too-long", problem="row 3 is too long", row=3)])
+    again = error_of_dict(json.loads(json.dumps(error.to_dict())))
+    assert [type(problem) for problem in again.problems] == [ConfigError, DataError]
+    assert again.to_dict() == error.to_dict()
+
+
+@pytest.mark.parametrize("kind", [DataError, RankLostError])
+def test_an_error_names_the_rank_that_raised_it(kind: type[SurefootError]) -> None:
+    error = kind("a-code", problem="it is wrong")
+    name_rank(error, 3)
+    # the loss of a rank names the rank that was lost, not the one that noticed it
+    assert error.places == (() if kind is RankLostError else ("rank 3",))
 
 
 def test_all_problems_of_several_checks_keep_their_codes() -> None:

@@ -472,6 +472,7 @@ def error_of_dict(
         kind = by_status.get(described["exit_status"], SurefootError)
     error = kind(described["message"])
     error.places = tuple(described.get("places", ()))
+    error.problems = tuple(error_of_dict(problem) for problem in described.get("problems", ()))
     if described["code"] is not None:
         error.code = described["code"]
         error.problem = described["problem"]

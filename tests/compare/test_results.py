@@ -434,6 +434,14 @@ def test_every_score_is_in_the_picture_and_what_is_too_far_away_is_said() -> Non
     ]
 
 
+def test_of_many_variants_the_best_twelve_are_named_and_the_rest_are_counted() -> None:
+    for count, more in ((12, ""), (13, "1"), (15, "3")):
+        runs = [run(f"lr={place}", [(1, 1.0 + place / 100)]) for place in range(count)]
+        (chart,) = charts(compared(runs))
+        assert names(chart) == [f"lr={place}" for place in range(12)]
+        assert chart.note.partition(" ")[0] == more
+
+
 def test_a_field_is_called_what_is_on_it_and_a_trial_by_its_settings() -> None:
     trial = Compared(
         variant("trial-003", **{"optimizer.lr": 0.0123456, "optimizer.name": "sgd"}),

@@ -129,6 +129,28 @@ def test_names_above_a_plot_are_in_rows_beside_each_other_and_inside_the_picture
         assert all(upper - lower >= 18 for lower, upper in pairwise(sorted(rows)))
 
 
+def test_short_names_share_a_row_and_none_covers_another() -> None:
+    lines = [falling(name, series) for series, name in enumerate(["a", "bb", "ccc", "a"])]
+    (group,) = parsed(chart(*lines, wide=True)).findall(f"{SVG}g")
+    names = [text for text in group.findall(f"{SVG}text") if "class" not in text.attrib]
+    ends = [
+        (int(text.attrib["x"]), int(text.attrib["x"]) + figures._LETTER * cells(text.text or ""))
+        for text in names
+    ]
+    assert len({text.attrib["y"] for text in names}) == 1
+    assert [text.text for text in names] == ["a", "bb", "ccc", "a"]
+    assert all(left[1] < right[0] for left, right in pairwise(ends))
+
+
+def test_the_texts_of_both_charts_of_a_row_are_below_what_stands_above() -> None:
+    root = parsed(chart(wide=True), chart(title="", note="one\ntwo\nthree"), chart(title=""))
+    above = fields(root)[0][3]
+    for group in root.findall(f"{SVG}g")[1:]:
+        _, top = offset(group)
+        rows = [top + float(text.attrib["y"]) for text in group.findall(f"{SVG}text")]
+        assert min(rows) - figures._ROW > above
+
+
 def test_hostile_texts_are_texts() -> None:
     marks = (Mark("best", 3, 2.0, HOSTILE), Mark("event", 4, None, HOSTILE))
     hostile = chart(

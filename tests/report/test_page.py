@@ -321,12 +321,13 @@ def test_a_score_that_went_and_came_back_is_told_by_its_best(tmp_path: Path) -> 
 def test_a_score_that_wavers_at_the_end_is_level(tmp_path: Path) -> None:
     wavering = [1.6, 0.098, 0.114, 0.019, 0.031, 0.0196, 0.0258, 0.0267, 0.0253, 0.0225, 0.0249]
     falling_to_the_end = [1.6 - 0.1 * place for place in range(11)]
+    decaying = [1000 * 0.9**place for place in range(60)]  # little of its range, much of its value
     said = []
-    for losses in (wavering, falling_to_the_end):
+    for losses in (wavering, falling_to_the_end, decaying):
         records = [train(20 * place + 20) for place in range(len(losses))]
         evaluated = [scores(20 * place + 20, loss=loss) for place, loss in enumerate(losses)]
         run = written(tmp_path / f"run-{len(said)}", [*records, *evaluated])
         verdict = re.search(r'<p class="verdict">(.*?)</p>', page_of([run]))
         assert verdict is not None
         said.append(verdict[1])
-    assert ["still falling" in sentence for sentence in said] == [False, True]
+    assert ["still falling" in sentence for sentence in said] == [False, True, True]
