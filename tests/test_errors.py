@@ -17,7 +17,7 @@ import torch
 import surefoot as sf
 from refused import refused
 from surefoot.checkpoint.format import DamageError, damage_error
-from surefoot.cli.main import VERBS, main
+from surefoot.cli.main import VERBS, main, run_or_exit
 from surefoot.cli.options import option_names
 from surefoot.cli.word_order import option_kinds
 from surefoot.config.setting import checked
@@ -327,6 +327,21 @@ def test_with_json_an_error_is_one_object_on_standard_error(
     described = json.loads(line)
     assert (described["code"], described["exit_status"], status) == (code, 2, 2)
     assert described.keys() >= an_error().to_dict().keys()
+
+
+def test_with_json_a_lack_of_memory_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    def allocate() -> None:
+        raise torch.OutOfMemoryError("no room for 20 GiB")
+
+    with pytest.raises(SystemExit) as ended:
+        run_or_exit(allocate, with_traceback=False, as_json=True)
+    assert ended.value.code == 6
+    assert json.loads(capsys.readouterr().err) == {
+        "error": "OutOfMemoryError",
+        "exit_status": 6,
+        "code": None,
+        "message": "no room for 20 GiB",
+    }
 
 
 def test_with_json_several_problems_are_one_object(

@@ -12,7 +12,8 @@ import pytest
 import surefoot as sf
 from refused import refused as refused_with
 from surefoot.cli.main import main
-from surefoot.cli.options import SavedRunOptions, find_run, parse
+from surefoot.cli.options import SavedRunOptions, check_excluded, find_run, parse
+from surefoot.errors import Setting
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -138,6 +139,14 @@ def test_help_of_a_program_shows_its_settings_then_the_options_of_train(
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert 0 < said.index("--steps INT") < said.index("--width INT") < said.index("--accept-change")
+
+
+def test_every_option_that_another_one_excludes_is_to_be_left_out() -> None:
+    others = ["nproc", "world_size"]
+    with refused_with("option-excluded", setting="schedules", others=others) as refusal:
+        check_excluded("schedules", others, reason="it trains nothing")
+    assert refusal.value.remedies == tuple(("leave out", Setting(name)) for name in others)
+    check_excluded("schedules", [], reason="it trains nothing")
 
 
 @pytest.mark.parametrize("run", ["runs/a", "a"])

@@ -20,7 +20,7 @@ from refused import refused
 from surefoot.config.setting import default, setting
 from surefoot.config.toml import program, to_toml, values
 from surefoot.config.train_settings import TrainSettings, clipping
-from surefoot.config.tree import flatten, layered, nearest
+from surefoot.config.tree import flatten, layered, nearest, unknown_setting
 from surefoot.errors import ConfigError, Setting
 
 
@@ -279,6 +279,21 @@ def test_a_number_alone_as_limit_is_answered_with_the_one_that_was_meant(given, 
     with refused("clip-not-a-limit", value=given) as error:
         clipping(given)
     assert error.value.remedies[0] == Setting("clip", typed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("epochs", "3", Setting("length", "3 epochs")),
+        ("max_steps", "150", Setting("length", "150 steps")),
+        ("epochs", "many", Setting("length")),
+        ("lenght", "3", Setting("length")),
+    ],
+)
+def test_a_number_of_another_librarys_setting_is_suggested_in_the_form_of_the_one_here(
+    name, value, meant
+):
+    assert unknown_setting(name, ["seed", "length"], value=value).remedies == (meant,)
 
 
 @given(name=text)

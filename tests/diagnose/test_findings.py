@@ -1132,6 +1132,20 @@ def test_no_length_is_advised_where_no_step_was_trained(targets: float, trained:
     assert "surefoot resume runs/a" in ended.try_[0]
 
 
+def test_steps_that_a_checkpoint_has_were_trained_where_no_record_tells_of_them() -> None:
+    killed = found("ended-early", history(saved_step=40))
+    assert killed is not None
+    assert (killed.step, killed.numbers["made"]) == (40, 40)
+    assert any("--length" in one for one in killed.try_)
+
+
+def test_a_run_that_is_complete_is_judged_and_did_not_end_early() -> None:
+    whole = history(train())
+    stopped = history(train(count=40), event("stopped early", 400))
+    for complete in (whole, stopped):
+        assert isinstance(verdict("ended-early", complete), Healthy)
+
+
 def test_steps_that_are_slower_because_of_unfrozen_parameters_are_no_falling_throughput() -> None:
     slower = train(targets_per_s=lambda place: 100 / (1 + place / 30))
     unfrozen = [

@@ -143,6 +143,18 @@ def test_changes_beyond_five_are_counted() -> None:
     assert f"and {len(refusal.value.fields['changes']) - 5} more" in str(refusal.value)
 
 
+@pytest.mark.parametrize(("count", "shown"), [(2, 2), (4, 4), (5, 5), (6, 5)])
+def test_each_of_five_changes_is_named_and_nothing_is_counted(count: int, shown: int) -> None:
+    saved = {f"setting{number}": 0 for number in range(count)}
+    with refused("settings-changed", CheckpointError) as refusal:
+        refuse_differences(saved, dict.fromkeys(saved, 1), where="runs/a")
+    changes = refusal.value.fields["changes"]
+    assert len(changes) == count
+    also = (refusal.value.reason or "").splitlines()
+    assert [line.removeprefix("also ") for line in also[: shown - 1]] == changes[1:shown]
+    assert len(also) - (shown - 1) == (count > shown)
+
+
 def test_other_data_are_named_with_every_other_change() -> None:
     now = SAVED | {"data": {"sha256": "b"}, "optimizer": ADAM | {"lr": 0.1}, "seed": 1}
     with refused("data-changed", CheckpointError) as refusal:
