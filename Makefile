@@ -48,7 +48,7 @@ campaign-streams: .venv/ready  ## sources that fork, raise, hang, exit, die and 
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/planted_faults.py
 
-campaign-mutants: .venv/ready  ## 100 small faults in the source, one by one, each of which a test must find; ten minutes
+campaign-mutants: .venv/ready  ## 140 small faults in the source, one by one, each of which a test must find; 15 minutes
 	$(BIN)/python benchmarks/mutants.py
 
 campaign-finetune: .venv/ready  ## 100 kills of fine-tuning runs, with LoRA and in full; appends likewise

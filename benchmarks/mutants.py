@@ -2,12 +2,14 @@
 is named must find.
 
     python benchmarks/mutants.py
+    python benchmarks/mutants.py --areas errors reports
     python benchmarks/mutants.py --draw loop --seed 17 --count 20
 
 The first puts every mutant of mutants.toml into a copy of the package, one after the other, runs
 the test that kills it, and appends a dated summary to results/mutants.txt: killed, survived, and
 stale (its line is gone). It leaves with 1 unless all are killed, or are explained as equivalent to
-the source. The second prints new ones; who adds them names their tests.
+the source. The second does so for some areas. The third prints new mutants; who adds them names
+their tests.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
     """A table of counts by area, and every mutant that survived or is stale."""
     kinds: tuple[Outcome, ...] = ("killed", "equivalent", "survived", "stale")
     lines = [f"{'area':<12}" + "".join(f"{kind:>12}" for kind in kinds)]
-    for area in [*AREAS, "all"]:
+    areas = [area for area in AREAS if any(mutant.area == area for mutant in mutants)]
+    for area in [*areas, "all"]:
         of_area = [
             outcome
             for mutant, outcome in zip(mutants, outcomes, strict=True)
@@ -133,6 +136,7 @@ def quoted(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--areas", nargs="+", choices=AREAS, default=[*AREAS])
     parser.add_argument("--draw", choices=AREAS, help="print new mutants of an area")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
@@ -157,10 +161,14 @@ def main() -> None:
         print("\n\n".join(as_toml(mutant) for mutant in drawn))
         return
     started = time.monotonic()
+    mutants = [mutant for mutant in mutants if mutant.area in arguments.areas]
     outcomes = campaign(mutants, root=root, source=root / "src")
     table = summary(mutants, outcomes)
+    command = "make campaign-mutants"
+    if set(arguments.areas) != set(AREAS):
+        command = f"python benchmarks/mutants.py --areas {' '.join(arguments.areas)}"
     with RESULTS.open("a", encoding="utf-8") as file:
-        head = f"# {time.strftime('%Y-%m-%d')}, make campaign-mutants: {len(mutants)} mutants"
+        head = f"# {time.strftime('%Y-%m-%d')}, {command}: {len(mutants)} mutants"
         file.write(f"{head}, {time.monotonic() - started:.0f} s\n{table}\n\n")
     print(table)
     sys.exit(any(outcome in ("survived", "stale") for outcome in outcomes))

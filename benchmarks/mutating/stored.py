@@ -38,8 +38,13 @@ AREAS = {
         "verify",
         "diagnose",
     ),
+    "errors": ("errors", "config", "cli", "recipes", "train/run_identity", "data/scan"),
+    "reports": ("tracking", "report", "diagnose", "plan", "tune", "profile", "compare"),
 }
 """Of each area the files and folders of the package, from which `draw` takes mutants."""
+
+WRITTEN_KINDS = ("dropped part", "lost check", "swapped")
+"""Kinds of mutants that only a person writes."""
 
 
 class StaleError(Exception):

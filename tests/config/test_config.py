@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from in_one import in_one
 from refused import refused
-from surefoot.config.setting import default, setting
+from surefoot.config.setting import default, number, setting
 from surefoot.config.toml import program, to_toml, values
 from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.config.tree import flatten, layered, nearest, unknown_setting
@@ -294,6 +294,22 @@ def test_a_number_of_another_librarys_setting_is_suggested_in_the_form_of_the_on
     name, value, meant
 ):
     assert unknown_setting(name, ["seed", "length"], value=value).remedies == (meant,)
+
+
+@in_one
+@pytest.mark.parametrize("value", [True, False, -1, 5, 1.0, "3", None, math.nan])
+def test_a_whole_number_within_bounds_is_no_truth_value_and_no_other_type(value):
+    with refused("setting-out-of-range", setting="jobs"):
+        number(min_value=0, below=5)(value, setting="jobs")
+
+
+def test_the_smallest_number_is_allowed_and_the_upper_bound_is_not():
+    number(min_value=0, below=5)(0, setting="jobs")
+    number(min_value=0, below=5)(4, setting="jobs")
+    number(min_value=0, below=1, kind=(int, float))(0.5, setting="share")
+    for value in (1, True, math.nan, -0.1):
+        with refused("setting-out-of-range", setting="share"):
+            number(min_value=0, below=1, kind=(int, float))(value, setting="share")
 
 
 @given(name=text)
