@@ -21,6 +21,7 @@ import torch
 import surefoot as sf
 from rank_processes import forks, on_ranks
 from refused import refused
+from stated import numbers_in
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
 from surefoot.config.user_code import names_in
@@ -146,7 +147,7 @@ def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_onc
     begin(place)
     shutil.rmtree(place / "run" / "checkpoints" / "step-00000000")
     changed = ("inputs + 0.1", "inputs + 0.2")
-    with pytest.raises(sf.CheckpointError, match=r'accept_change="data"'):
+    with refused("program-changed", sf.CheckpointError, changed=["data"]):
         built(place, *changed).train()
     built(place, *changed, accept_change="data", stop_after="6 steps").train()
     assert fingerprints(place, 6)["accepted"][0]["changed"] == ["data"]
@@ -194,7 +195,7 @@ CASES = {
         "{}",
         "loss() in",
     ),
-    "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "changed: weighted() in program.py"),
+    "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "weighted() in program.py"),
     "forward": (
         "self.norm(self.linear(inputs))",
         "self.linear(inputs)",
@@ -211,7 +212,7 @@ CASES = {
         "inputs + 0.1",
         "inputs + 0.2",
         "{}",
-        "changed: Data.__getitem__() in program.py",
+        "Data.__getitem__() in program.py",
     ),
     "sample of a list": (
         "LIST = [",
@@ -241,19 +242,19 @@ CASES = {
         "inputs + 0.1",
         "inputs + 0.2",
         "{'train_data': parts()}",
-        "(part 1) of the training data has changed",
+        "(part 1)",
     ),
     "count_fn": (
         "return len(batch[0])",
         "return 2 * len(batch[0])",
         "{'count_fn': count}",
-        "had 2 targets, and now has 4",
+        "2 targets",
     ),
     "an optimizer of one's own": (
         "return super().step()",
         "return super().step(closure)",
         "{'optimizer': lambda groups: Plain(groups, lr=0.1)}",
-        "changed: Plain.step() in program.py",
+        "Plain.step() in program.py",
     ),
 }
 
@@ -267,8 +268,10 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
     else:
         begin(place, own)
     held = {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")}
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000004") as caught:
+    code = "data-changed" if says.startswith("data.") else "program-changed"
+    with refused(code, sf.CheckpointError) as caught:
         built(place, old, new, own=own, console=False).train()
+    assert "step-00000004" in str(caught.value)
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 5
     assert {
@@ -305,11 +308,9 @@ def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_the
     assert "accepted: " not in capsys.readouterr().out
     verdict = sf.load(built(place, old, new, own=own)).verify()
     assert not verdict.problems
-    assert (
-        "steps 0 to 4: trained by another program, before the change that was accepted at step 4"
-        in verdict.not_proved
-    )
-    with pytest.raises(sf.CheckpointError, match=r"cannot resume .* at step-00000008"):
+    assert [0, 4, 4] in [numbers_in(line) for line in verdict.not_proved]
+    code = "data-changed" if case == "sample of a list" else "program-changed"
+    with refused(code, sf.CheckpointError):
         built(place, own=own, console=False).train()
 
 
@@ -319,14 +320,14 @@ def test_a_mistake_that_is_mended_before_a_step_was_trained_needs_no_accepted_ch
     with refused("loss-not-a-scalar"):
         built(place, "loss * 1.0", "loss.expand(2)").train()
     built(place, stop_after="1 steps").train()
-    assert "note: accepted: the source code of the loss changed" in capsys.readouterr().out
-    with pytest.raises(sf.CheckpointError, match='accept_change="loss"'):
+    assert "note: accepted: " in capsys.readouterr().out
+    with refused("program-changed", sf.CheckpointError, changed=["loss"]):
         built(place, "loss * 1.0", "loss * 2.0", console=False).train()
 
 
 def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
     begin(place)
-    with pytest.raises(sf.CheckpointError, match='accept_change="model"'):
+    with refused("program-changed", sf.CheckpointError, changed=["model"]):
         built(place, *CASES["forward"][:2], accept_change=["loss", "data"], console=False).train()
     with refused("change-unknown", value="forward"):
         built(place, accept_change="forward")
@@ -394,11 +395,8 @@ def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text
                 sf.update(step)
 
     train(built(place, loss=None, stop_after="4 steps", console=False))
-    for case, says in (
-        ("forward", "the source code of the model changed, and no loss"),
-        ("__getitem__", "of the training data"),
-    ):
-        with pytest.raises(sf.CheckpointError, match=says):
+    for case, changed in (("forward", "model"), ("__getitem__", "data")):
+        with refused("program-changed", sf.CheckpointError, changed=[changed]):
             train(built(place, *CASES[case][:2], loss=None, console=False))
     train(built(place, *CASES["forward"][:2], loss=None, accept_change="model", console=False))
     assert fingerprints(place, 8)["loss"] is None
@@ -410,9 +408,7 @@ def test_of_many_weights_texts_alone_are_compared(
     monkeypatch.setattr("surefoot.train.state_check._MAX_WEIGHT_BYTES", 0)
     begin(place)
     assert fingerprints(place, 0)["loss"] is None
-    with pytest.raises(
-        sf.CheckpointError, match="the source code of the loss changed, and no loss can be compared"
-    ):
+    with refused("program-changed", sf.CheckpointError, changed=["loss"]):
         built(place, "loss * 1.0", "1.0 * loss", console=False).train()
     built(place, console=False).train()
 
@@ -423,7 +419,7 @@ def test_where_step_0_is_damaged_texts_alone_are_compared_and_the_loss_is_rememb
     begin(place)
     before = fingerprints(place, 0)["loss"]
     (place / "run" / "checkpoints" / "step-00000000" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(sf.CheckpointError, match="no loss can be compared"):
+    with refused("program-changed", sf.CheckpointError, changed=["loss"]):
         built(place, *CASES["loss"][:2], console=False).train()
     built(place, console=False).train()
     assert fingerprints(place, 8)["loss"] == before
@@ -445,15 +441,10 @@ def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
     own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
     begin(place, own.replace("PLATEAU", "None"))
     built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
-    assert (
-        "note: the data of val has changed: its metrics are not comparable"
-        in capsys.readouterr().out
-    )
+    assert "note: the data of val " in capsys.readouterr().out
     steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
     begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
-    with pytest.raises(
-        sf.CheckpointError, match="sample 0 of val, which affects the run, has changed"
-    ):
+    with refused("program-changed", sf.CheckpointError, changed=["data"]):
         built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()
 
 
@@ -473,10 +464,7 @@ def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
         ),
     }
     built(place, stop_after="4 steps", **settings).train()
-    assert (
-        "note: Graph in samples cannot be inspected: a resume does not detect their changes"
-        in capsys.readouterr().out
-    )
+    assert "note: Graph in samples " in capsys.readouterr().out
     built(
         place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})
     ).train()
@@ -500,7 +488,7 @@ def test_the_command_line_accepts_a_change(
     command("4 steps", "train", "program.py:build")
     with pytest.raises(SystemExit, match="4"):
         command(None, "resume", "run", changed="1.5")
-    assert "to resume with this change: --accept-change loss" in capfd.readouterr().err
+    assert "--accept-change loss" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         command(None, "resume", "run", "--accept-change", "everything", changed="1.5")
     command(None, "resume", "run", "--accept-change", "loss", changed="1.5")
@@ -530,5 +518,6 @@ def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(
     assert on_ranks(2, work) == [0, 0]
     told = [(place / f"refused-{rank}").read_text() for rank in range(2)]
     assert told[0] == told[1]
-    assert "at step-00000004: the loss of the first micro-batch" in told[0]
+    assert "step-00000004" in told[0]
+    assert "[program-changed]" in told[0]
     assert fingerprints(place, 8)["loss"] == fingerprints(place, 0)["loss"]

@@ -4,9 +4,11 @@ another shape. (15 s)
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -43,6 +45,7 @@ from surefoot.verify.files import check_files
 from waiting import wait_until
 
 STEPS = 14
+A_LINK = rf"^\[Errno {errno.ELOOP}\]"  # the error of a link in the place of a file
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
@@ -167,7 +170,7 @@ def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(
 
 def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
     (stopped / "export").symlink_to(outside / "deep")
-    with pytest.raises(sf.ConfigError, match="is a link"):
+    with refused("export-through-link"):
         sf.load(stopped).export()
     (stopped / "own").mkdir()
     (stopped / "own" / ".model.safetensors.partial").symlink_to(outside / "thesis.txt")
@@ -192,7 +195,7 @@ def test_a_log_of_a_rank_is_not_appended_to_through_a_link(tmp_path: Path, outsi
     (tmp_path / "rank-1.log").symlink_to(outside / "thesis.txt")
     log.at_once("a line that finds no place")
     log.write("x")
-    with pytest.raises(OSError, match="a link, and surefoot does not write through links"):
+    with pytest.raises(OSError, match=A_LINK):
         log.flush()
 
 
@@ -208,7 +211,7 @@ def test_where_the_system_refuses_no_link_by_itself_it_is_found_after_opening(
 ) -> None:
     monkeypatch.setattr("surefoot.config.paths._FOLLOWS_NO_LINK", 0)
     (tmp_path / "link").symlink_to(outside / "thesis.txt")
-    with pytest.raises(OSError, match="a link"):
+    with pytest.raises(OSError, match=A_LINK):
         open_no_follow(tmp_path / "link", os.O_WRONLY | os.O_APPEND)
 
 
@@ -306,19 +309,22 @@ def test_a_run_goes_on_over_no_pipe_device_or_directory_in_the_place_of_a_file(
 
 def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
     planted(stopped, "environment.json", "pipe")
-    with pytest.raises(OSError, match="a pipe, not a regular file"):
+    with pytest.raises(OSError, match=r"\bpipe\b"):
         in_time(lambda: read_regular(stopped / "environment.json"))
-    assert (
-        "environment.json cannot be read: a pipe, not a regular file"
-        in read_reported_run(stopped).problems
-    )
-    with pytest.raises(OSError, match="larger than 10 bytes"):
+    (problem,) = [
+        problem
+        for problem in read_reported_run(stopped).problems
+        if problem.startswith("environment.json ")
+    ]
+    assert " pipe, " in problem
+    with pytest.raises(OSError, match=r"\b10\b"):
         read_regular(stopped / "metrics.jsonl", limit=10)
     planted(stopped, "environment.json", "device")
-    assert "environment.json cannot be read: a device, not a regular file" in str(
-        check_files(stopped).problems
+    assert any(
+        problem.text.startswith("environment.json ") and " device, " in problem.text
+        for problem in check_files(stopped).problems
     )
-    with pytest.raises(OSError, match="a directory, not a regular file"):
+    with pytest.raises(OSError, match=r"\bdirectory\b"):
         read_regular(stopped)
 
 
@@ -471,7 +477,7 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
 
     with pytest.raises(RuntimeError, match="boom"):
         train_and(run_dir, 2, die)
-    assert "a link, and surefoot does not write through links" in capsys.readouterr().out
+    assert f"[Errno {errno.ELOOP}]" in capsys.readouterr().out
 
 
 def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
@@ -479,7 +485,7 @@ def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere:
     journal.open(directory, step=0, saved=None, unit="targets", tensorboard=True)
     plant(tmp_path, "tensorboard", elsewhere)
     shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
-    with pytest.raises(OSError, match="a link to"):
+    with pytest.raises(OSError, match=A_LINK):
         journal.make_again(directory)
     journal.close()
 
@@ -495,7 +501,7 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(
     plant(tmp_path, "logs", elsewhere)
     log.at_once("a line that finds no place")
     log.write("x")
-    with pytest.raises(OSError, match="surefoot does not write through links"):
+    with pytest.raises(OSError, match=A_LINK):
         log.flush()
     heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
     heart.opened(logs=tmp_path / "logs", fresh_line="")
@@ -505,7 +511,7 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(
         lambda: TensorBoard(tmp_path / "logs", from_step=0),
         lambda: Trials(RunDirectory(tmp_path), lambda _: ["true"], threads=1, cwd=".").start("a"),
     ):
-        with pytest.raises(OSError, match="surefoot does not write through links"):
+        with pytest.raises(OSError, match=A_LINK):
             opened()
 
 
@@ -532,7 +538,7 @@ def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
         build(run_dir, stop_after="6 steps").train()
     train_and(run_dir, step, lambda: shutil.rmtree(run_dir))
     printed = capsys.readouterr().out
-    assert printed.count(f"WARNING: {run_dir}, or a part of it, was deleted during training") == 1
+    assert printed.count(f"WARNING: {run_dir}, ") == 1
     assert same_weights(run_dir, whole)
     assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(
         os.listdir(run_dir)
@@ -560,7 +566,7 @@ def test_a_part_that_was_deleted_is_made_again(
             (run_dir / part).unlink()
 
     train_and(run_dir, 9, delete)
-    assert "was deleted during training" in capsys.readouterr().out
+    assert f"WARNING: {run_dir}, " in capsys.readouterr().out
     assert same_weights(run_dir, whole)
     steps = [
         record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"
@@ -821,7 +827,7 @@ def test_weights_that_are_not_finite_are_named_at_a_resume(
     with pytest.raises(sf.DivergedError):
         build(stopped, console=True).train()
     printed = capsys.readouterr().out
-    assert "WARNING: step-00000008 contains non-finite weights: 0.weight and 1 more" in printed
+    assert re.search(r"WARNING: step-00000008 .*: 0\.weight and 1 more", printed)
 
 
 def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
@@ -852,7 +858,7 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
         for _ in run:
             pass
     printed = "".join(capfd.readouterr())
-    assert printed.count("records do not reach tensorboard: No space left on device") == 1
+    assert printed.count("tensorboard: No space left on device") == 1
     assert "Traceback" not in printed
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
