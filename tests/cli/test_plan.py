@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from in_one import in_one
+from stated import numbers_in
 from surefoot.cli.main import main
 
 PROGRAM = """
@@ -112,7 +113,7 @@ def test_a_strategy_that_is_set_in_a_program_is_the_one_computed(
     text = said(
         capsys, written("sf.fsdp(replicas=4, reshard_after_forward=False)"), "--world-size", "16"
     )
-    assert "memory per GPU, fsdp, 4 replicas, as set" in text
+    assert ", fsdp, 4 replicas, as set" in text
     assert [line.split("  ")[1] for line in section(text, "strategies")[1:]] == [
         "fsdp, 4 replicas, as set",
         "ddp",
@@ -146,19 +147,17 @@ def test_a_batch_that_ranks_cannot_share_is_computed_with_and_named(
         "x",
         "8",
     ]
-    assert ("train would refuse this: 8 ranks cannot share 66 samples evenly" in lines[1]) != fits
+    assert (numbers_in(lines[1])[-2:] == [8, 66]) != fits  # ranks that cannot share the samples
 
 
 def test_an_optimizer_that_cannot_be_sharded_is_refused_and_has_no_such_rows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     adafactor = ["gpt", "--world-size", "8", "--optimizer.name", "adafactor"]
-    assert "parallel = fsdp: Adafactor cannot train shards" in refused(
-        capsys, *adafactor, "--parallel", "fsdp"
-    )
+    assert "[optimizer-of-whole-parameters]" in refused(capsys, *adafactor, "--parallel", "fsdp")
     rows = section(said(capsys, *adafactor), "strategies")
     assert [line.split()[0] for line in rows[1:-1]] == ["ddp"]
-    assert "Adafactor cannot train shards" in rows[-1]
+    assert "Adafactor" in rows[-1]
 
 
 def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,9 +169,10 @@ def test_one_gpu_sends_nothing_and_has_no_strategies(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("recipe", ["gpt", "translation"])
 def test_recipes_are_computed_without_data(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not read: the settings give" in said(
+    text = said(
         capsys, recipe, "--world-size", "8", "--fsdp.gather-dtype", "bf16", "--parallel", "fsdp"
     )
+    assert "not read: " in text
 
 
 def test_an_outline_has_the_model_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:

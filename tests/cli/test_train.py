@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import surefoot
+from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.config import user_code
 from surefoot.tracking.format import number
@@ -376,7 +377,7 @@ def test_a_changed_program_is_named_when_it_is_resumed(
     main(["train", "program.py:build", "--length", "3 steps"])
     program.write_text(PROGRAM + "\n# changed\n")
     main(["resume", "mine"])
-    assert "has changed since the run started" in capsys.readouterr().out
+    assert re.search(r"note: .*program\.py", capsys.readouterr().out)
 
 
 def test_a_changed_program_is_named_before_it_is_executed(
@@ -386,7 +387,7 @@ def test_a_changed_program_is_named_before_it_is_executed(
     capsys.readouterr()
     program.write_text("raise SystemExit(7)\n" + PROGRAM)
     assert refused("resume", "mine") == 7
-    assert "has changed since the run started" in capsys.readouterr().out
+    assert re.search(r"note: .*program\.py", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -580,7 +581,7 @@ def test_a_stop_that_lies_behind_is_said_to_be_nothing(
     main(["train", "program.py:build", "--length", "8 steps", "--stop-after", "4 steps"])
     capsys.readouterr()
     main(["resume", "mine", "--stop-after", "2 steps"])
-    assert "nothing to do: 4 steps are completed, and stop_after is 2" in capsys.readouterr().out
+    assert [4, 2] in [numbers_in(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_an_option_of_the_verb_s_own_may_have_been_meant(
@@ -652,10 +653,10 @@ def test_a_mean_of_checkpoints_is_said_to_be_of_their_steps_and_the_best_to_be_t
     capsys.readouterr()
     main(["evaluate", "mine", "--checkpoint", "average 3"])
     said = capsys.readouterr()
-    assert said.err.startswith("evaluating the average of steps 4, 6, 8 of runs/mine on all")
+    assert "4, 6, 8 of runs/mine on all" in said.err
     assert said.out.startswith("mean_of_steps=4,6,8 all/loss=")
     main(["evaluate", "mine", "--checkpoint", "best"])
-    assert "(the best) of runs/mine on all" in capsys.readouterr().err
+    assert "best) of runs/mine on all" in capsys.readouterr().err
 
 
 def test_the_end_of_a_run_names_predict_where_its_program_has_one(

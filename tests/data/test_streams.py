@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ import surefoot as sf
 from forked import Forked
 from rank_processes import Ranks
 from refused import refused
+from stated import numbers_in
 from stream_runs import Drawn, build, endless, finite, noisy, row, train
 from surefoot.data import leakage_check
 from surefoot.data.dataset_checks import fingerprint
@@ -432,7 +434,7 @@ def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
 def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     train(build(run_dir, stop_after="2 steps", check_state=False))
-    with pytest.raises(sf.CheckpointError, match="the training data"):
+    with refused("program-changed", sf.CheckpointError):
         train(build(run_dir, stream={"decode_fn": lambda each: (each["x"] * 2, each["y"])}))
     (run_dir / "tape").rename(tmp_path / "tape")
     code = "stream-tape-not-of-checkpoint"
@@ -515,7 +517,7 @@ def on_two_machines(run_dir: str) -> str:
 @pytest.mark.slow
 def test_machines_that_share_no_directory_are_refused(ranks: Ranks, tmp_path: Path) -> None:
     for said in ranks(2, on_two_machines, run_dir=str(tmp_path / "run")):
-        assert "rank 1 cannot see the tape" in said
+        assert "[stream-tape-invisible]" in said
         assert "sf.data.Stream(source, directory=...)" in said
 
 
@@ -628,14 +630,13 @@ def test_a_source_that_gives_other_rows_after_a_resume_is_named(
         return (row(number if number < 5 else 1000 + number) for number in itertools.count())
 
     text = notes_of(run_dir, others, capsys, length="9 steps")
-    assert (
-        "WARNING: the source gives other rows than the tape has recorded before row" not in text
-    )  # all are on the tape
+    assert "WARNING: " not in text  # all are on the tape
     run_dir = tmp_path / "second"
     with refused("stream-row-failed", DataError, row=50):
         train(build(run_dir, broken_after(50), length="9 steps"))
     text = notes_of(run_dir, others, capsys, length="9 steps")
-    assert "WARNING: the source gives other rows than the tape has recorded before row 50" in text
+    (warning,) = re.findall("WARNING: .*", text)
+    assert 50 in numbers_in(warning)
 
 
 def broken_after(rows: int) -> Any:
@@ -690,8 +691,9 @@ def test_that_every_epoch_has_one_order_is_said_once(
     stream = {"samples": declared}
     train(build(None, finite(20), stream=stream, length="6 steps", console=True))
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("every epoch in this order") == 1
-    assert ("the stream ended after 20 rows, read 2.4 times by this run" in said) == (not declared)
+    assert said.count("every epoch") == 1
+    rows = numbers_in(said.partition(" data ")[2].partition(" plan ")[0])
+    assert ({20, 2.4} <= {*rows}) == (not declared)  # rows of the stream, read so often
     train(build(None, finite(20), length="2 steps", console=True))
     assert "every epoch" not in capsys.readouterr().out
 
@@ -701,10 +703,8 @@ def test_a_resumed_run_says_in_its_header_how_often_rows_are_read(
 ) -> None:
     train(build(tmp_path / "run", finite(25), length="10 steps", stop_after="4 steps"))
     run = build(tmp_path / "run", finite(25), length="10 steps", console=True)
-    assert (
-        "the stream ended after 25 rows, read 3.2 times by this run"
-        in run.parts.pipeline.tape.in_words()
-    )
+    words = run.parts.pipeline.tape.in_words()
+    assert [number for number in numbers_in(words) if number in (25, 3.2)] == [25, 3.2]
     train(run)
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("read 3.2 times") == 1
@@ -782,7 +782,7 @@ def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> Non
     since = next(step for step in saved if step >= first)
     told = [line for line in verdict.not_proved if line.startswith("steps 0 to ")]
     assert len(told) == 1, "no advice to repeat what cannot be repeated"
-    assert told[0].startswith(f"steps 0 to {since}: cannot be repeated")
+    assert told[0].startswith(f"steps 0 to {since}: ")
     assert verdict.outcomes
 
 
@@ -913,7 +913,7 @@ def test_a_stream_whose_first_row_is_late_is_announced(
         lambda *text, **_: (printed.append(str(text[0])), (tmp_path / "go").touch()),
     )
     build(None, partial(late, tmp_path / "go"), console=True)
-    assert printed[0] == "waiting for row 7 of the stream: its source gives no row"
+    assert numbers_in(printed[0]) == [7]
 
 
 def test_batches_of_other_libraries_are_no_rows() -> None:
@@ -1108,8 +1108,8 @@ def test_a_split_of_a_stream_that_ends_early_says_so(
 ) -> None:
     train(build(None, **scored(finite(6), 10), length="2 steps", console=True))
     said = " ".join(capsys.readouterr().out.split())
-    assert "split 'val': the first 6 rows of finite.<locals>.<lambda>, recorded once" in said
-    assert "they are all that the stream gave, and samples = 10" in said
+    assert re.search(r"split 'val': .*\b6 rows of finite\.<locals>\.<lambda>", said)
+    assert "samples = 10" in said
     with refused("stream-empty", DataError):
         build(None, **scored(finite(0), 10))
 

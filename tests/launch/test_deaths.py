@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from forked_ranks import PROGRAM, bits, steps_made, surefoot
+from stated import numbers_in
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
@@ -51,12 +52,12 @@ def test_a_killed_rank_is_named_in_one_message(run_dir: Path, tmp_path: Path) ->
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait() == 128 + signal.SIGKILL
     assert len(errors(group.said)) == 1
-    assert f"process {group.pid(1)}) was killed by SIGKILL; ending the other ranks" in group.said
-    seen = r"was killed by SIGKILL, last heard from at step (\d+), \w+"
-    found = re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
-    assert found is not None
-    assert int(found[1]) >= steps_made(run_dir)
-    assert "the output of ranks above 0" not in group.said
+    killed = f"process {group.pid(1)}) was killed by SIGKILL"
+    assert killed in group.said.partition("error: ")[0]  # at once
+    _, found, where = errors(group.said)[0].partition(killed)
+    assert found
+    assert numbers_in(where)[0] >= steps_made(run_dir)  # the last step that was heard of
+    assert "rank-1.stderr" not in group.said
 
 
 @pytest.mark.slow
@@ -96,12 +97,11 @@ def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(
     assert "rank 1 (" in errors(group.said)[0]
     assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
     said = group.said[group.said.index("error: ") :].splitlines()
-    assert re.fullmatch(r"  to reproduce the error: dataset\[\d+\]", said[1])
-    assert said[2:] == [
-        "  [sample-unreadable]",
-        f"  its traceback is in {run_dir / 'crash'}",
-        "  the same command continues from the newest checkpoint",
-    ]
+    assert re.fullmatch(r"  .*: dataset\[\d+\]", said[1])
+    code, traceback, how_to_go_on = said[2:]
+    assert code == "  [sample-unreadable]"
+    assert traceback.endswith(f" {run_dir / 'crash'}")
+    assert how_to_go_on.startswith("  ")
     report = json.loads(next((run_dir / "crash").glob("step-*-rank-1.json")).read_text())
     assert int(re.sub(r"\D", "", said[1])) in report["samples"][0] + report["samples"][1]
     assert [len(ids) for ids in report["samples"]] == [2, 2], (
@@ -118,7 +118,7 @@ def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(
     ) as group:
         assert group.wait() == 9
     assert len(errors(group.said)) == 1
-    assert "ended with status 9, last heard from at step" in errors(group.said)[0]
+    assert "status 9, " in errors(group.said)[0]
 
 
 def test_ctrl_c_while_starting_says_that_nothing_was_started(run_dir: Path, tmp_path: Path) -> None:
@@ -137,10 +137,8 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
     with surefoot(tmp_path / "p", "script") as group:
         assert group.wait() == 7
     assert "rank 1 (" in group.said
-    assert (
-        "left its training loop after step 5, but other ranks wait for it at step 6" in group.said
-    )
-    assert "run.stop() ends the loop on all ranks" in group.said
+    assert [5, 6] in [numbers_in(line)[-2:] for line in group.said.splitlines()]
+    assert "run.stop()" in group.said
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from forked import Forked
+from stated import numbers_in
 from surefoot.launch.launcher import launch
 from surefoot.launch.process_count import Sizes, Slots, parse_nproc
 from waiting import wait_until
@@ -146,13 +147,13 @@ def test_the_last_lines_of_a_rank_that_was_killed_are_told_and_its_file_is_remov
     launched: Callable[..., Launched],
 ) -> None:
     group = launched("1:say looking at sample 7", "1:kill 9", "0:hold", "0:exit 0")
-    assert wait_until(lambda: ") was killed by SIGKILL; ending the other ranks" in group.said)
+    assert wait_until(lambda: ") was killed by SIGKILL" in group.said)
     assert group.process.poll() is None, "it is said at once"
     (group.directory / "go-on").touch()
     assert group.wait() == 137
     assert "error: rank 1 (" in group.said
-    assert "SIGKILL, last heard from while starting: out of memory, or killed by hand" in group.said
-    assert "its last lines:\n  looking at sample 7" in group.said
+    assert "SIGKILL" in group.said.partition("error: rank 1 (")[2]
+    assert ":\n  looking at sample 7" in group.said
     assert list((group.directory / "tmp").iterdir()) == []
 
 
@@ -162,7 +163,7 @@ def test_what_is_not_in_the_error_is_kept_and_named_after_it(
     group = launched(*(f"1:say line {number}" for number in range(5)), "1:kill 9", "0:sleep 0.5")
     assert group.wait() == 137
     kept = next((group.directory / "tmp").glob("surefoot-*/rank-1.stderr"))
-    assert group.said.splitlines()[-1] == f"  the output of ranks above 0 is in {kept.parent}"
+    assert group.said.splitlines()[-1].endswith(f" {kept.parent}")
     assert kept.read_text().startswith("line 0\n")
 
 
@@ -192,7 +193,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
     group = launched("1:kill 19", "0:sleep")
     assert group.wait() == 7
     assert "error: rank 1 (" in group.said
-    assert "has been stopped for 0 s, last heard from while starting" in group.said
+    assert numbers_in(group.said.partition("error: rank 1 (")[2])[1] == 0  # s that it is stopped
 
 
 @pytest.mark.slow

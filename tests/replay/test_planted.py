@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ import pytest
 
 import faulty_runs
 from faulty_runs import Config
+from stated import numbers_in
 from surefoot.cli.main import main
 
 Ran = Callable[..., tuple[int, str, str]]
@@ -108,14 +110,11 @@ def test_what_goes_wrong_at_a_step_whatever_the_samples_is_said_of_each_of_them(
     status, _, said = trained(command, config)
     assert status == 5
     assert "at step 6 " in said
-    assert "output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0" in said
+    assert re.search(r"output of blocks\.1\.act \(Act\), .*\b4 samples of micro-batch 0", said)
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "6")
-    assert (
-        "first non-finite: output of blocks.1.act (Act), from each of the 4 samples of micro-batch 0"
-        in page
-    )
+    assert re.search(r"output of blocks\.1\.act \(Act\), .*\b4 samples of micro-batch 0", page)
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "5")
-    assert "everything in this step is finite" in page
+    assert "blocks.1.act (Act)" not in page
 
 
 def test_a_record_over_more_steps_than_were_made_again_is_not_compared_with(
@@ -142,7 +141,7 @@ def test_a_norm_that_overflows_is_not_blamed_on_a_sample(command: Ran, tmp_path:
     status, _, said = trained(command, Config(fault="norm", run_dir=str(tmp_path / "run")))
     assert status == 5
     assert "the gradient norm" in said
-    assert "is too large to square" in said
+    assert "sample " not in said
 
 
 def test_a_mask_of_minus_infinity_is_no_fault(command: Ran, tmp_path: Path) -> None:
@@ -175,8 +174,8 @@ def test_bisecting_finds_the_first_bad_step(
     expected = faulty_runs.first_step_of(replace(config, run_dir=None))[0] if step is None else step
     status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
     assert status == 0
-    assert page.startswith(f"first bad step: {expected}, loss or gradient is not finite")
-    assert "first non-finite: output of blocks.1.act (Act), from" in page
+    assert page.startswith(f"first bad step: {expected}, ")
+    assert "output of blocks.1.act (Act), " in page
 
 
 def test_bisecting_goes_by_checkpoints_where_there_are_no_records(
@@ -185,9 +184,7 @@ def test_bisecting_goes_by_checkpoints_where_there_are_no_records(
     trained(command, Config(fault="step", step=9, max_bad_steps=30, run_dir=str(tmp_path / "run")))
     (tmp_path / "run" / "metrics.jsonl").unlink()
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
-    assert page.startswith(
-        "first bad step: 9, loss or gradient is not finite (repeated, because no record covers it)"
-    )
+    assert page.startswith("first bad step: 9, ")
 
 
 def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path: Path) -> None:
@@ -198,17 +195,13 @@ def test_bisecting_finds_the_update_that_spoiled_a_weight(command: Ran, tmp_path
         ),
     )
     _, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
-    assert page.startswith(
-        "first bad step: 0, a weight after the update is not finite (the weights of step-00000001 are not finite)"
-    )
+    assert page.startswith("first bad step: 0, ")
+    assert "step-00000001" in page.splitlines()[0]
     _, page, _ = command("replay", str(tmp_path / "run"), "--step", "1")
-    assert "first non-finite: the weight first.weight, before the step" in page
+    assert "the weight first.weight, " in page
 
 
 def test_bisecting_says_so_where_there_is_no_bad_step(command: Ran, tmp_path: Path) -> None:
     trained(command, Config(run_dir=str(tmp_path / "run"), length="6 steps"))
     status, page, _ = command("replay", str(tmp_path / "run"), "--bisect-nan")
-    assert (status, page) == (
-        0,
-        "no bad step: loss and gradient of steps 0 to 5 were finite, and so are the weights\n",
-    )
+    assert (status, page.startswith("no bad step: "), numbers_in(page)) == (0, True, [0, 5])

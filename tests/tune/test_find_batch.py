@@ -105,7 +105,7 @@ def test_the_smallest_within_three_percent_of_the_fastest_is_recommended(
         8,
     )
     assert found.flags == f"--batch-size 8 --micro-batch-size {recommended}"
-    assert ("within 3% of the fastest" in found.reason) == (recommended != fastest)
+    assert ("3%" in found.reason) == (recommended != fastest)
 
 
 # --- of a run -------------------------------------------------------------------------------------
@@ -174,9 +174,10 @@ def test_what_would_take_more_than_the_cpu_has_is_not_tried(
     )
     monkeypatch.setattr("surefoot.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
     for memory in (None, "1 GB"):
-        assert "not tried: predicted not to fit" in str(
-            sf.tune.find_batch_size(mlp_run(batch_size=1024), memory=memory)
-        )
+        found = sf.tune.find_batch_size(mlp_run(batch_size=1024), memory=memory)
+        assert found.tried[-1].size == 1024
+        assert not found.tried[-1].fits
+        assert str(found.tried[-1].problem).startswith("not tried")
 
 
 def test_sizes_that_take_less_than_smaller_ones_are_found() -> None:
@@ -216,12 +217,12 @@ def test_a_size_that_the_model_refuses_is_told_and_left_out() -> None:
 
     found = sf.tune.find_batch_size(mlp_run(model=Normalised), memory="1 GB")
     assert (found.tried[0].size, found.tried[0].fits) == (1, False)
-    assert found.tried[0].problem == "batch normalization needs more than one value per channel"
+    assert "batch normalization" in str(found.tried[0].problem)
     assert found.largest.size == 24
-    assert "the largest size that fits 900 MB is the whole batch" in found.reason
+    assert "900 MB" in found.reason
     with refused("micro-batch-exceeds-memory", size=2) as error:
         sf.tune.find_batch_size(mlp_run(model=Normalised), memory="5 kB")
-    assert error.value.reason == f"1 samples: {found.tried[0].problem}"
+    assert str(found.tried[0].problem) in str(error.value.reason)
     with refused("micro-batches-too-small", size=1):
         sf.tune.find_batch_size(mlp_run(model=Normalised, batch_size=1), memory="1 GB")
 

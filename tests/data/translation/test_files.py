@@ -16,6 +16,7 @@ import pytest
 
 from data_sets import DATA, needs
 from refused import refused
+from stated import numbers_in
 from surefoot.data.translation.files import ParallelText, load_pairs, read_pairs, split_pairs
 from surefoot.data.translation.phrases import _amounts, _day, cldr_phrases, locale
 from surefoot.errors import DataError
@@ -169,7 +170,7 @@ def test_an_empty_side_is_told_with_file_and_line(side: str, empty: str, tmp_pat
     text = load_pairs(tmp_path, val_fraction=0.2, on_empty="skip")
     assert sorted(text.train + text.val) == sorted(PAIRS[:6] + PAIRS[7:])
     assert text.left_out == 1
-    assert any("1 pair with an empty side is left out" in note for note in text.notes)
+    assert any(numbers_in(note) == [1] for note in text.notes)
 
 
 def test_a_missing_language_is_told_with_those_that_are_there(tmp_path: Path) -> None:
@@ -271,7 +272,9 @@ def test_a_header_is_no_pair(header: str, tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", [header, *TSV])
     text = load_pairs(tmp_path / "c.tsv", val_fraction=0.3)
     assert sorted(text.train + text.val) == sorted(WORDS)
-    assert text.notes == ("c.tsv: line 1 is a header",)
+    (note,) = text.notes
+    assert note.startswith("c.tsv: ")
+    assert numbers_in(note) == [1]
     both = header.replace('"', "").split("\t")
     if both != ["0", "1"]:  # which a text file has no reason to begin with
         for language, first, side in zip(("en", "de"), both, zip(*WORDS, strict=True), strict=True):
@@ -412,7 +415,7 @@ def test_quotes_of_a_spreadsheet_are_taken_off_and_those_of_speech_are_not(tmp_p
     write(tmp_path / "c.tsv", [f"{one}\t{other}" for one, other in mixed])
     text = load_pairs(tmp_path / "c.tsv", val_fraction=0.3)
     assert sorted(text.train + text.val) == sorted(mixed)
-    assert "line 13 has the quotes of a spreadsheet" in text.notes[0]
+    assert "line 13 " in text.notes[0]
 
 
 @pytest.mark.parametrize("kind", ["tsv", "jsonl", "files"])
@@ -467,17 +470,17 @@ def test_what_is_not_read_is_said(tmp_path: Path) -> None:
     text = load_pairs(tmp_path)
     assert (text.train, text.val) == (WORDS, WORDS)
     first, second = text.notes
-    assert first.startswith("read 2 of 7 files; not read: ")
-    assert second == "train.tsv is read, and not train.en or train.de"
+    assert numbers_in(first)[:2] == [2, 7]  # files read
+    assert second.startswith("train.tsv ")
+    assert all(name in second for name in ("train.en", "train.de"))
     rows = [json.dumps({"id": 1, "translation": {"en": a, "de": b, "score": 2}}) for a, b in WORDS]
     write(tmp_path / "c.jsonl", rows)
     text = load_pairs(tmp_path / "c.jsonl", val_fraction=0.3)
-    assert text.notes == ("c.jsonl: keys that are not used: score, id",)
+    (note,) = text.notes
+    assert (note.startswith("c.jsonl: "), note.endswith(": score, id")) == (True, True)
     write(tmp_path / "c.tsv", [*TSV, "a\tb\tc"])
-    assert (
-        "1 row has more columns than line 1, as line 13"
-        in load_pairs(tmp_path / "c.tsv", val_fraction=0.3).notes[0]
-    )
+    note = load_pairs(tmp_path / "c.tsv", val_fraction=0.3).notes[0]
+    assert numbers_in(note) == [1, 1, 13]  # rows with more columns than this line, as that one
 
 
 @pytest.mark.parametrize(
@@ -489,7 +492,7 @@ def test_a_test_part_has_a_word_of_it_in_its_name(name: str, is_test: bool, tmp_
     write(tmp_path / f"{name}.tsv", TSV)
     text = load_pairs(tmp_path, val_fraction=0.3)
     assert text.test == (WORDS if is_test else None)
-    assert (f"the test part is {name}" in text.notes) == is_test
+    assert any(note.endswith(f" {name}") for note in text.notes) == is_test
     before = read_pairs(
         tmp_path, source="en", target="de", val_fraction=0.3, on_empty="error", behavior=9
     )

@@ -12,6 +12,7 @@ import pytest
 
 import surefoot as sf
 from refused import refused
+from stated import numbers_in
 from surefoot.recipes.finetune import conversations
 from surefoot.recipes.finetune.conversations import Chats, read_conversations, split_conversations
 from surefoot.recipes.finetune.forms import FORMS
@@ -82,7 +83,7 @@ def test_system_of_a_row_yields_to_a_system_message(tmp_path: Path) -> None:
     first, second = chats
     assert first.messages == [own, *PAIR]
     assert second.messages == [{"role": "system", "content": "s"}, *PAIR]
-    assert chats.lines()[-1] == "keys that nothing uses: system (1 row)"
+    assert chats.lines()[-1].endswith(": system (1 row)")
 
 
 def test_messages_stay_whole(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_calls_as_texts_of_json_are_what_they_say(tmp_path: Path) -> None:
     for written in of_openai, json.dumps(of_openai), json.dumps(CALL):
         chats = read(tmp_path, {"messages": [USER, CALLING | {"tool_calls": written}]})
         assert chats.rows[0].messages == [USER, CALLING]
-        assert "1 row with calls of tools as texts of JSON, read" in chats.lines()
+        assert any("1 row with calls " in line for line in chats.lines())
     older = {"role": "assistant", "content": None, "function_call": called}
     turns = [
         {"from": "human", "value": "a"},
@@ -119,7 +120,7 @@ def test_calls_as_texts_of_json_are_what_they_say(tmp_path: Path) -> None:
         kept = CALLING | {"function_call": {"name": "w", "arguments": other}}
         chats = read(tmp_path, {"messages": [USER, kept]})
         assert chats.rows[0].messages[1] == kept
-        assert not any("texts of JSON" in line for line in chats.lines())
+        assert not any("1 row with calls " in line for line in chats.lines())
 
 
 def test_calls_of_sharegpt_are_calls_of_tools(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_calls_of_sharegpt_are_calls_of_tools(tmp_path: Path) -> None:
 def test_the_role_developer_is_system(tmp_path: Path) -> None:
     chats = read(tmp_path, {"messages": [{"role": "developer", "content": "x"}, *PAIR]})
     assert chats.rows[0].messages[0] == {"role": "system", "content": "x"}
-    assert "1 row with the role developer, written as system" in chats.lines()
+    assert any("developer" in line and numbers_in(line) == [1] for line in chats.lines())
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -194,7 +195,8 @@ def test_a_weight_of_a_row_is_that_of_its_answers(form: Any, tmp_path: Path) -> 
 def test_a_weight_that_trains_no_answer_is_named(tmp_path: Path) -> None:
     users = [USER | {"weight": 1}, ANSWER, USER | {"weight": 0}, ANSWER]
     (counts,) = read(tmp_path, {"messages": users, "weight": 0.7}).counts.values()
-    assert dict(counts.unused) == {"weight": 1, "weight of messages that are no answers": 1}
+    assert sorted(counts.unused.values()) == [1, 1]
+    assert counts.unused["weight"] == 1
 
 
 # --- what is named --------------------------------------------------------------------------------
@@ -203,11 +205,10 @@ def test_a_weight_that_trains_no_answer_is_named(tmp_path: Path) -> None:
 def test_keys_that_nothing_uses_are_counted(tmp_path: Path) -> None:
     rows = [{"messages": PAIR, "id": 1, "source": "x"}, {"messages": PAIR, "id": 2, "source": ""}]
     lines = read(tmp_path, *rows, {"instruction": "a", "output": "b", "text": "ab"}).lines()
-    assert lines == [
-        "2 rows of messages",
-        "1 row of instruction and output (Alpaca)",
-        "keys that nothing uses: id (2 rows), source (1 row), text (1 row)",
-    ]
+    assert lines[0] == "2 rows of messages"
+    assert numbers_in(lines[1]) == [1]
+    assert "(Alpaca)" in lines[1]
+    assert lines[2].endswith(": id (2 rows), source (1 row), text (1 row)")
 
 
 def test_keys_that_an_object_repeats_are_named(tmp_path: Path) -> None:
@@ -244,8 +245,9 @@ def test_one_json_array_and_a_directory_of_files(tmp_path: Path) -> None:
     assert [row.where.rpartition(", ")[2] for row in chats] == ["row 0", "row 1", "line 1"]
     lines = chats.lines()
     assert lines[0] == "2 files"
-    assert {"a.json: messages", "B.JSONL: instruction and output (Alpaca)"} <= {*lines}
-    assert lines[-1].startswith("read 2 of 5 files; not read: ")
+    assert "a.json: messages" in lines
+    assert any(line.startswith("B.JSONL: ") and "(Alpaca)" in line for line in lines)
+    assert numbers_in(lines[-1])[:2] == [2, 5]  # files read
 
 
 def test_files_named_as_parts_are_these_parts(tmp_path: Path) -> None:
