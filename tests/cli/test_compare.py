@@ -441,8 +441,8 @@ def test_what_is_not_shared_is_said(here: Path, capsys: pytest.CaptureFixture[st
     found = compare(
         "program.py:build", "--vary", "width=4,8", "--length=6 steps", "--out", "widths"
     )
-    for kind in ("not shared: ", "shared: "):  # the weights, and the order of samples
-        assert len([note for note in found["notes"] if note.startswith(kind)]) == 1
+    for kind, count in (("not shared: ", 2), ("shared: ", 1)):  # sizes and weights; the order
+        assert len([note for note in found["notes"] if note.startswith(kind)]) == count
     for paired in (["--paired"], []):  # what the comparison has left beside its runs is as good
         again = compare(*("widths/width=4", "widths/width=8"), *paired, "--out", "paired")
         assert [row["difference"] for row in again["variants"]] == [
