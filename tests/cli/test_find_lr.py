@@ -144,7 +144,7 @@ def test_find_lr_draws_where_it_is_told_and_nowhere_else(
 def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
     verb: str, own: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refused(verb, "images", "--help") == 0
+    assert refused(verb, "images", "--help-all") == 0
     said = capsys.readouterr().out
     assert 0 <= said.index(own) < said.index("--length TEXT")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.cli.help import MOST_USED
+from surefoot.cli.help import flags_of
 from surefoot.cli.main import OVERVIEW, VERBS, main
 from surefoot.cli.options import option_names
 from surefoot.recipes import NAMES
@@ -74,6 +74,7 @@ def test_every_option_of_a_verb_is_explained(verb: str) -> None:
         ["--help"],
         *([verb, "--help"] for verb in VERBS),
         *(["train", name, "--help"] for name in NAMES),
+        *(["train", name, "--help-all"] for name in NAMES),
     ],
     ids=" ".join,
 )
@@ -83,10 +84,50 @@ def test_no_line_is_wider_than_a_terminal(
     assert max(len(line) for line in printed(capsys, *arguments).splitlines()) <= 80
 
 
-def test_help_of_a_recipe_begins_with_the_ten_settings_that_matter_and_groups_all_others(
+def config_of(recipe: str) -> type[Any]:
+    kind: type[Any] = importlib.import_module(f"surefoot.recipes.{recipe}.config").Config
+    return kind
+
+
+def flags_shown(said: str) -> list[str]:
+    return re.findall(r"(?m)^  (--\S+)", said)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_a_recipe_shows_the_ten_settings_that_its_declaration_marks_and_how_to_see_all(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = list(flags_of(config_of(name)))
+    marked = [flag.typed for flag in settings if flag.most_used]
+    assert len(marked) == 10
+    assert {"--preset", "--data.path", "--length", "--optimizer.lr", "--run-dir"} < {*marked}
+    said = printed(capsys, "train", name, "--help")
+    assert flags_shown(said) == marked
+    assert f"All {len(settings)} settings: surefoot train {name} --help-all" in said
+    whole = printed(capsys, "train", name, "--help-all")
+    assert flags_shown(whole)[:10] == marked
+    assert {flag.typed for flag in settings} < {*flags_shown(whole)}
+    assert printed(capsys, "train", name, "-h") == said
+
+
+@pytest.mark.parametrize("verb", ["plan", "find-lr", "find-batch-size", "profile", "submit"])
+def test_another_subcommand_shows_its_options_and_names_the_help_with_all_settings(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = printed(capsys, verb, "gpt", "--help")
+    known = {f"--{option.replace('_', '-')}" for option in option_names(options_of(verb))}
+    settings = {flag.typed for flag in flags_of(config_of("gpt"))}
+    assert flags_shown(said)
+    assert {*flags_shown(said)} & settings <= known
+    assert f"surefoot {verb} gpt --help-all" in said
+    whole = flags_shown(printed(capsys, verb, "gpt", "--help-all"))
+    assert {*flags_shown(said)} | settings <= {*whole}
+
+
+def test_the_whole_help_of_a_recipe_groups_all_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = printed(capsys, "train", "gpt", "--help")
+    said = printed(capsys, "train", "gpt", "--help-all")
     headings = re.findall(r"(?m)^(\w.*):$", said)
     groups = [
         "how long",
@@ -100,8 +141,7 @@ def test_help_of_a_recipe_begins_with_the_ten_settings_that_matter_and_groups_al
     ]
     assert headings[0] == "most used"
     assert [name for name in headings if name in groups] == groups
-    flags = re.findall(r"(?m)^  --(\S+)", said)
-    assert flags[:10] == [name.replace("_", "-") for name in MOST_USED]
+    flags = flags_shown(said)
     assert len(flags) == len(set(flags))
 
 
@@ -144,6 +184,7 @@ def test_bash_completes_verbs_recipes_flags_and_choices(
         ],
         "train images --model.fam": [],
         "train gpt --model.family ": ["modern", "gpt2"],
+        "train gpt --help": ["--help", "--help-all"],
         "compare gpt --pruner n": ["none"],
         "resume latest --time-l": ["--time-limit"],
         "predict latest --max-n": ["--max-new-tokens"],
@@ -168,19 +209,21 @@ def test_help_of_a_recipe_shows_every_setting_with_its_default(
     from surefoot.config.tree import flatten
     from surefoot.recipes.gpt.config import Config
 
-    said = printed(capsys, "train", "gpt", "--help")
+    said = printed(capsys, "train", "gpt", "--help-all")
     assert [
         name for name in flatten(Config()) if not re.search(rf"--{name.replace('_', '-')}\b", said)
     ] == []
     assert "(default: 550 steps)" in said
     assert "(preset: muon)" in " ".join(said.split())
-    assert "(default: adamw)" in printed(capsys, "train", "gpt", "--preset", "small", "--help")
+    assert "(preset: 0.014)" in printed(capsys, "train", "gpt", "--help")
+    small = printed(capsys, "train", "gpt", "--preset", "small", "--help-all")
+    assert "(default: adamw)" in small
 
 
 HEAVY = "torch numpy tyro rich tomlkit resvg_py safetensors surefoot.run.run surefoot.config"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"]], ids=str)
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--help-all"], ["--version"]], ids=str)
 def test_the_overview_imports_nothing_heavy(arguments: list[str]) -> None:
     """0.25 s of processor time is the aim: that of Python and a few modules of its standard
     library.

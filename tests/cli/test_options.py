@@ -149,6 +149,25 @@ def test_every_option_that_another_one_excludes_is_to_be_left_out() -> None:
     check_excluded("schedules", [], reason="it trains nothing")
 
 
+def test_help_of_a_program_with_many_settings_shows_the_first_ten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fields = "".join(f"    option_{number}: int = {number}\n" for number in range(12))
+    program = f"from dataclasses import dataclass\n\n\n@dataclass\nclass Config:\n{fields}"
+    Path("many.py").write_text(f"{program}\n\ndef build(config: Config): ...\n")
+    pages = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["train", "many.py", flag])
+        pages[flag] = capsys.readouterr().out
+    shown = [
+        f"--option-{number} " for number in range(12) if f"--option-{number} " in pages["--help"]
+    ]
+    assert shown == [f"--option-{number} " for number in range(10)]
+    assert "All 12 settings: surefoot train many.py --help-all" in pages["--help"]
+    assert "--option-11 " in pages["--help-all"]
+
+
 @pytest.mark.parametrize("run", ["runs/a", "a"])
 def test_a_run_behind_its_input_is_answered_with_the_order(
     run: str, capsys: pytest.CaptureFixture[str]

@@ -217,7 +217,7 @@ def test_nothing_to_translate_is_told_where_somebody_sits_before_a_terminal(
 def test_the_recipe_s_help_needs_no_torch() -> None:
     program = (
         "import sys\nfrom surefoot.cli.main import main\n"
-        "try:\n    main(['train', 'translation', '--help'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
+        "try:\n    main(['train', 'translation', '--help-all'])\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

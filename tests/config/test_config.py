@@ -41,8 +41,8 @@ class Deep:
 class Config(TrainSettings):
     length: str = default("30 epochs")
     batch_size: int | str = default(32)
-    deep: Deep = setting(factory=lambda: Deep(layers=(4, 4)), identity=True)
-    warmup: str | int | None = setting("5%", identity=True)
+    deep: Deep = setting(factory=lambda: Deep(layers=(4, 4)), identity=True, changes_at="never")
+    warmup: str | int | None = setting("5%", identity=True, changes_at="step")
     label: str | None = setting("a", observer=True)
 
 

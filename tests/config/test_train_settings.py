@@ -15,7 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ import torch
 import surefoot as sf
 from refused import refused
 from surefoot.config.setting import (
+    Declared,
     Role,
     default,
     names_of,
@@ -31,8 +32,9 @@ from surefoot.config.setting import (
     texts_of,
 )
 from surefoot.config.train_settings import TrainSettings
+from surefoot.config.tree import When, leaves
 from surefoot.diagnose.run_settings import RunDescription
-from surefoot.recipes import gpt, images, translation
+from surefoot.recipes import finetune, gpt, images, translation
 from waiting import HANG_S
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -70,6 +72,29 @@ def built(**changes: Any) -> sf.Run:
 def test_a_setting_without_exactly_one_role_fails_at_import(roles: dict[str, bool]) -> None:
     with pytest.raises(TypeError, match="exactly one role"):
         setting(0, **roles)
+
+
+def test_a_setting_of_the_identity_that_does_not_say_when_it_may_change_fails_at_import() -> None:
+    with pytest.raises(TypeError, match="changes_at"):
+        setting(0, identity=True)
+    assert setting(0, observer=True).metadata["changes_at"] == "step"
+
+
+@pytest.mark.parametrize("kind", [finetune.Config, gpt.Config, images.Config, translation.Config])
+def test_each_setting_says_when_it_may_change(kind: type[Declared]) -> None:
+    of_run = {field.name: field.metadata["changes_at"] for field in dataclasses.fields(sf.Run)}
+    of_recipe = {leaf.name: leaf.changes_at for leaf in leaves(kind)}
+    for when in (of_run, of_recipe):
+        assert [name for name, at in when.items() if at not in get_args(When)] == []
+        assert {when[name] for name in ("length", "batch_size", "clip", "precision")} == {"step"}
+        assert {when[name] for name in ("seed", "order", "init_from", "run_dir")} == {"never"}
+
+
+def test_a_field_of_a_table_changes_when_the_table_does_unless_it_says_otherwise() -> None:
+    when = {leaf.name: leaf.changes_at for leaf in leaves(gpt.Config)}
+    assert (when["optimizer.lr"], when["optimizer.name"]) == ("step", "never")
+    assert (when["model.width"], when["model.dropout"]) == ("never", "step")
+    assert (when["data.path"], when["data.tokenizer"]) == ("epoch", "never")
 
 
 def test_a_field_that_is_not_declared_fails_at_import() -> None:
@@ -271,7 +296,7 @@ def test_the_table_in_the_docs_is_the_one_that_the_fields_make() -> None:
     assert settings_table(sf.Run) in (DOCS / "reference" / "settings.md").read_text()
 
 
-FIELD = '''    rate_times: float = setting(1.0, identity=True)
+FIELD = '''    rate_times: float = setting(1.0, identity=True, changes_at="step")
     """What every learning rate is multiplied by."""
 '''
 LINE = "task.settings.rate_times * "
@@ -330,7 +355,7 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     )
     assert re.search(
         r"--rate-times FLOAT\s+What every learning rate",
-        printed(copy, tmp_path, *train[:3], "--help"),
+        printed(copy, tmp_path, *train[:3], "--help-all"),
     )
 
     rates = {}

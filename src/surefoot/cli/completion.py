@@ -107,7 +107,7 @@ def _bash(*, zsh: bool) -> str:
         '        elif [[ "$cur" == -* ]]; then',
         '            case "$verb" in',
         *(
-            f'                {verb}) words="--help {_typed(flags)}" ;;'
+            f'                {verb}) words="--help --help-all {_typed(flags)}" ;;'
             for verb, flags in verbs.items()
         ),
         "            esac",

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from surefoot.cli.main import unknown_subcommand
-from surefoot.cli.options import by_flag, limited, missing_argument, only_options
+from surefoot.cli.options import asks_for_help, limited, missing_argument, only_options
 from surefoot.errors import Remedy, Setting, SurefootError, out_of_range
 
 
@@ -56,7 +56,7 @@ def data(arguments: list[str]) -> None:
 
 
 def _prepare(arguments: list[str]) -> None:
-    if arguments[:1] != ["prepare"] and "help" not in dict(by_flag(arguments)):
+    if arguments[:1] != ["prepare"] and not asks_for_help(arguments):
         if not arguments:
             raise missing_argument("data needs a subcommand: look, or prepare", [], verb="data")
         raise unknown_subcommand(arguments[0], ("look", "prepare"), command="surefoot data")

@@ -2,26 +2,22 @@
 no torch.
 """
 
-import dataclasses
 import re
 import textwrap
 import types
 import typing
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import texts_of
+from surefoot.config.tree import leaves
 
 _WIDTH, _INDENT = 80, 26
+_FIRST = 10  # settings that `--help` shows of a program that marks none
 _LONGEST_CHOICE = 40  # characters of choices beside a flag; a longer list is in the text
 _PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
-MOST_USED = (
-    *("preset", "data.path", "run_dir", "length", "batch_size"),
-    *("optimizer.name", "optimizer.lr", "schedule.name", "precision", "nproc"),
-)
-"""The settings that a first run needs, in display order."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +35,20 @@ class Flag:
     """Name of a positional argument in the help; "" for a flag."""
     is_switch: bool = False
     """Whether the flag takes no value; True for boolean options of a subcommand."""
+    most_used: bool = False
+    """Whether `--help` shows it; `--help-all` shows every flag."""
     origin: str = "default"
     """Where the default comes from: the dataclass ("default"), a preset or a file."""
 
     @property
     def typed(self) -> str:
         return self.metavar or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the text."""
+        first, stop, _ = self.text.partition(". ")
+        return first + stop.strip()
 
     @property
     def choices(self) -> list[str]:
@@ -57,60 +61,64 @@ class Flag:
         return [str(value) for each in values for value in each if value is not None]
 
 
-def flags_of(
-    kind: type[Any],
-    config: Any = None,
-    *,
-    prefix: str = "",
-    group: str = "settings",
-    switches: bool = False,
-) -> Iterator[Flag]:
+def flags_of(kind: type[Any], config: Any = None, *, switches: bool = False) -> Iterator[Flag]:
     """Yield the flags of a dataclass and its nested dataclasses, with defaults from `config`. With
     `switches`, boolean flags take no value.
 
-    >>> from surefoot.recipes.gpt.config import Data
-    >>> [(flag.typed, flag.default) for flag in flags_of(Data, prefix="data.")][-1]
+    >>> from surefoot.recipes.gpt.config import Config
+    >>> [(flag.typed, flag.default) for flag in flags_of(Config) if flag.group == "data"][-1]
     ('--data.cache', True)
     """
-    hints, texts = typing.get_type_hints(kind, include_extras=True), texts_of(kind)
-    for field in dataclasses.fields(kind):
-        group = field.metadata.get("group") or group
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        default = default if config is None else getattr(config, field.name)
-        hint, metavar = hints[field.name], ""
-        while typing.get_origin(hint) is typing.Annotated:
-            for mark in hint.__metadata__:
-                metavar = getattr(mark, "metavar", None) or metavar
-            hint = typing.get_args(hint)[0]
-        name = f"{prefix}{field.name.removesuffix('_')}"
-        if dataclasses.is_dataclass(hint):
-            inner = None if default is MISSING else default
-            yield from flags_of(
-                typing.cast("type[Any]", hint), inner, prefix=f"{name}.", group=name
-            )
-        else:
-            yield Flag(
-                name,
-                hint,
-                default,
-                texts.get(field.name, ""),
-                group,
-                metavar,
-                switches and hint is bool,
-            )
+    metavars = _metavars(kind)
+    texts: dict[type[Any], dict[str, str]] = {}
+    for leaf in leaves(kind, config):
+        if leaf.owner not in texts:
+            texts[leaf.owner] = texts_of(leaf.owner)
+        yield Flag(
+            leaf.name.removesuffix("_"),
+            leaf.hint,
+            leaf.value,
+            texts[leaf.owner].get(leaf.field.name, ""),
+            leaf.group,
+            metavar=metavars.get(leaf.name, ""),
+            is_switch=switches and leaf.hint is bool,
+            most_used=leaf.field.metadata.get("most_used", False),
+        )
+
+
+def _metavars(kind: type[Any]) -> dict[str, str]:
+    """Return the names of the positional arguments in the help."""
+    metavars = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if getattr(mark, "metavar", None):
+                metavars[name] = mark.metavar
+    return metavars
+
+
+def most_used(flags: Sequence[Flag]) -> list[Flag]:
+    """Return the flags that the declarations mark, or the first ten of a program that marks none."""
+    return [flag for flag in flags if flag.most_used] or list(flags[:_FIRST])
+
+
+def most_used_page(flags: Sequence[Flag]) -> str:
+    """Format the most used flags, each with the first sentence of its text."""
+    names = [flag.name for flag in flags]
+    first = [replace(flag, text=flag.summary) for flag in most_used(flags)]
+    return section("most used", first, names=names)
 
 
 def settings_page(flags: Sequence[Flag]) -> str:
-    """Format the flags in their groups, below the most used ones."""
-    by_name = {flag.name: flag for flag in flags}
-    first = [by_name[name] for name in MOST_USED if name in by_name]
-    groups: dict[str, list[Flag]] = {"most used": first} if len(first) > 1 else {}
+    """Format all flags in their groups, below the most used ones."""
+    names = [flag.name for flag in flags]
+    groups: dict[str, list[Flag]] = {}
     for flag in flags:
-        if flag not in first or not groups:
-            groups.setdefault(flag.group, []).append(flag)
-    return "\n".join(
-        section(name, members, names=by_name) for name, members in groups.items() if members
-    )
+        group = "most used" if flag.most_used else flag.group
+        groups.setdefault(group, []).append(flag)
+    first = groups.pop("most used", [])
+    if first:
+        groups = {"most used": first, **groups}
+    return "\n".join(section(name, members, names=names) for name, members in groups.items())
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:

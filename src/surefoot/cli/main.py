@@ -49,6 +49,7 @@ VERBS = (
 """The names of the subcommands. Each is a function in the module of the same name, imported when
 called.
 """
+_HELP = ("-h", "--help", "--help-all")
 OVERVIEW = f"""surefoot trains PyTorch models without losing its footing.
 
   surefoot train RECIPE           train {", ".join(NAMES)}
@@ -72,7 +73,8 @@ OVERVIEW = f"""surefoot trains PyTorch models without losing its footing.
   surefoot completion SHELL       print completion for bash, zsh or fish
 
 RUN is a run's directory, its name under runs/, or latest. For the options of a
-subcommand: surefoot SUBCOMMAND --help. --traceback prints an error's traceback.
+subcommand: surefoot SUBCOMMAND --help; for the settings of a recipe: surefoot
+train RECIPE --help, or --help-all. --traceback prints an error's traceback.
 Exit status: 0 done, 2 settings, 3 data, 4 checkpoint, 5 diverged, 6 out of
 memory, 7 another process of the run was lost, 8 repeated steps differ (verify),
 130 and 143 saved after a signal (not saved after a second one).
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     words = [argument for argument in typed if argument != "--traceback"]
     try:
         try:
-            if not words or words[0] in ("-h", "--help", "help"):
+            if not words or words[0] in (*_HELP, "help"):
                 print(OVERVIEW, end="")
                 sys.exit(0 if words else 2)
             end_scripts_without_traceback()
@@ -179,7 +181,7 @@ def _verb(words: list[str]) -> None:
         return
     if words[0] not in VERBS:
         raise unknown_subcommand(words[0], VERBS, command="surefoot")
-    if not {"-h", "--help"}.intersection(words):
+    if not {*_HELP}.intersection(words):
         shorten_spinning()
     from surefoot.cli.word_order import words_first
 

@@ -36,6 +36,9 @@ _WORDS = {  # messages of tyro and Python -> plain wording
     r"Missing value for argument '?(--[\w.-]+)'?\.? Expected \d+ values?\.?": r"\1 needs a value",
     r"Unrecognized options?: ": "unknown argument: ",
 }
+HELP = ("help", "help_all")
+"""The flags that print a help: a short one, and one with all settings."""
+_HELP_WITH = {"options": "--help", "settings": "--help-all"}  # which flag prints all of them
 WHICH_RUN = "which run? give its directory, its name under runs/, or latest"
 
 
@@ -79,7 +82,7 @@ class ProgramOptions:
 
 def limited(default: Any, *, min_value: int) -> Any:
     """Return an option field for an integer of at least `min_value`."""
-    return dataclasses.field(default=default, metadata={"min_value": min_value})
+    return dataclasses.field(default=default, metadata={"check": number(min_value=min_value)})
 
 
 def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -97,6 +100,11 @@ def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
         else:
             groups[-1][1].append(argument)
     return groups
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Return True for arguments with --help, -h or --help-all."""
+    return any(name in HELP for name, _ in by_flag(arguments))
 
 
 def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
@@ -131,7 +139,7 @@ def target(
     """
     if arguments and not arguments[0].startswith("-"):
         return arguments[0]
-    if "help" in dict(by_flag(arguments)):
+    if asks_for_help(arguments):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         print_options([kind], verb)
         sys.exit(0)
@@ -174,7 +182,7 @@ def verb_options(
         target(kind, arguments, verb=verb, missing=missing)
     groups = by_flag(arguments)
     own = {"", *option_names(kind)} - set(but)
-    if "help" in dict(groups):
+    if asks_for_help(arguments):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
             print_options([kind], verb)
@@ -188,8 +196,9 @@ def verb_options(
         value = getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise out_of_range(name, value, "a finite number")
-        if "min_value" in field.metadata and value is not None:
-            number(min_value=field.metadata["min_value"])(value, setting=name)
+        check = field.metadata.get("check")
+        if check is not None and value is not None:
+            check(value, setting=name)
     return options, without(arguments, own)
 
 
@@ -295,10 +304,11 @@ def parse(
     except SystemExit as end:
         if not end.code:
             raise
+        help_flag = _HELP_WITH[flags]
         raise ConfigError(
             "flags-not-understood",
             problem=_unboxed(errors.getvalue()),
-            reason=f"all {flags}: surefoot {verb} --help",
+            reason=f"all {flags}: surefoot {verb} {help_flag}",
             verb=verb,
             arguments=list(arguments),
         ) from None
@@ -341,13 +351,14 @@ def refuse_unknown(
     """Raise `ConfigError` if `groups` (of `by_flag`) is not empty, with the nearest known name and
     its value for each.
     """
+    help_flag = _HELP_WITH[flags]
     problems = [
         unknown_setting(
             name,
             known,
             value=flag_text(words, name) or "",
             kind=flags.removesuffix("s"),
-            reason=f"all {flags}: surefoot {verb} --help",
+            reason=f"all {flags}: surefoot {verb} {help_flag}",
         )
         for name, words in groups[:3]
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.options import (
     ProgramOptions,
+    asks_for_help,
     by_flag,
     check_excluded,
     limited,
@@ -93,8 +94,7 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 def plan(arguments: list[str]) -> None:
     """Run `surefoot plan`: print what a run would do, and train nothing."""
-    flags_given = dict(by_flag(arguments))
-    if "schedules" in flags_given and "help" not in flags_given:
+    if "schedules" in dict(by_flag(arguments)) and not asks_for_help(arguments):
         plan_schedules(
             arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules))
         )

@@ -11,10 +11,12 @@ from typing import Annotated, Any, get_args, get_origin
 import tyro
 from tyro.conf import arg
 
-from surefoot.cli.help import flags_of, settings_page
+from surefoot.cli.help import flags_of, most_used, most_used_page, settings_page
 from surefoot.cli.options import (
+    HELP,
     ChangedProgramOption,
     ProgramOptions,
+    asks_for_help,
     by_flag,
     flag_text,
     option_names,
@@ -98,7 +100,7 @@ def read_settings(
     """
     if program.config is not None:
         return configured(program.config, layers, flags, verb=verb, own=own)
-    if "--help" in flags:
+    if asks_for_help(flags):
         print("build() takes no settings.\n")
         print_options(own, verb.split(maxsplit=1)[0])
         sys.exit(0)
@@ -134,12 +136,12 @@ def configured(
     `own` has the option classes for the help."""
     flags = [name for name, _ in by_flag(arguments) if name]
     known = dict(field_hints(kind))
-    unknown = [flag for flag in by_flag(arguments) if flag[0] not in {*known, "help", ""}]
+    unknown = [flag for flag in by_flag(arguments) if flag[0] not in {*known, *HELP, ""}]
     refuse_unknown(
         unknown, [*(name for each in own for name in option_names(each)), *known], verb=verb
     )
-    if "help" in flags:
-        _print_help(kind, layers, verb, own)
+    if asks_for_help(arguments):
+        _print_help(kind, layers, verb, own, is_whole="help_all" in flags)
     typed_here = [
         (f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)])
         for name in set(flags)
@@ -173,8 +175,16 @@ def typed(kind: type[Any], setting: str, text: str) -> list[str]:
 
 
 def _print_help(
-    kind: type[Any], layers: Sequence[Layer], verb: str, own: Sequence[type[Any]]
+    kind: type[Any],
+    layers: Sequence[Layer],
+    verb: str,
+    own: Sequence[type[Any]],
+    *,
+    is_whole: bool,
 ) -> None:
+    """Print the settings of a command below its description, and exit: all of them, or the most
+    used ones of a training and how to see all.
+    """
     try:
         config, origins = layered(kind, layers)
     except ConfigError:  # a setting has no value yet
@@ -182,17 +192,22 @@ def _print_help(
     settings = [
         replace(flag, origin=origins.get(flag.name, "default")) for flag in flags_of(kind, config)
     ]
-    is_training = verb.split(maxsplit=1)[0] in (
-        "train",
-        "resume",
-    )  # print their options after the settings
-    if not is_training:
-        print_options(own, verb.split(maxsplit=1)[0], but=[flag.name for flag in settings])
-    print(
-        f"Settings of surefoot {verb}, each also a key of a --config file\n\n{settings_page(settings)}"
-    )
-    if is_training:
-        print_options(own, verb.split(maxsplit=1)[0], but=[flag.name for flag in settings])
+    names = [flag.name for flag in settings]
+    subcommand = verb.split(maxsplit=1)[0]
+    title = f"Settings of surefoot {verb}, each also a key of a --config file\n"
+    all_settings = f"All {len(settings)} settings: surefoot {verb} --help-all"
+    if is_whole or len(settings) <= len(most_used(settings)):
+        if subcommand not in ("train", "resume"):
+            print_options(own, subcommand, but=names)
+        print(f"{title}\n{settings_page(settings)}")
+        if subcommand in ("train", "resume"):  # whose options are used less than the settings
+            print_options(own, subcommand, but=names)
+    elif subcommand == "train":
+        print(f"{title}\n{most_used_page(settings)}")
+        print(f"{all_settings}\nOptions of train: surefoot train --help")
+    else:
+        print_options(own, subcommand, but=names)
+        print(all_settings)
     sys.exit(0)
 
 

@@ -15,7 +15,9 @@ from tyro.conf import UseAppendAction
 
 from surefoot.cli import processes
 from surefoot.cli.options import (
+    HELP,
     ProgramOptions,
+    by_flag,
     check_excluded,
     limited,
     needs_option,
@@ -189,9 +191,9 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     """
     program = find_program(arguments[0])
     options, flags = verb_options(
-        Train, without(arguments, ["help"]), verb="train", but=processes.among_settings(program)
+        Train, without(arguments, HELP), verb="train", but=processes.among_settings(program)
     )
-    flags += ["--help"] * ("--help" in arguments)
+    flags += [word for name, words in by_flag(arguments) if name in HELP for word in words]
     config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)

@@ -37,10 +37,10 @@ class AcceptChange:
 class Train(AcceptChange, AlertOption, Several, ProgramOptions):
     """Train a run, or resume it if --run-dir holds its checkpoint. Recipes are
     gpt, translation, images and finetune. Every setting is a flag and a key of a
-    TOML file; surefoot train gpt --help lists them. Flags override --config,
-    --config overrides --preset, and --preset overrides defaults. Ctrl-C saves and
-    stops; the same command resumes. In FILE.py, build() may take one dataclass
-    argument; its fields become settings.
+    TOML file: surefoot train gpt --help shows ten, and --help-all shows all. Flags
+    override --config, --config overrides --preset, and --preset overrides defaults.
+    Ctrl-C saves and stops; the same command resumes. In FILE.py, build() may take
+    one dataclass argument; its fields become settings.
 
       surefoot train gpt --data.path my.txt --run-dir runs/mine
       surefoot train gpt --preset gpt2-124m --data.path shards/ --nproc 8

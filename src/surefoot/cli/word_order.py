@@ -10,7 +10,7 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from surefoot.cli.options import by_flag
+from surefoot.cli.options import HELP, by_flag
 from surefoot.config.tree import field_hints
 from surefoot.errors import ConfigError
 from surefoot.recipes import NAMES
@@ -47,7 +47,7 @@ def words_first(verb: str, arguments: Sequence[str]) -> list[str]:
         _refuse_flags(after)
         arguments = arguments[:end]
     (_, leading), *groups = by_flag(arguments)
-    hints: dict[str, Any] = {"help": bool}
+    hints: dict[str, Any] = dict.fromkeys(HELP, bool)
     for kind in option_kinds(verb):
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
             hints[name.removesuffix("_")] = hint

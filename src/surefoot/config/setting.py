@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar
 
 from surefoot.config.durations import Every, Length
+from surefoot.config.tree import When
 from surefoot.errors import ConfigError, SurefootError, out_of_range, together
 
 Role = Literal["identity", "per_rank", "one_session", "cadence", "observer"]
@@ -37,6 +38,8 @@ def setting(
     path: bool = False,
     after: str | None = None,
     group: str | None = None,
+    changes_at: When | None = None,
+    most_used: bool = False,
 ) -> Any:
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
@@ -46,7 +49,10 @@ def setting(
     one_session: reset by a resume. cadence: an interval; its `check` also takes the run's `length`
     and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
     equal on all ranks, unless `shared` is False. With `path`, a text is a path (`tree.PATH`). `after` names the preceding field (`ordered`).
-    `group` is the section of `--help`, by default the preceding field's section.
+    `group` is the section of `--help-all`, by default the preceding field's section. `--help` shows
+    a `most_used` setting. `changes_at` says when another value could hold while the run goes on
+    (`tree.When`): a setting that a resume may change can at any step, unless it says otherwise; one
+    of the run's identity must say it.
     """
     flags = (
         ("identity", identity),
@@ -59,6 +65,12 @@ def setting(
         raise TypeError(
             f"a setting needs exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
         )
+    if changes_at is None:
+        if identity:
+            raise TypeError(
+                "a setting of the run's identity needs changes_at: step, epoch or never"
+            )
+        changes_at = "step"
     metadata = {
         "role": roles[0],
         "check": check,
@@ -67,6 +79,8 @@ def setting(
         "path": path,
         "after": after,
         "group": group,
+        "changes_at": changes_at,
+        "most_used": most_used,
     }
     return dataclasses.field(
         default=default,

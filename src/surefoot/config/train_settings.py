@@ -109,13 +109,19 @@ class TrainSettings(Declared):
     text with a unit.
     """
 
-    init_from: str | Path | None = setting(None, identity=True, path=True, group="what is trained")
+    init_from: str | Path | None = setting(
+        None, identity=True, path=True, group="what is trained", changes_at="never"
+    )
     """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a
     new model.
     """
-    seed: int = setting(0, check=number(min_value=0, below=1 << 64), identity=True)
+    seed: int = setting(
+        0, check=number(min_value=0, below=1 << 64), identity=True, changes_at="never"
+    )
     """Seed of all random numbers of the run."""
-    length: str = setting(check=_length, identity=True, group="how long")
+    length: str = setting(
+        check=_length, identity=True, group="how long", changes_at="step", most_used=True
+    )
     """Length of the training, "2500 steps" or "30 epochs", rounded up to a whole step."""
     stop_after: str | None = setting(None, check=_length, one_session=True)
     """End this session after this length, such as "1 epochs"; the schedule stays, and the run can
@@ -123,13 +129,17 @@ class TrainSettings(Declared):
     """
     time_limit: str | None = setting(None, check=seconds, one_session=True, shared=False)
     """Save and end the session before this time has passed, such as "90 min". None: no limit."""
-    batch_size: int | str | None = setting(None, identity=True, group="batches")
+    batch_size: int | str | None = setting(
+        None, identity=True, group="batches", changes_at="step", most_used=True
+    )
     """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with
     padding, if samples differ in length. None: as the DataLoader says; other data need a value."""
-    micro_batch_size: int | str | None = setting(None, identity=True)
+    micro_batch_size: int | str | None = setting(None, identity=True, changes_at="step")
     """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean
     more gradient accumulation. None: one pass per process."""
-    order: Order | None = setting(None, check=check_order, identity=True, by_fingerprint=True)
+    order: Order | None = setting(
+        None, check=check_order, identity=True, by_fingerprint=True, changes_at="never"
+    )
     """Order of the training samples: "shuffled" (a permutation per epoch), "sequential", "lanes"
     (contiguous, for a carried state), or `sf.data.Weighted(weights)`. None: shuffled, or as the
     DataLoader says."""
@@ -141,40 +151,42 @@ class TrainSettings(Declared):
     """Processes that load samples; 0 loads them in the training process. Does not change results.
     None: 0, or as the DataLoader says.
     """
-    clip: str = setting("off", check=clipping, identity=True, group="optimization")
+    clip: str = setting(
+        "off", check=clipping, identity=True, group="optimization", changes_at="step"
+    )
     """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01"
     (each unit), "auto 0.9" (quantile of recent norms) or "off"."""
-    ema: float | None = setting(None, check=_decay, identity=True)
+    ema: float | None = setting(None, check=_decay, identity=True, changes_at="step")
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no
     average.
     """
-    ema_ramp: bool = setting(True, identity=True, absent_by_default=True)
+    ema_ramp: bool = setting(True, identity=True, absent_by_default=True, changes_at="step")
     """Let the decay rise to `ema`: at most (1 + n) / (10 + n) at step n. False: a constant decay
     after a first copy, as in torch's AveragedModel.
     """
-    ema_start: str | None = setting(None, check=_length, identity=True, absent_by_default=True)
+    ema_start: str | None = setting(
+        None, check=_length, identity=True, absent_by_default=True, changes_at="step"
+    )
     """When averaging starts, such as "500 steps" or "2 epochs". The average is the current weights
     until then. None: at step 0.
     """
-    ema_every: str = setting("1 steps", check=_length, identity=True, absent_by_default=True)
-    """How often the average moves, by 1 - decay each time."""
-    max_bad_steps: int = setting(
-        5,
-        check=number(min_value=0),
-        identity=True,
+    ema_every: str = setting(
+        "1 steps", check=_length, identity=True, absent_by_default=True, changes_at="step"
     )
+    """How often the average moves, by 1 - decay each time."""
+    max_bad_steps: int = setting(5, check=number(min_value=0), identity=True, changes_at="step")
     """Consecutive non-finite steps that a run survives, checked at each record. Non-finite steps
     are never applied.
     """
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = setting(
-        "fp32", identity=True, group="precision and speed"
+        "fp32", identity=True, group="precision and speed", changes_at="step", most_used=True
     )
     """Precision of the passes. auto uses the measured table for this machine and these layers, and
     keeps its choice for the run. fp8 is bf16 with linear layers in 8 bits (extra `quant`)."""
-    channels_last: bool | Literal["auto"] = setting(False, identity=True)
+    channels_last: bool | Literal["auto"] = setting(False, identity=True, changes_at="step")
     """Use the channels-last memory format for images. auto uses the same table as precision = auto.
     """
-    compile: bool | Literal["auto"] = setting(False, identity=True)
+    compile: bool | Literal["auto"] = setting(False, identity=True, changes_at="step")
     """Use torch.compile. auto compiles if the measured table shows a gain on this machine, and
     keeps its choice for the run.
     """
@@ -225,7 +237,13 @@ class TrainSettings(Declared):
     report: bool = setting(True, observer=True)
     """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(
-        None, check=_out, observer=True, path=True, group="checkpoints"
+        None,
+        check=_out,
+        observer=True,
+        path=True,
+        group="checkpoints",
+        changes_at="never",
+        most_used=True,
     )
     """Directory of the run. The run resumes if the directory has a checkpoint. `{n}`, as in
     "runs/gpt-{n}", is the next free number, or the newest after a restart. None: nothing is
@@ -252,11 +270,11 @@ class TrainSettings(Declared):
     keep_every: str | None = setting(None, check=every, cadence=True)
     """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints.
     """
-    sync_batch_norm: bool = setting(False, identity=True, group="processes")
+    sync_batch_norm: bool = setting(False, identity=True, group="processes", changes_at="never")
     """Compute batch-norm statistics over all processes. Results then depend on the number of
     processes.
     """
-    exact_sums: bool = setting(True, identity=True)
+    exact_sums: bool = setting(True, identity=True, changes_at="never")
     """Add the gradients of a step's micro-batches in an order that does not depend on the number of
     processes, so that results have the same bits on any number. False adds them in the order of the
     processes, to rounding."""

@@ -3,11 +3,11 @@ flags and files. One error lists all problems."""
 
 import contextlib
 import dataclasses
-import operator
 import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,19 +17,85 @@ from surefoot.config.paths import path_text
 from surefoot.errors import ABSENT, ConfigError, Remedy, Setting, together
 
 T = TypeVar("T")
-LEADS: Mapping[str, Any] = {"leads": True}
+LEADS: dict[str, Any] = {"leads": True}
 """Field metadata: if a layer changes this field, values of its sibling fields in lower layers are
 dropped.
 """
-STAYS: Mapping[str, Any] = {"stays": True}
+STAYS: dict[str, Any] = {"stays": True}
 """Field metadata: a change of a sibling `LEADS` field does not drop values of this field."""
 SWITCHES = "switches"
 """Key of field metadata, names of siblings: if a layer sets this field back to its default, their
 values in lower layers are dropped.
 """
 
-PATH: Mapping[str, Any] = {"path": True}
+PATH: dict[str, Any] = {"path": True}
 """Field metadata: a text is a path, in which `~` is the home directory, and which is not empty."""
+
+MOST_USED: dict[str, Any] = {"most_used": True}
+"""Field metadata: `--help` shows this setting; `--help-all` shows all."""
+
+When = Literal["step", "epoch", "never"]
+"""From when on a run that has begun could take another value of a setting and stay exact."""
+
+# Field metadata. Nothing reads it yet: what a resume accepts today is the role of a setting.
+AT_STEP: dict[str, Any] = {"changes_at": "step"}
+"""Another value can hold from any step on."""
+AT_EPOCH: dict[str, Any] = {"changes_at": "epoch"}
+"""Another value can hold from the next epoch on."""
+NEVER: dict[str, Any] = {"changes_at": "never"}
+"""Another value makes another run."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A setting: a field of a configuration that holds a value, not a table of settings."""
+
+    name: str
+    """Dotted, such as "optimizer.lr"."""
+    hint: Any
+    field: dataclasses.Field[Any]
+    owner: type[Any]
+    """The class that has the field."""
+    value: Any
+    """The value in a configuration or by default; `dataclasses.MISSING` if it has no default."""
+    group: str
+    """The section of the help."""
+    changes_at: When | None
+    """None for a setting of a user's program, which does not say it."""
+
+
+def leaves(
+    kind: type[Any],
+    config: Any = None,
+    *,
+    prefix: str = "",
+    group: str = "settings",
+    changes_at: When | None = None,
+) -> Iterator[Leaf]:
+    """Yield the settings of a class in the order of its fields, with the values of `config`, or the
+    default values. A table has its own group, and its fields change when the table does unless
+    they say otherwise.
+
+    >>> from surefoot.recipes.gpt.config import Config
+    >>> [(leaf.name, leaf.changes_at) for leaf in leaves(Config) if leaf.group == "optimizer"][:2]
+    [('optimizer.name', 'never'), ('optimizer.lr', 'step')]
+    """
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        value = _default(field) if config is None else getattr(config, field.name)
+        group = field.metadata.get("group") or group
+        when = field.metadata.get("changes_at", changes_at)
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(
+                typing.cast("type[Any]", hint),
+                None if value is dataclasses.MISSING else value,
+                prefix=f"{name}.",
+                group=name,
+                changes_at=when,
+            )
+        else:
+            yield Leaf(name, hint, field, kind, value, group, when)
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -39,26 +105,14 @@ def flatten(config: Any) -> dict[str, Any]:
     >>> flatten(TrainSettings(length="2 epochs", batch_size=8))["length"]
     '2 epochs'
     """
-    return {name: operator.attrgetter(name)(config) for name in field_hints(type(config))}
+    return {leaf.name: leaf.value for leaf in leaves(type(config), config)}
 
 
-def default_values(kind: type[Any], base: Any = None, prefix: str = "") -> dict[str, Any]:
-    """Return the default values by dotted name, or the values of `base`; `dataclasses.MISSING` for
-    a setting without a default.
+def default_values(kind: type[Any]) -> dict[str, Any]:
+    """Return the default values by dotted name; `dataclasses.MISSING` for a setting without a
+    default.
     """
-    hints, by_name = typing.get_type_hints(kind), dict[str, Any]()
-    for field in dataclasses.fields(kind):
-        hint, name = hints[field.name], f"{prefix}{field.name}"
-        value = _default(field) if base is None else getattr(base, field.name)
-        if dataclasses.is_dataclass(hint):
-            by_name |= default_values(
-                typing.cast("type[Any]", hint),
-                None if value is dataclasses.MISSING else value,
-                f"{name}.",
-            )
-        else:
-            by_name[name] = value
-    return by_name
+    return {leaf.name: leaf.value for leaf in leaves(kind)}
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -129,7 +183,7 @@ def merged(
 
 def field_hints(kind: type[Any]) -> dict[str, Any]:
     """Return the types of all settings by dotted name, in the order of the fields."""
-    return {name: hint for name, hint, _ in _leaves(kind)}
+    return {leaf.name: leaf.hint for leaf in leaves(kind)}
 
 
 def check_type(name: str, value: Any, hint: Any) -> None:
@@ -219,15 +273,6 @@ def did_you_mean(name: str, names: Iterable[str], *, otherwise: str = "") -> str
     """
     meant = nearest(name, names)
     return f"did you mean {meant}?" if meant else otherwise
-
-
-def _leaves(kind: type[Any], prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from _leaves(hints[field.name], f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", hints[field.name], field
 
 
 def _build(
@@ -328,19 +373,19 @@ def _meant(name: str, value: Any, hint: Any) -> Remedy | None:
 
 
 def _leaders(kind: Any) -> Iterator[tuple[str, Any, set[str], bool]]:
-    leaves = {name: field for name, _, field in _leaves(kind)}
-    for name, field in leaves.items():
+    by_name = {leaf.name: leaf for leaf in leaves(kind)}
+    for name, leaf in by_name.items():
+        metadata = leaf.field.metadata
         table = name[: name.rfind(".") + 1]
-        if switched := field.metadata.get(SWITCHES):
-            yield name, _default(field), {table + sibling for sibling in switched}, True
-        if field.metadata.get("leads"):
-            beside = {other for other in leaves if other[: other.rfind(".") + 1] == table} - {name}
-            yield (
-                name,
-                _default(field),
-                {other for other in beside if not leaves[other].metadata.get("stays")},
-                False,
-            )
+        if switched := metadata.get(SWITCHES):
+            yield name, leaf.value, {table + sibling for sibling in switched}, True
+        if metadata.get("leads"):
+            followers = set()
+            for other, sibling in by_name.items():
+                is_beside = other[: other.rfind(".") + 1] == table and other != name
+                if is_beside and not sibling.field.metadata.get("stays"):
+                    followers.add(other)
+            yield name, leaf.value, followers, False
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

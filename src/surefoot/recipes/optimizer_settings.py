@@ -14,7 +14,7 @@ from surefoot.config.keywords import parsed
 from surefoot.config.parallel import DDPSettings, FSDPSettings, Kind, Strategy, strategy_of
 from surefoot.config.setting import checked, default, number, ordered, setting
 from surefoot.config.train_settings import TrainSettings
-from surefoot.config.tree import LEADS, STAYS
+from surefoot.config.tree import LEADS, MOST_USED, NEVER, STAYS
 from surefoot.distributed.environment import placed
 from surefoot.errors import Setting
 from surefoot.optim.optimizers import OPTIMIZERS, named
@@ -38,11 +38,11 @@ class Optimizer:
     are refused.
     """
 
-    name: OptimizerName = field(default="adamw", metadata=LEADS)
+    name: OptimizerName = field(default="adamw", metadata=LEADS | NEVER)
     """Name of the optimizer. Another name drops the preset's optimizer settings, except
     layer-decay, base-width and frozen.
     """
-    lr: float | None = None
+    lr: float | None = field(default=None, metadata=MOST_USED)
     """Base learning rate, reached at the end of warm-up. Default: 3e-3; sgd and adafactor 0.1, lion
     1e-3, muon and schedule_free 1e-2.
     """
@@ -68,7 +68,7 @@ class Optimizer:
     """muon: iterations of the orthogonalization."""
     adamw_lr: float | None = None
     """muon: base learning rate of the parameters that AdamW trains. Default: lr."""
-    adamw_modules: tuple[str, ...] | None = None
+    adamw_modules: tuple[str, ...] | None = field(default=None, metadata=NEVER)
     """muon: modules or parameters whose matrices AdamW trains, besides embeddings. Default: the
     head; surefoot plan prints its name.
     """
@@ -264,19 +264,21 @@ class RecipeSettings(TrainSettings):
     clip: str = default("norm 1.0")
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = default("auto")
     channels_last: bool | Literal["auto"] = default("auto")
-    early_stopping: EarlyStopping = setting(EarlyStopping(), identity=True, after="time_limit")
+    early_stopping: EarlyStopping = setting(
+        EarlyStopping(), identity=True, after="time_limit", changes_at="step"
+    )
     """Early stopping if a metric stops improving."""
     optimizer: Optimizer = setting(
-        Optimizer(), identity=True, after="workers", group="optimization"
+        Optimizer(), identity=True, after="workers", group="optimization", changes_at="step"
     )
     """The optimizer. Absent settings use the optimizer's defaults; settings of another optimizer
     are refused.
     """
-    schedule: Schedule = setting(Schedule(), identity=True)
+    schedule: Schedule = setting(Schedule(), identity=True, changes_at="step")
     """The learning-rate schedule, as a factor on the base learning rate. Absent settings use the
     shape's defaults.
     """
-    plateau: Plateau = setting(Plateau(), identity=True)
+    plateau: Plateau = setting(Plateau(), identity=True, changes_at="step")
     """Reductions of the learning rate if a metric stops improving."""
     parallel: Kind = setting("auto", observer=True, after="keep_every", group="processes")
     """Parallel strategy. auto is ddp for several processes; fsdp shards the model over them."""
@@ -284,7 +286,7 @@ class RecipeSettings(TrainSettings):
     """Settings of ddp, also if auto chooses it."""
     fsdp: FSDPSettings = setting(FSDPSettings(), observer=True)
     """Settings of fsdp."""
-    nproc: int | str = setting(1, observer=True)
+    nproc: int | str = setting(1, observer=True, most_used=True)
     """Processes on this machine. "1:4" starts up to 4, at most one for each micro-batch of a step,
     and fewer after one dies. Another number gives the same bits if micro_batch_size is set;
     otherwise it is another run."""

@@ -119,46 +119,52 @@ def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
 class RunSettings(TrainSettings):
     """The keywords of `Run`."""
 
-    model: Model | Mapping[str, Model] = setting(identity=True, by_fingerprint=True, after="")
+    model: Model | Mapping[str, Model] = setting(
+        identity=True, by_fingerprint=True, after="", changes_at="never"
+    )
     """A model or, preferably, a factory that is called under the run's seed; or a dictionary of
     these by name.
     """
-    loss: Loss | None = setting(None, check=check_loss, identity=True, by_fingerprint=True)
+    loss: Loss | None = setting(
+        None, check=check_loss, identity=True, by_fingerprint=True, changes_at="step"
+    )
     """`loss(model, batch)` returns a scalar mean or an `sf.Mean`, alone or in a tuple with
     `(outputs, targets)` or a dictionary of `sf.Mean`. If None, your code runs the steps."""
-    train_data: Any = setting(identity=True, by_fingerprint=True)
+    train_data: Any = setting(identity=True, by_fingerprint=True, changes_at="epoch")
     """Training data: a map-style data set, a `DataLoader` of one, a `TensorDataset`, a tuple of
     tensors, a `Mixture`, `sf.data.TrainWindows` of tokens, or a stream: an `IterableDataset`, a
     generator function, or an `sf.data.Stream`."""
     early_stopping: EarlyStopping | Sequence[EarlyStopping] | None = setting(
-        None, check=_rule, identity=True, after="time_limit"
+        None, check=_rule, identity=True, after="time_limit", changes_at="step"
     )
     """Rule that ends the run if a metric stops improving, or a list of rules, of which the first
     that applies ends it.
     """
     collate_fn: Callable[[list[Any]], Any] | None = setting(
-        None, identity=True, by_fingerprint=True, after="order"
+        None, identity=True, by_fingerprint=True, after="order", changes_at="epoch"
     )
     """Function that collates a list of samples into a batch, as in `DataLoader`. None: torch's
     `default_collate`, or the DataLoader's.
     """
-    count_fn: Callable[[Any], int] | None = setting(None, identity=True, by_fingerprint=True)
+    count_fn: Callable[[Any], int] | None = setting(
+        None, identity=True, by_fingerprint=True, changes_at="never"
+    )
     """Number of targets in a batch, computed on the host. If None, the size of the first dimension
     is used.
     """
     count_unit: str = setting("targets", check=_unit, observer=True)
     """Name of the targets in the console, the report page and TensorBoard, such as "tokens"."""
     optimizer: Source | Mapping[str, Source] = setting(
-        identity=True, after="workers", group="optimization"
+        identity=True, after="workers", group="optimization", changes_at="step"
     )
     """Optimizer such as `surefoot.optim.adamw(...)`, a class or function that builds a
     `torch.optim.Optimizer`, or several by name.
     """
-    schedule: AnySchedule | None = setting(None, check=_schedule, identity=True)
+    schedule: AnySchedule | None = setting(None, check=_schedule, identity=True, changes_at="step")
     """Learning-rate factor over the run, such as `surefoot.schedules.cosine(...)`. If None, the
     factor is constant.
     """
-    plateau: ReduceLROnPlateau | None = setting(None, check=_rule, identity=True)
+    plateau: ReduceLROnPlateau | None = setting(None, check=_rule, identity=True, changes_at="step")
     """Rule that lowers the learning rate if a metric stops improving; `evaluate_every` must then be
     equal at a resume.
     """
@@ -200,13 +206,14 @@ class RunSettings(TrainSettings):
         identity=True,
         absent_by_default=True,
         after="sync_batch_norm",
+        changes_at="never",
     )
     """What a step of several micro-batches leaves in buffers that passes change, by patterns of
     names: {"queue": "in order", "*.seen": "sum"}. The rules are mean, sum, max, min and in order.
     None: the mean in normalizations of torch; others go from one micro-batch to the next.
     """
     identity: Mapping[str, Any] | None = setting(
-        None, identity=True, after="check_ranks_every", group="extras"
+        None, identity=True, after="check_ranks_every", group="extras", changes_at="never"
     )
     """Your own JSON that must be equal at a resume, such as the steps of data preparation."""
     extra_files: Mapping[str, str | bytes] | None = setting(None, observer=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, number, ordered, setting
-from surefoot.config.tree import LEADS, PATH, STAYS, SWITCHES
+from surefoot.config.tree import AT_STEP, LEADS, MOST_USED, NEVER, PATH, STAYS, SWITCHES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 _COUNT = number(min_value=0)
@@ -15,7 +15,7 @@ _COUNT = number(min_value=0)
 class Data:
     """The text and its tokenization."""
 
-    path: str | None = field(default=None, metadata=PATH)
+    path: str | None = field(default=None, metadata=PATH | MOST_USED)
     """A file of text, JSON lines, Parquet or Arrow, a directory of such files, or token shards.
     Default: the source of Python's standard library.
     """
@@ -24,17 +24,17 @@ class Data:
     read_as: Literal["text"] | None = None
     """text: read every file as plain text, also JSON, CSV, HTML and notebooks, which are refused
     otherwise."""
-    tokenizer: str | None = field(default=None, metadata=PATH)
+    tokenizer: str | None = field(default=None, metadata=PATH | NEVER)
     """bpe (trained on the text), bytes, characters, gpt2, or a tokenizer's file or directory.
     Default: the tokenizer of --init-from, or bpe."""
-    end_token: str | None = None
+    end_token: str | None = field(default=None, metadata=NEVER)
     """Token between documents, for a tokenizer's file or directory. Default: the one that its files
     name, or a usual one such as </s>, or none."""
-    vocab_size: int | None = None
+    vocab_size: int | None = field(default=None, metadata=NEVER)
     """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
-    val_fraction: float = 0.05
+    val_fraction: float = field(default=0.05, metadata=NEVER)
     """Fraction of the text for validation: whole documents, or the end of a single document."""
-    cache: bool = True
+    cache: bool = field(default=True, metadata=AT_STEP)
     """Keep the trained tokenizer and the tokens of a long text in ~/.cache/surefoot/tokens, so that
     the next start reads them.
     """
@@ -48,15 +48,15 @@ class Model:
     """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is
     as published. Another family drops the preset's activation, tie-embeddings, smear and n-grams.
     """
-    layers: int = field(default=4, metadata=STAYS)
+    layers: int = field(default=4, metadata=STAYS | MOST_USED)
     """Number of blocks."""
     heads: int = field(default=4, metadata=STAYS)
     """Attention heads per block."""
-    width: int = field(default=128, metadata=STAYS)
+    width: int = field(default=128, metadata=STAYS | MOST_USED)
     """Embedding width, a multiple of twice the number of heads."""
     context: int = field(default=128, metadata=STAYS)
     """Context length in tokens."""
-    dropout: float = field(default=0.0, metadata=STAYS)
+    dropout: float = field(default=0.0, metadata=STAYS | AT_STEP)
     """Dropout probability during training."""
     activation: Literal["relu2", "swiglu", "gelu"] | None = None
     """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2."""
@@ -93,7 +93,9 @@ class Config(RecipeSettings):
             "modern-124m",
         ]
         | None
-    ) = setting(None, observer=True, after="", group="what is trained")
+    ) = setting(
+        None, observer=True, after="", group="what is trained", changes_at="never", most_used=True
+    )
     """A complete configuration to start from. Files and flags override it. Commands start from
     tiny.
     """
@@ -101,8 +103,8 @@ class Config(RecipeSettings):
     length: str = default("550 steps")
     batch_size: int | str = default(16)
     evaluate_every: str = default("25%")
-    data: Data = setting(factory=Data, identity=True)
-    model: Model = setting(factory=Model, identity=True)
+    data: Data = setting(factory=Data, identity=True, changes_at="epoch")
+    model: Model = setting(factory=Model, identity=True, changes_at="never")
     val_tokens: int | None = setting(
         None,
         check=number(min_value=1),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, ordered, setting
-from surefoot.config.tree import PATH
+from surefoot.config.tree import MOST_USED, NEVER, PATH
 from surefoot.recipes.images.networks import Model
 from surefoot.recipes.optimizer_settings import FRACTION, RecipeSettings
 
@@ -14,21 +14,21 @@ from surefoot.recipes.optimizer_settings import FRACTION, RecipeSettings
 class Data:
     """The images and their conversion to arrays."""
 
-    path: str | None = field(default=None, metadata=PATH)
+    path: str | None = field(default=None, metadata=PATH | MOST_USED)
     """A directory of IDX files (MNIST), CIFAR-10's binary files, class folders, pictures beside a
     CSV file of labels, or train/, val/ and test/ with these; or synthetic. Default: scikit-learn's
     digits."""
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = field(default=None, metadata=NEVER)
     """Class names by index; for folders, all folder names in this order. Default: indices, or
     sorted folder names.
     """
-    val_fraction: float = 0.1
+    val_fraction: float = field(default=0.1, metadata=NEVER)
     """Fraction of the training images for validation, if val/ does not exist."""
-    size: int | None = None
+    size: int | None = field(default=None, metadata=MOST_USED | NEVER)
     """Image height and width in pixels, for folders and synthetic. Default: the pictures' own size,
     if all have the same.
     """
-    channels: int | None = None
+    channels: int | None = field(default=None, metadata=NEVER)
     """For folders and synthetic: 1 converts pictures to gray, 3 to color. Default: unchanged."""
     crop: Literal["padded", "resized"] = "padded"
     """For folders: "resized" trains on random crops of 8% to 100% of the picture, as is usual for
@@ -72,7 +72,14 @@ class Config(RecipeSettings):
     """Train a classifier on images."""
 
     preset: Literal["tiny", "fashion-mnist", "fashion-mnist-fast", "cifar10", "imagenet"] | None = (
-        setting(None, observer=True, after="", group="what is trained")
+        setting(
+            None,
+            observer=True,
+            after="",
+            group="what is trained",
+            changes_at="never",
+            most_used=True,
+        )
     )
     """A complete configuration to start from. Files and flags override it. Commands start from
     tiny.
@@ -81,17 +88,22 @@ class Config(RecipeSettings):
     length: str = default("30 epochs")
     batch_size: int | str = default(64)
     evaluate_every: str = default("25%")
-    data: Data = setting(factory=Data, identity=True)
-    augmentation: Changes = setting(factory=Changes, identity=True)
-    model: Model = setting(factory=Model, identity=True)
+    data: Data = setting(factory=Data, identity=True, changes_at="epoch")
+    augmentation: Changes = setting(factory=Changes, identity=True, changes_at="epoch")
+    model: Model = setting(factory=Model, identity=True, changes_at="never")
     channels_last: bool | Literal["auto"] = default(True)
     label_smoothing: float = setting(
-        0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
+        0.1,
+        check=FRACTION,
+        identity=True,
+        after="check_state",
+        group="optimization",
+        changes_at="step",
     )
     """Share of each target's probability that is spread over all classes in training. Metrics use
     the unsmoothed loss.
     """
-    test_time_augmentation: bool = setting(False, identity=True)
+    test_time_augmentation: bool = setting(False, identity=True, changes_at="step")
     """Evaluate and predict with mean logits over views of each image: mirrored if flip is on, and
     shifted by one pixel if crop_padding is not 0. Both make 6 views, and evaluation takes 6 times
     as long."""

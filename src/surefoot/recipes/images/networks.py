@@ -14,7 +14,7 @@ from surefoot.config import user_code
 from surefoot.config.extras import needed_for, refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.config.setting import checked, number
-from surefoot.config.tree import PATH, did_you_mean, nearest
+from surefoot.config.tree import AT_STEP, MOST_USED, PATH, did_you_mean, nearest
 from surefoot.errors import Setting, first_line
 from surefoot.recipes.optimizer_settings import FRACTION
 
@@ -37,14 +37,14 @@ class Model:
     refused.
     """
 
-    name: str = field(default="simple_cnn", metadata=PATH)
+    name: str = field(default="simple_cnn", metadata=PATH | MOST_USED)
     """simple_cnn, resnet18, resnet34, resnet50, timm:NAME (if timm is installed), or FILE.py:build,
     a function with the arguments (channels, classes), or without arguments, that returns a module.
     """
     width: int | None = None
     """simple_cnn: channels of the first of its three blocks; each block doubles them. Default: 32.
     """
-    dropout: float | None = None
+    dropout: float | None = field(default=None, metadata=AT_STEP)
     """simple_cnn: dropout probability of the last features. Default: 0."""
     stem: Literal["cifar", "imagenet"] | None = None
     """resnet: cifar starts with a 3 x 3 convolution, imagenet with 7 x 7 and pooling. Default:

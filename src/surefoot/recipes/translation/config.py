@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefoot.config.setting import default, number, ordered, setting
-from surefoot.config.tree import PATH
+from surefoot.config.tree import AT_STEP, MOST_USED, NEVER, PATH
 from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, RecipeSettings, Schedule
 
 _ONE_OR_MORE = number(min_value=1)
@@ -16,25 +16,25 @@ _FROM_ZERO = number(min_value=0, kind=int | float)
 class Data:
     """Sentence pairs and their tokenization."""
 
-    path: str | None = field(default=None, metadata=PATH)
+    path: str | None = field(default=None, metadata=PATH | MOST_USED)
     """A directory with train.en and train.de (and val and test), or a .tsv or .jsonl file. Default:
     phrases from CLDR.
     """
-    source: str = "en"
+    source: str = field(default="en", metadata=MOST_USED | NEVER)
     """Source language as in the file names; for phrases a locale such as en or pt_BR."""
-    target: str = "de"
+    target: str = field(default="de", metadata=MOST_USED | NEVER)
     """Target language."""
     phrase_count: int = 24_000
     """Number of phrases if no path is set."""
-    val_fraction: float = 0.03
+    val_fraction: float = field(default=0.03, metadata=NEVER)
     """Fraction of the pairs held out for validation by a hash of the source, unless a validation
     file exists.
     """
-    tokenizer: Literal["bpe", "unigram"] = "bpe"
+    tokenizer: Literal["bpe", "unigram"] = field(default="bpe", metadata=NEVER)
     """Subword tokenizer, trained on the training text: byte pairs or a unigram model."""
-    vocab_size: int | None = None
+    vocab_size: int | None = field(default=None, metadata=NEVER)
     """Number of subwords. Default: 1024, or the number in --init-from."""
-    shared_vocab: bool = True
+    shared_vocab: bool = field(default=True, metadata=NEVER)
     """Use one vocabulary and one embedding for both languages."""
     max_source_tokens: int = 128
     """Leave out training pairs with more source tokens."""
@@ -60,11 +60,11 @@ class Model:
     """Hidden width of an MLP."""
     context: int = 512
     """Maximum length of source and of target, in tokens."""
-    dropout: float = 0.0
+    dropout: float = field(default=0.0, metadata=AT_STEP)
     """Dropout probability of the embeddings and of each sublayer's output."""
-    attention_dropout: float = 0.0
+    attention_dropout: float = field(default=0.0, metadata=AT_STEP)
     """Dropout probability of attention weights. Slow on a CPU."""
-    activation_dropout: float = 0.0
+    activation_dropout: float = field(default=0.0, metadata=AT_STEP)
     """Dropout probability inside an MLP."""
     norm_placement: Literal["pre", "post"] = "pre"
     """pre normalizes before each sublayer, which is easier to train; post normalizes after it, as
@@ -92,7 +92,7 @@ class Config(RecipeSettings):
     """Train a translator."""
 
     preset: Literal["tiny", "multi30k", "multi30k-fast", "base", "big"] | None = setting(
-        None, observer=True, after="", group="what is trained"
+        None, observer=True, after="", group="what is trained", changes_at="never", most_used=True
     )
     """A complete configuration to start from. Files and flags override it. Commands start from
     tiny.
@@ -102,13 +102,18 @@ class Config(RecipeSettings):
     batch_size: int | str = default("2048 tokens")
     evaluate_every: str = default("25%")
     ema: float | None = default(0.99)
-    data: Data = setting(factory=Data, identity=True)
-    model: Model = setting(factory=Model, identity=True)
+    data: Data = setting(factory=Data, identity=True, changes_at="epoch")
+    model: Model = setting(factory=Model, identity=True, changes_at="never")
     optimizer: Optimizer = default(Optimizer())
     """By default adamw has betas (0.9, 0.98), as in Vaswani et al. 2017, and no weight decay."""
     schedule: Schedule = default(Schedule(name="inverse_sqrt", warmup="10%"))
     label_smoothing: float = setting(
-        0.1, check=FRACTION, identity=True, after="check_state", group="optimization"
+        0.1,
+        check=FRACTION,
+        identity=True,
+        after="check_state",
+        group="optimization",
+        changes_at="step",
     )
     """Share of the target probability spread over all tokens in training. Metrics use no smoothing.
     """
