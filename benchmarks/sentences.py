@@ -4,8 +4,9 @@ it should be the test of that file alone.
     python benchmarks/sentences.py
 
 Twenty sentences are drawn from the texts of the source and of the help, always the same ones for a
-seed. The fast suite runs once with all of them changed. Then each is changed alone, and the tests
-that failed run again. Appends a dated table to benchmarks/results/sentences.txt.
+seed and a source; `--sentences FILE:WORD` names others. The fast suite, or the tests of `--tests`,
+run once with all of them changed. Then each is changed alone, and the tests that failed run again.
+Appends a dated table to benchmarks/results/sentences.txt.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ def sentences(*, help_texts: bool) -> Iterator[Sentence]:
             yield Sentence(file, node.lineno, last, max(words, key=len), node.value)
 
 
+def named(text: str) -> Sentence:
+    """The first sentence of a file whose changed word is this one."""
+    file, _, word = text.partition(":")
+    for help_texts in (False, True):
+        for sentence in sentences(help_texts=help_texts):
+            if str(sentence.file) == file and sentence.word == word:
+                return sentence
+    sys.exit(f"{file} has no sentence of which {word!r} changes")
+
+
 def copy_repository(place: Path) -> Path:
     """Copy the files that git knows."""
     listed = subprocess.run(
@@ -118,11 +129,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=17, help="draws other sentences")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest")
+    parser.add_argument(
+        "--sentences", nargs="+", default=[], help="FILE:WORD instead of drawn ones"
+    )
+    parser.add_argument("--tests", nargs="+", default=[], help="files or folders of tests to run")
     parser.add_argument("--list", action="store_true", help="print the sentences and end")
     arguments = parser.parse_args()
-    chance = random.Random(arguments.seed)
-    drawn = chance.sample([*sentences(help_texts=False)], 16)
-    drawn += chance.sample([*sentences(help_texts=True)], 4)
+    if arguments.sentences:
+        drawn = [named(text) for text in arguments.sentences]
+        which = "named ones"
+    else:
+        chance = random.Random(arguments.seed)
+        drawn = chance.sample([*sentences(help_texts=False)], 16)
+        drawn += chance.sample([*sentences(help_texts=True)], 4)
+        which = f"seed {arguments.seed}"
     if arguments.list:
         for sentence in drawn:
             print(f"{sentence.file}:{sentence.line}: {sentence.word!r} in {sentence.text!r}")
@@ -131,7 +151,7 @@ def main() -> None:
         root = copy_repository(Path(place))
         for sentence in drawn:
             sentence.change(root)
-        failed = failed_tests(root, (), workers=arguments.workers)
+        failed = failed_tests(root, arguments.tests, workers=arguments.workers)
         for sentence in drawn:
             shutil.copy2(ROOT / sentence.file, root / sentence.file)
         of_none = failed_tests(root, sorted(failed), workers=arguments.workers) if failed else set()
@@ -144,7 +164,8 @@ def main() -> None:
             lines.append(f"{len(failed):>5}  {sentence.file}  {sentence.word}")
             lines += [f"       {test}" for test in sorted(failed)]
             print("\n".join(lines[-1 - len(failed) :]), flush=True)
-    head = f"# {time.strftime('%Y-%m-%d')}, seed {arguments.seed}: tests that fail for one changed word"
+    of_tests = f" (of {' '.join(arguments.tests)})" if arguments.tests else ""
+    head = f"# {time.strftime('%Y-%m-%d')}, {which}: tests that fail for one changed word{of_tests}"
     with RESULTS.open("a") as file:
         file.write("\n".join([head, *lines]) + "\n\n")
 
