@@ -4,7 +4,7 @@
 
 Measures the server: from the request to the last byte of the page, as a client on this machine sees
 it, and the start of the process that serves it. It is no time of a browser, which also draws the
-page. One run is written and read through `ThinnedRun`; the other runs are links to its records with
+page. One run is written and read through `FollowedRun`; the other runs are links to its records with
 a cache each, since reading 50 of them takes an hour.
 """
 
@@ -121,7 +121,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as place:
         os.environ["XDG_CACHE_HOME"] = str(Path(place) / "cache")
         from surefoot.report.directory_watch import DirectoryWatch
-        from surefoot.report.thinned import read_thinned
+        from surefoot.report.followed import read_followed
 
         runs = Path(place) / "runs"
         for index in range(options.runs):
@@ -142,11 +142,11 @@ def main() -> None:
         while watch._advance(first):
             pass
         cold_s = perf_counter() - began
-        thinned, row = read_thinned(first.path), first.row
+        followed, row = read_followed(first.path), first.row
         assert row is not None
         for watched in watch.runs.values():
-            thinned.path = watched.path
-            thinned.save(row)
+            followed.path = watched.path
+            followed.save(row)
         starts, answers, chosen, sizes = measured(runs, options.rounds)
         print(
             f"{options.runs} runs of {options.records:,} records ({size / 1e6:.0f} MB each), from the cache, server times:\n"

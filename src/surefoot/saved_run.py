@@ -187,7 +187,7 @@ class SavedRun:
         `dataframe` returns them as a table. Raises `ConfigError` if the file cannot be read or the
         kind does not exist.
         """
-        from surefoot.tracking.jsonl import stream_records
+        from surefoot.tracking.jsonl import read_records
         from surefoot.tracking.record import KINDS
         from surefoot.tracking.run_reader import unreadable_records
 
@@ -201,7 +201,9 @@ class SavedRun:
                 value=kind,
             )
         try:
-            lines = list(stream_records(self._directory() / "metrics.jsonl"))
+            metrics = self._directory() / "metrics.jsonl"
+            metrics.stat()  # a run without the file is an error here
+            lines = list(read_records(metrics))
         except OSError as problem:
             raise unreadable_records(self.path / "metrics.jsonl", problem) from problem
         return [record for record in lines if kind in (None, record["kind"])]

@@ -78,9 +78,9 @@ def test_records_in_any_number_are_those_that_a_report_and_findings_read(
     from growing.records import write_records
 
     write_records(tmp_path / "metrics.jsonl", 2_000, every=50)
-    told = read_reported_run(tmp_path).recorded
-    assert (told.count, told.last_step) == (2_040, 100_000)
-    assert len(history_in(tmp_path).train) == 2_000
+    told = read_reported_run(tmp_path)
+    assert (told.records.count, told.records.last_step) == (2_040, 100_000)
+    assert history_in(tmp_path).records.train.count == 2_000
     assert {"loss", "grad_norm", "lr"} <= told.train.keys()
     sys.modules.pop("growing.records")
     sys.modules.pop("growing")

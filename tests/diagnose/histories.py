@@ -11,9 +11,9 @@ from typing import Any
 from surefoot.diagnose.checks import CHECKS
 from surefoot.diagnose.finding import Finding, Verdict
 from surefoot.diagnose.history import History
-from surefoot.diagnose.reading import RecordCollector
 from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
+from surefoot.tracking.run_records import RunRecords
 
 RECORDS, EVERY = 60, 10  # of training, and steps of each
 
@@ -135,9 +135,10 @@ def described(**changes: Any) -> RunDescription:
 
 def history(*parts: Sequence[Record], **changes: Any) -> History:
     """Records together with the settings of the usual run, some of them changed."""
-    return RecordCollector(record for part in parts for record in part).history(
-        described(**changes)
-    )
+    records = RunRecords()
+    for part in parts:
+        records.extend(part)
+    return History(described(**changes), records)
 
 
 def healthy(**changes: Any) -> History:

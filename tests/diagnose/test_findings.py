@@ -1320,12 +1320,13 @@ def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
     index of its step.
     """
     past = make()
-    records = [*past.train, *past.scores, *past.layers, *filter(None, [past.last_event])]
+    records = past.records
     steps = {
-        record[key]
-        for record in records
-        for key in ("step", "loss_max_step", "measured_step")
-        if key in record
+        *records.train.steps,
+        *past.column("loss_max_step").value,
+        *records.scores.steps,
+        *records.layers.steps,
+        past.step,
     }
     finding = next(
         finding
@@ -1339,7 +1340,7 @@ def test_a_value_is_told_at_a_step_at_which_something_was_recorded(
 
 def test_scores_of_odd_steps_are_told_at_those() -> None:
     past = history(train(), scores([2.0 - 0.1 * place for place in range(13)]))
-    measured = [str(record["step"]) for record in past.scores]
+    measured = [str(step) for step in past.records.scores.steps]
     (line,) = next(
         finding for finding in findings(past) if finding.name == "still-improving"
     ).evidence

@@ -5,11 +5,9 @@ print themselves; 1 second.
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from diagnose.histories import falling, train, wobble
 from in_one import in_one
 from refused import refused
 from surefoot.diagnose.checks import findings
-from surefoot.diagnose.reading import MOST, RecordCollector, description_of, history_in
+from surefoot.diagnose.reading import description_of, history_in
 from surefoot.diagnose.run_settings import kinds_of_models, kinds_of_modules
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
@@ -194,113 +192,3 @@ def test_a_run_trains_while_its_lock_is_held_by_this_process_or_another(tmp_path
         )
     held.close()
     assert standing_of(tmp_path / "run") == "over"
-
-
-def mixed(random: Random, count: int) -> list[dict[str, Any]]:
-    """Training records: the first has a value of its own, and some lack values, have large
-    integers, or were skipped.
-    """
-    records = []
-    for step in range(1, count + 1):
-        record: dict[str, Any] = {
-            "kind": "train",
-            "step": step,
-            "loss": random.gauss(2, 1),
-            "grad_norm_max": random.random(),
-        }
-        record |= {
-            "targets": random.choice([0.0, 3.0, 7.0]),
-            "samples": 4,
-            "training_s": random.random(),
-            "note": step / 3,
-        }
-        record |= {
-            "skipped": 0,
-            "loss_max": random.choice([0.0, 1.0, 2.0, math.nan]),
-            "loss_max_step": step,
-        }
-        if step == 1:
-            record["starting_targets"] = 5.0
-        if random.random() < 0.1:
-            record.pop(random.choice(["loss", "note", "targets", "grad_norm_max", "loss_max"]))
-        if random.random() < 0.05:
-            record |= {
-                "skipped": 2,
-                "skipped_steps": [step, step + 1],
-                "loss": math.inf,
-                "loss_applied": 1.5,
-            }
-        if random.random() < 0.02:
-            record |= random.choice(
-                [
-                    {"samples": 1 << 70},
-                    {"note": None},
-                    {"note": "text"},
-                    {"loss": 2},
-                ]
-            )
-        records.append(record)
-    return records
-
-
-def numbers_of(record: dict[str, Any]) -> dict[str, Any]:
-    """A record without values that are no finite or infinite numbers."""
-    return {
-        name: value
-        for name, value in record.items()
-        if name in ("kind", "skipped_steps")
-        or (isinstance(value, int | float) and not math.isnan(value))
-    }
-
-
-def as_one(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Two records as one, value by value."""
-    merged = first | second
-    shares = first.get("targets", 1.0), second.get("targets", 1.0)
-    summed = ("targets", "starting_targets", "skipped", "training_s")
-    for name in first.keys() & second.keys():
-        one, other = first[name], second[name]
-        if name in summed:
-            merged[name] = one + other
-        elif name == "grad_norm_max":
-            merged[name] = max(one, other)
-        elif name == "loss":
-            merged[name] = mean_of([(one, shares[0]), (other, shares[1])], nothing=other)
-    if first.get("loss_max", -math.inf) > second.get("loss_max", -math.inf):
-        merged |= {name: first[name] for name in ("loss_max", "loss_max_step")}
-    if "loss_applied" in merged:
-        losses = [record.get("loss_applied", record.get("loss")) for record in (first, second)]
-        known = [(loss, share) for loss, share in zip(losses, shares, strict=True) if loss]
-        nothing = known[-1][0] if known else 0.0
-        merged["loss_applied"] = mean_of(known, nothing=nothing)
-    steps = [*first.get("skipped_steps", []), *second.get("skipped_steps", [])]
-    return merged | ({"skipped_steps": steps[:20]} if steps else {})
-
-
-def mean_of(pairs: list[tuple[float, float]], *, nothing: float) -> float:
-    """The mean of the values that count something, without rounding if only one does."""
-    counting = [(value, share) for value, share in pairs if share]
-    if len(counting) == 1:
-        return counting[0][0]
-    total = sum(share for _, share in counting)
-    return sum(value * share for value, share in counting) / total if counting else nothing
-
-
-@pytest.mark.parametrize("limit", [5, 16, 21])
-@pytest.mark.parametrize("seed", range(4))
-def test_records_merged_in_a_table_are_those_merged_pair_by_pair(
-    seed: int, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(MOST, "train", limit)
-    records = mixed(Random(seed), 150)
-    expected: list[dict[str, Any]] = []
-    for record in map(numbers_of, records):
-        expected.append(record)
-        if len(expected) > limit:
-            older = len(expected) // 2 // 2 * 2
-            expected[:older] = map(as_one, expected[:older:2], expected[1:older:2])
-    for parts in ([records], [records[:70], records[70:]], [[record] for record in records]):
-        collected = RecordCollector(times=1)
-        for part in parts:
-            collected.add_all(part)
-        assert [numbers_of(each) for each in collected.by_kind()["train"]] == expected

@@ -568,7 +568,7 @@ def test_console_page_and_diagnosis_tell_the_same_time(
     for stop_after in ("5 steps", "9 steps"):
         run = timed(tmp_path / "run", console=True, stop_after=stop_after)
         run.train()
-        page = read_reported_run(tmp_path / "run").recorded.spent_s
+        page = read_reported_run(tmp_path / "run").records.spent_s
         history = history_in(tmp_path / "run")
         seconds.append(sum(page.values()))
         assert printed_s(capsys.readouterr().out) == round(seconds[-1])

@@ -14,16 +14,17 @@ import pytest
 import torch
 
 import surefoot as sf
-from diagnose.histories import EVERY, described, falling, layers, scores, train
+from diagnose.histories import EVERY, described, falling, history, layers, scores, train, wobble
 from small_runs import build
 from surefoot.diagnose import live
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Check, Finding
 from surefoot.diagnose.history import History
 from surefoot.diagnose.live import LiveFindings
-from surefoot.diagnose.reading import MOST, RecordCollector
+from surefoot.tracking import run_records
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.record import Record
+from surefoot.tracking.run_records import MOST, RunRecords
 
 
 class Ticking:
@@ -153,8 +154,8 @@ def test_what_earlier_sessions_wrote_is_read_at_the_first_record_of_training_and
     assert read == []
     made.write(records[30])
     assert read == [0]
-    assert made.collected.by_kind()["train"] == records[:31]
-    assert [len(made.collected.by_kind()[kind]) for kind in ("train", "layer_stats")] == [31, 1]
+    assert made.records.train.steps.tolist() == [record["step"] for record in records[:31]]
+    assert (made.records.train.count, made.records.layers.count) == (31, 1)
 
 
 def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(
@@ -174,7 +175,7 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(
         in said[0]
     )
     made = of(said)
-    monkeypatch.setattr(made.collected, "history", wrong)
+    monkeypatch.setattr(live, "History", lambda _described, records: wrong(records))
     for record in train():
         made.write(record)
     assert len(said) == 2
@@ -182,7 +183,7 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(
 
 
 def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
-    held = RecordCollector(times=1)
+    collected = RunRecords()
     records = train(
         count=9000,
         skipped=lambda place: int(place % 1000 == 0),
@@ -190,23 +191,20 @@ def test_memory_is_bounded_and_sums_extremes_and_the_best_are_kept() -> None:
         loss_max=lambda place: 9.0 if place == 17 else 2.0,
         loss_max_step=lambda place: EVERY * place + 3,
     )
-    for record in records:
-        held.add(record)
+    collected.extend(records)
     losses = [2.0 + (place - 900) ** 2 / 1e6 for place in range(3000)]
-    for record in scores(losses[:600]) * 5:
-        held.add(record)
     for place, loss in enumerate(losses):
-        held.add({"kind": "eval", "step": place, "val/loss": loss})
-    assert all(len(kept) <= MOST.get(kind, 1) for kind, kept in held.by_kind().items())
-    history = held.history(described())
+        collected.add({"kind": "eval", "step": place, "val/loss": loss})
+    history = History(described(), collected)
+    assert history.train_count <= 2 * MOST + 16
+    assert len(collected.scores.steps) <= 2 * MOST + 16
     assert history.total("targets") == 80 * 9000
     assert history.total("skipped") == 9
     assert history.column("grad_norm_max").value.max() == 50.0
-    assert (
-        next(record["loss_max_step"] for record in history.train if record["loss_max"] == 9.0)
-        == 173
-    )
-    assert history.splits["val"].value.min() == 2.0
+    largest = history.column("loss_max")
+    assert largest.step[largest.value == 9.0].tolist() == [173]
+    best = history.splits["val"]
+    assert (best.value.min(), best.step[best.value.argmin()]) == (2.0, 900)
     whole = sum(record["loss"] for record in records) / len(records)
     of_windows = history.loss.value @ history.column("targets").value / history.total("targets")
     assert of_windows == pytest.approx(whole)
@@ -218,14 +216,14 @@ def test_a_record_without_a_number_where_one_is_usual_ends_nothing() -> None:
     made = of(said, earlier=odd)
     made.at_end()
     assert said == []
-    assert len(made.collected.by_kind()["train"]) <= MOST["train"]
+    assert made.records.train.count == 2100
 
 
 def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: Any) -> Any:
         raise TypeError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.training_table.TrainingTable.halve", wrong)
+    monkeypatch.setattr("surefoot.tracking.table.Table.join", wrong)
     said: list[str] = []
     made = of(said, earlier=train(count=2100))
     made.write(train()[0])
@@ -234,23 +232,28 @@ def test_records_that_cannot_be_collected_end_no_run(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("lost", [(True, False), (False, True), (True, True)])
-def test_thinned_records_have_the_loss_of_what_was_applied(lost: tuple[bool, bool]) -> None:
+def test_thinned_records_have_the_loss_of_what_was_applied(
+    lost: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_records, "MOST", 2)
     pair = [
         record | ({"loss": None, "skipped": EVERY, "loss_applied": 0.0} if gone else {})
         for record, gone in zip(train(lambda _: 2.0, count=2), lost, strict=True)
     ]
-    held = RecordCollector(times=1)
-    held.older.extend(pair)
-    held.older.halve(2)
-    assert held.history(described()).loss.value.tolist() == ([] if all(lost) else [2.0])
+    last = train(lambda _: 5.0, count=6)[2:]
+    losses = history(pair, last).loss.value.tolist()
+    assert losses == ([] if all(lost) else [2.0]) + [5.0, 5.0, 5.0]
 
 
-def test_thinned_records_have_the_same_findings() -> None:
-    records = train(lambda place: falling(place) if place < 40 else 9.0)
-    held = RecordCollector(times=1)
-    held.older.extend(records)
-    held.older.halve(len(records))
-    assert "diverged" in [finding.name for finding in findings(held.history(described()))]
+def test_the_findings_of_a_long_run_see_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_records, "MOST", 50)
+    for loss, is_found in (
+        (lambda place: falling(place // 100), False),
+        (lambda place: 2.3 + 0.1 * wobble(place), True),
+    ):
+        records = history(train(loss, count=6000), length="60000 steps")
+        names = [finding.name for finding in findings(records)]
+        assert ("loss-not-falling" in names) == is_found
 
 
 def test_a_run_says_what_it_finds_and_its_weights_are_the_same_bits(

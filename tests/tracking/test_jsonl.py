@@ -1,4 +1,6 @@
-"""Records one at a time are those that `records` gives, whatever a file holds; 1 second."""
+"""What is read of a file of records, whatever it holds and however much is read at once; 1
+second.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,15 @@ import pytest
 
 from in_one import in_one
 from surefoot.report.series import read_reported_run
-from surefoot.tracking import jsonl
-from surefoot.tracking.jsonl import records, stream_records
+from surefoot.tracking.jsonl import (
+    RecordReader,
+    line,
+    parse_lines,
+    parse_record,
+    read_records,
+    records,
+    resume_count,
+)
 from written_runs import falling, layers, scores, train, written
 
 
@@ -33,8 +42,26 @@ def several_sessions(seed: int) -> list[dict[str, Any]]:
 @in_one
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None:
-    run = written(tmp_path / "run", several_sessions(seed))
-    assert repr(list(stream_records(run / "metrics.jsonl"))) == repr(records(run / "metrics.jsonl"))
+    told = several_sessions(seed)
+    file = written(tmp_path / "run", told) / "metrics.jsonl"
+    expected: list[dict[str, Any]] = []
+    for record in told:
+        if record["kind"] == "resume":
+            expected = [before for before in expected if before["step"] <= record["step"]]
+        expected.append(record)
+    assert repr(records(file)) == repr(expected)
+    for most_bytes in (60, 300, 2000):
+        assert repr(read_in_blocks(RecordReader(file), most_bytes)) == repr(expected)
+
+
+def read_in_blocks(reader: RecordReader, most_bytes: int) -> list[dict[str, Any]]:
+    """All records, of which those before a new start are dropped."""
+    found: list[dict[str, Any]] = []
+    while True:
+        news = reader.read(most_bytes=most_bytes)
+        found = [*news.records] if news.starts_over else [*found, *news.records]
+        if not news.has_more:
+            return found
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
@@ -57,7 +84,7 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     ]
     file = tmp_path / "metrics.jsonl"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
-    assert list(stream_records(file)) == [train(3)]
+    assert list(read_records(file)) == [train(3)]
 
 
 def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
@@ -66,18 +93,29 @@ def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
         written(tmp_path / "now", [train(1), train(2), {"kind": "resume", "step": 1}, train(3)])
         / "metrics.jsonl"
     )
-    assert list(stream_records(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
-    assert list(stream_records(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
+    assert list(read_records(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
+    assert list(read_records(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
 
 
-def test_a_resume_is_found_wherever_a_block_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_is_found_wherever_a_block_ends(tmp_path: Path) -> None:
     lines = [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]
     file = written(tmp_path / "run", lines) / "metrics.jsonl"
-    for block_bytes in range(1, file.stat().st_size + 2):
-        monkeypatch.setattr(jsonl, "_BLOCK_BYTES", block_bytes)
-        assert jsonl.resume_count(file) == 1, block_bytes
+    for most_bytes in range(1, file.stat().st_size + 2):
+        reader = RecordReader(file)
+        reader.read(most_bytes=most_bytes)
+        assert len(reader.resumed_at) == 1, most_bytes
+    assert resume_count(file) == 1
+
+
+def test_a_last_record_without_its_line_feed_is_read_once(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    text = line(train(1))
+    reader = RecordReader(file)
+    for content, found in ((text[:-1], []), (text, [train(1)]), (f"{text}\n", [])):
+        file.write_text(content)
+        assert reader.read().records == found
+    file.write_text(f"{text}\n{line(train(2))}\n")
+    assert reader.read().records == [train(2)]
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
@@ -87,11 +125,11 @@ def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
         {"kind": "resume", "step": 4},
     ]
     run = written(tmp_path / "run", [*told, train(6)])
-    assert [event.what for event in read_reported_run(run).recorded.events] == [
+    assert [event.what for event in read_reported_run(run).records.events] == [
         "stopped by SIGTERM",
         "resumed after step 4",
     ]
-    assert list(read_reported_run(run).recorded.train["loss"].points()) == [(6, 2.0)]
+    assert list(read_reported_run(run).train["loss"].points()) == [(6, 2.0)]
 
 
 def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
@@ -99,9 +137,9 @@ def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -
         "grad_norm": {"up.weight": None},
         "nonfinite": {"grad_norm/up.weight": "inf"},
     }
-    (found,) = stream_records(written(tmp_path / "run", [record]) / "metrics.jsonl")
+    (found,) = read_records(written(tmp_path / "run", [record]) / "metrics.jsonl")
     assert found["grad_norm"] == {"up.weight": float("inf")}
-    (found,) = stream_records(
+    (found,) = read_records(
         written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl"
     )
     assert repr(found["val/loss"]) == "nan"
@@ -115,26 +153,13 @@ def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_
         train(2, float("nan"), loss_applied=1.5),
         train(3, float("nan"), loss_applied=0.0),
     ]
-    loss = read_reported_run(written(tmp_path / "run", told)).recorded.train["loss"]
-    assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], [2, 3])
-
-
-def test_of_many_watched_steps_neighbours_become_one_with_the_largest_of_their_values(
-    tmp_path: Path,
-) -> None:
-    several = [
-        layers(step, grad_norm={"up": 7.0 if step == 401 else 1.0}) for step in range(1, 1000)
-    ]
-    held = read_reported_run(written(tmp_path / "run", several)).recorded.layers
-    assert len(held.tables) == len(held.steps) <= 240
-    assert held.size == 8
-    assert [table["grad_norm"]["up"] for table in held.tables].count(7.0) == 1
-    assert held.tables[401 // 8]["grad_norm"]["up"] == 7.0
+    loss = read_reported_run(written(tmp_path / "run", told)).train["loss"]
+    assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], (2, 3))
 
 
 def test_of_many_samples_a_few_at_even_distances_and_the_last_are_kept(tmp_path: Path) -> None:
     told = [{"kind": "sample", "step": step, "text": f"text {step}"} for step in range(1, 101)]
-    kept = [step for step, _ in read_reported_run(written(tmp_path / "run", told)).recorded.samples]
+    kept = [step for step, _ in read_reported_run(written(tmp_path / "run", told)).records.samples]
     assert kept == [1, 17, 33, 49, 65, 81, 97, 100]
 
 
@@ -186,6 +211,31 @@ def test_lines_parsed_together_are_those_parsed_one_by_one() -> None:
         *([*usual[:2], each, usual[2]] for each in numbers + texts + strange + torn),
     ):
         block = b"".join(lines)
-        assert repr(jsonl.parse_lines(block)) == repr(
-            [jsonl.parse_record(text) for text in BytesIO(block)]
-        )
+        assert repr(parse_lines(block)) == repr([parse_record(text) for text in BytesIO(block)])
+
+
+ODD = [
+    b'{"kind": "train", "step": 7, "x": 2.5',
+    b'{"kind": "train", "step": 7,, "x": 2.5}',
+    b'{"kind": "train", "step": 7, "x": 2.5}}',
+    b'{"kind": "train", "step": 7.0, "x": 1.5}',
+    b'{"kind": "train", "step": -1, "x": 2.5}',
+    b'{"kind": "train", "step": 7, "x": null, "nonfinite": {"x": "nan"}}',
+    b'{"kind": "train", "step": 7, "x": 1, "kind": "eval"}',
+    b'{"step": 7, "kind": "train", "x": 2.5}',
+    b'{"kind": "sample", "step": 1, "text": "\\ud800"}',
+    b'{"kind": "eval", "step": 7, "val/loss": 0.5}',
+    b"",
+    b"{}",
+    b"\x00,,}",
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("place", [0, 35, 80])
+def test_an_odd_line_leaves_the_others_as_they_are(odd: bytes, place: int) -> None:
+    texts = [line(train(step)).encode() for step in range(80)]
+    texts.insert(place, odd)
+    lines = b"".join(text + b"\n" for text in texts)
+    one_by_one = [parse_record(text) for text in lines.splitlines(keepends=True)]
+    assert repr(parse_lines(lines)) == repr(one_by_one)

@@ -23,7 +23,7 @@ from refused import refused
 from small_runs import Augmented, build
 from surefoot.errors import Command, Setting
 from surefoot.tracking.external.registry import numbers_in
-from surefoot.tracking.jsonl import stream_records
+from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.panels_file import panel_to_dict
 from surefoot.tracking.tensorboard import TensorBoard, render_panel
 
@@ -179,7 +179,7 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
 def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
     """What the curves are by metrics.jsonl, in the precision of TensorBoard."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for record in stream_records(run / "metrics.jsonl"):
+    for record in read_records(run / "metrics.jsonl"):
         if record["kind"] in ("train", "epoch", "eval", "final_eval"):
             for name, number in numbers_in(record).items():
                 curves.setdefault(name, []).append((record["step"], float(np.float32(number))))

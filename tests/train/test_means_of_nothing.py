@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import surefoot as sf
 from refused import refused
 from scored_runs import build, rows
-from surefoot.diagnose.training_table import TrainingTable
 from surefoot.mean import Mean, means_of_sums
 from surefoot.metrics import ClassificationReport, accuracy, perplexity
 from surefoot.tracking.jsonl import records
+from surefoot.tracking.table import Table
 
 CLASSES = 3
 
@@ -68,10 +68,11 @@ def test_records_without_a_target_are_merged_into_those_with_some() -> None:
     lines: list[dict[str, Any]] = []
     for step, (loss, targets) in enumerate([(math.nan, 0.0), (2.0, 4.0), (1.0, 4.0)] * 2, start=1):
         lines.append({"kind": "train", "step": step, "loss": loss, "targets": targets})
-    table = TrainingTable()
-    table.extend(lines)
-    table.halve(len(lines))
-    assert [record["loss"] for record in table.records()] == [2.0, 1.0, 1.5]
+    table = Table(recent=0, stretches=4)
+    for record in lines:
+        table.append(record)
+    _, losses = table.values(["loss"], "mean")
+    assert losses.tolist() == [[2.0, 1.0, 1.5]]
 
 
 # --- evaluations ----------------------------------------------------------------------------------

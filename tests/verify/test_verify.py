@@ -761,7 +761,7 @@ def test_a_value_logged_under_the_name_of_a_rate_is_not_taken_for_it(
     verdict = sf.load(build(tmp_path / "a", **changes)).verify(steps=10, windows=1)
     assert verdict.sound, str(verdict)
     assert verdict.outcomes[0].unknown == {"momentum", "lr/critic"}
-    curves = read_reported_run(tmp_path / "a").recorded
+    curves = read_reported_run(tmp_path / "a")
     assert is_older or curves.users.keys() == {"momentum", "lr/critic"}
 
 

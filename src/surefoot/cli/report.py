@@ -152,8 +152,9 @@ def _serve(server: ThreadingTCPServer, token: str) -> NoReturn:
 
 
 def _could_have_panels(run: Path) -> bool:
+    from surefoot.tracking.jsonl import read_records
     from surefoot.tracking.panels_file import FILE
-    from surefoot.tracking.run_reader import is_running, read_records, read_run
+    from surefoot.tracking.run_reader import is_running, read_run
 
     kind, has_checkpoint = (
         read_run(run).config.program.get("kind"),
@@ -166,7 +167,7 @@ def _could_have_panels(run: Path) -> bool:
         or is_running(run)
     ):
         return False
-    records = read_records(run) if kind == "file" else iter(())
+    records = read_records(run / "metrics.jsonl") if kind == "file" else iter(())
     last = reduce(lambda _, record: record, records, dict[str, Any]())
     return not str(last.get("event", "")).startswith(
         "finished"

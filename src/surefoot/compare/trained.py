@@ -23,8 +23,9 @@ from surefoot.compare.statistics import Difference
 from surefoot.compare.variants import Direction, Variant
 from surefoot.config.keywords import parsed
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, read_records, read_settings, read_state
+from surefoot.tracking.run_reader import RunFiles, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
 
 
@@ -112,7 +113,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     A run without a monitored metric is ranked by the first loss among its scores. Raises
     `ConfigError` if the run has no such `metric`.
     """
-    lines = list(read_records(path)) if (path / "metrics.jsonl").is_file() else []
+    lines = records(path / "metrics.jsonl")
     scored = [record for record in lines if record["kind"] == "eval"]
     if metric is not None:
         watch: tuple[Direction, str] | None = parsed(metric)

@@ -125,8 +125,8 @@ def _is_at_chance(history: History, guess: Guess, levels: Course) -> bool:
     first = history.first_step_loss
     before, last = levels.quarters[2:]
     lowest = min(before, last)
-    record = history.train[-1]
-    is_sequence = (record.get("targets") or 0.0) > (record.get("samples") or math.inf)
+    train = history.records.train
+    is_sequence = train.last("targets") > train.last("samples") > 0
     is_near = not is_sequence and all(
         abs(value - guess.frequencies) <= NEAR * guess.frequencies for value in (before, last)
     )

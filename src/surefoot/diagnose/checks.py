@@ -134,7 +134,7 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
 
 def _more_records(history: History) -> list[str]:
     every = history.step // (2 * FEWEST)
-    if not history.over or every < 1 or len(history.train) >= FEWEST:
+    if not history.over or every < 1 or history.train_count >= FEWEST:
         return []
     return [
         f"  for enough records in a run of this length: {history.described.typed('log_every', f'{every} steps')}"

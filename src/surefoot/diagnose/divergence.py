@@ -60,7 +60,7 @@ def diverged(history: History) -> Verdict:
     if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(
         history
     ) > history.described.max_bad_steps:
-        skipped = skipped_steps(history)
+        skipped = sorted(set(history.records.skipped_steps))
         first_bad = next(
             (step for step in reversed(skipped) if step - 1 not in skipped), history.step
         )
@@ -96,12 +96,14 @@ def diverged(history: History) -> Verdict:
     return _divergence(history, middle, message, levels_of_all, bad=False)
 
 
-@check("non-finite-steps", needs=lambda history: need(history.train, "no step is recorded yet"))
+@check(
+    "non-finite-steps", needs=lambda history: need(history.train_count, "no step is recorded yet")
+)
 def non_finite_steps(history: History) -> Verdict:
     """Check for steps skipped because of a nonfinite loss or gradient."""
     described, skipped = history.described, int(history.total("skipped"))
     well(not skipped, f"all {history.step:,} steps were finite")
-    indexes = skipped_steps(history)
+    indexes = sorted(set(history.records.skipped_steps))
     fraction = skipped / max(history.step, 1)
     fp16 = described.identity.get("precision") == "fp16"
     step = indexes[0] if indexes else None
@@ -133,8 +135,10 @@ def non_finite_steps(history: History) -> Verdict:
 @check("loss-spikes")
 def loss_spikes(history: History) -> Verdict:
     """Compare the largest step loss in each record with neighboring records."""
-    series = history.column("loss_max").finite
-    series = series if len(series) >= FEWEST else history.loss
+    series = history.column("loss_max").finite  # at their own steps, if these are recorded
+    has_own_steps = len(series) >= FEWEST and len(history.column("loss_max_step")) > 0
+    if len(series) < FEWEST:
+        series = history.loss
     need(len(series) >= FEWEST, f"{len(series)} loss records are too few (at least {FEWEST})")
     spikes = []
     for row in range(3, len(series)):
@@ -147,13 +151,11 @@ def loss_spikes(history: History) -> Verdict:
         if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
             spikes.append((int(series.step[row]), float(here), middle))
     well(not spikes, "no loss stands out from its neighbors")
-    where = {record["step"]: record.get("loss_max_step") for record in history.train}
     step, largest, around_it = max(spikes, key=lambda spike: spike[1] - spike[2])
-    at = where.get(step)
+    index = step if has_own_steps else step - 1  # of the step, among those from 0 on
     described = history.described
     jumps = [
-        f"{value:.4g} at step {after if where.get(after) is None else where[after]:,} (its neighbors: {middle:.4g})"
-        for after, value, middle in spikes
+        f"{value:.4g} at step {at:,} (its neighbors: {middle:.4g})" for at, value, middle in spikes
     ]
     return wrong(
         "warning",
@@ -167,21 +169,14 @@ def loss_spikes(history: History) -> Verdict:
             "a learning rate near the stability limit; Adam with a large beta2 after the data changed",
         ),
         try_=(
-            f"{described.replay(step - 1 if at is None else int(at))}  # shows the step's samples",
+            f"{described.replay(index)}  # shows the step's samples",
             described.typed("clip", "norm 1.0")
             if described.clip is None or described.clip[0] == "off"
             else "",
             described.lr_divided(3, digits=2),
         ),
-        step=step if at is None else int(at),
+        step=step,
         numbers={"spikes": len(spikes), "largest": largest, "around": around_it},
-    )
-
-
-def skipped_steps(history: History) -> list[int]:
-    """Return the steps that were skipped because of a gradient or loss that was not finite."""
-    return sorted(
-        {int(step) for record in history.train for step in record.get("skipped_steps") or ()}
     )
 
 
@@ -251,13 +246,13 @@ def _first_to_grow(history: History, first_bad: int) -> str:
 
 
 def _bad_at_the_end(history: History) -> int:
+    windows = history.windows
+    finite = history.column("skipped").finite
+    skipped = dict(zip(finite.step, finite.value, strict=True))
     count = 0
-    for record, window in zip(
-        reversed(history.train), reversed(history.windows.value), strict=True
-    ):
-        skipped = int(record.get("skipped") or 0)
-        count += skipped
-        if skipped < window:
+    for step, window in zip(windows.step[::-1], windows.value[::-1], strict=True):
+        count += int(skipped.get(step, 0))
+        if skipped.get(step, 0) < window:
             break
     return count
 

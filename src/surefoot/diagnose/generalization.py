@@ -236,7 +236,7 @@ def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding
 @check("non-finite-scores")
 def non_finite_scores(history: History) -> Verdict:
     """Check for scores that are not finite in the last evaluation although the training loss is."""
-    need(history.scores, "no split was evaluated yet")
+    need(len(history.records.scores.steps), "no split was evaluated yet")
     need(history.loss_is_finite, NOT_FINITE)
     since = {name: history.not_finite_since(name) for name in history.score_names}
     steps = {name: step for name, step in since.items() if step is not None}
@@ -319,10 +319,8 @@ def smoothed_perplexity(history: History) -> Verdict:
     distinct = int(history.targets.get("distinct") or 0)
     floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
     for score in of_loss:
-        values = [
-            record[score] for record in history.scores if isinstance(record.get(score), int | float)
-        ]
-        lowest, bound = min(values, default=math.inf), math.exp(floor)
+        lowest = min(history.score(score).value, default=math.inf)
+        bound = math.exp(floor)
         well(
             lowest < 0.98 * bound,
             f"{score} reached {lowest:.4g}, below {bound:.4g}, so its loss is not smoothed",
@@ -367,13 +365,10 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
     ]
     texts = []
     for name in names[:_MOST_SCORES]:
-        values = {
-            each["step"]: each[name]
-            for each in history.scores
-            if isinstance(each.get(name), int | float)
-        }
-        if best in values:
-            texts.append(f"{name} {values[best]:.4g} then, {values[max(values)]:.4g} now")
+        series = history.score(name)
+        then = series.value[series.step == best]
+        if len(then):
+            texts.append(f"{name} {then[-1]:.4g} then, {series.value[-1]:.4g} now")
     return texts
 
 

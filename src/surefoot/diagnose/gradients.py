@@ -196,16 +196,12 @@ def noisy_batch(history: History) -> Verdict:
     """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix
     A.1).
     """
-    measured = [
-        record["grad_noise"]
-        for record in history.layers
-        if isinstance(record.get("grad_noise"), dict)
-    ]
+    noise = history.watched("grad_noise")
     keys = ("small_count", "small_squared", "big_count", "big_squared")
-    rows = np.array([[noise.get(key) or math.nan for key in keys] for noise in measured]).reshape(
-        -1, 4
-    )
-    rows = rows[np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
+    rows = np.zeros((0, 4))
+    if all(key in noise for key in keys):
+        rows = np.array([noise[key].value for key in keys]).T
+    rows = rows[(rows != 0).all(axis=1) & np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
     lacking = f"{len(rows)} measured steps with several micro-batches are too few (at least {2 * WATCHED})"
     need(len(rows) >= 2 * WATCHED, f"{lacking}: set micro_batch_size to get them")
     batch = float(np.median(rows[:, 2]))

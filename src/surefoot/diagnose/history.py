@@ -12,7 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from surefoot.diagnose.run_settings import RunDescription
-from surefoot.tracking.record import Record
+from surefoot.tracking.record import PHASES, Record
+from surefoot.tracking.run_records import RunRecords
+from surefoot.tracking.table import Summary, Table
+
+# what stretches of a long run say of a value; of others, the last one
+_SUMMARIES: dict[str, Summary] = {
+    **dict.fromkeys(("targets", "starting_targets", "skipped"), "total"),
+    **{f"{phase}_s": "total" for phase in PHASES},
+    **dict.fromkeys(("loss", "grad_norm", "clip_fraction"), "mean"),
+    **dict.fromkeys(("grad_norm_max", "loss_max"), "highest"),
+    "host_memory_bytes": "highest",
+    "host_memory_peak_bytes": "highest",
+    "device_memory_peak_bytes": "highest",
+}
 
 
 @dataclass(frozen=True)
@@ -38,28 +51,16 @@ class Series:
 
 @dataclass(frozen=True)
 class History:
-    """The records of a run by kind, in step order."""
+    """The records of a run, with the description of the run."""
 
     described: RunDescription
-    train: tuple[Record, ...] = ()
-    scores: tuple[Record, ...] = ()
-    layers: tuple[Record, ...] = ()
-    slow_ranks: tuple[Record, ...] = ()
-    last_event: Record | None = None  # the end of the last session
-    data: Mapping[str, Any] = field(default_factory=dict)
-    resumed: tuple[int, ...] = ()
+    records: RunRecords = field(default_factory=RunRecords)
     _watched: dict[str, dict[str, Series]] = field(default_factory=dict, init=False)
-    _columns: dict[str, Series] = field(default_factory=dict, init=False)
 
-    @cached_property
+    @property
     def step(self) -> int:
         """The step of the last record."""
-        last = (
-            *self.train[-1:],
-            *self.scores[-1:],
-            *([self.last_event] if self.last_event else ()),
-        )
-        return max((int(record["step"]) for record in last), default=0)
+        return self.records.last_step
 
     @property
     def last_step(self) -> int:
@@ -69,8 +70,13 @@ class History:
     @property
     def has_trained(self) -> bool:
         """False if no step was completed, or all completed steps had no targets."""
-        targets = [record.get("targets", 1) for record in self.train]
-        return self.last_step > 0 and (not targets or any(targets))
+        targets = self.column("targets").value
+        return self.last_step > 0 and (not len(targets) or bool(targets.any()))
+
+    @property
+    def last_event(self) -> Record | None:
+        """The end of the last session, or None if the session runs or was killed."""
+        return self.records.ending or None
 
     @property
     def ended_by(self) -> str | None:
@@ -79,16 +85,30 @@ class History:
         """
         return None if self.last_event is None else str(self.last_event.get("event"))
 
+    @property
+    def data(self) -> Mapping[str, Any]:
+        """The check of the data before the first step."""
+        return self.records.data
+
+    @property
+    def resumed(self) -> tuple[int, ...]:
+        """The steps from which the run was resumed."""
+        return tuple(self.records.resumed)
+
     def score(self, name: str) -> Series:
         """Return the finite values of an evaluated score, such as "val/loss"."""
-        return _column(self.scores, name).finite
+        return self._score(name).finite
+
+    def _score(self, name: str) -> Series:
+        summary: Summary = "lowest" if name.endswith("/loss") else "last"  # the best one is kept
+        return _known(self.records.scores, name, summary)
 
     def not_finite_since(self, name: str) -> int | None:
         """Return the first step of the last evaluations in which a score is not finite, or None if
         its last value is finite.
         """
         since = None
-        series = _column(self.scores, name)
+        series = self._score(name)
         for step, is_finite in zip(series.step, np.isfinite(series.value), strict=True):
             if is_finite:
                 since = None
@@ -110,102 +130,87 @@ class History:
         )
 
     def column(self, name: str) -> Series:
-        """Return the column `name` of the training records that have this value; null becomes
-        NaN.
+        """Return the values `name` of the training records that have it. One that is not finite is
+        infinity.
         """
-        if name not in self._columns:
-            self._columns[name] = _column(self.train, name)
-        return self._columns[name]
+        return _known(self.records.train, name, _SUMMARIES.get(name, "last"))
 
     @cached_property
     def loss(self) -> Series:
         """The training loss of applied steps, without records that lack a loss."""
-        return _series([(record["step"], loss_applied(record)) for record in self.train]).finite
+        return self.column("loss").finite
 
     @property
     def first_step_loss(self) -> float:
         """The loss of step 0, before any update, or NaN if it is not recorded."""
-        return _number(self.train[0].get("first_step_loss")) if self.train else math.nan
+        losses = self.column("first_step_loss").finite.value
+        return float(losses[0]) if len(losses) else math.nan
 
     @property
     def loss_is_finite(self) -> bool:
         """False if the last training record has no finite loss, so that earlier ones say nothing
         about the present.
         """
-        return not self.train or math.isfinite(_number(loss_applied(self.train[-1])))
+        return not self.train_count or math.isfinite(self.records.train.last("loss"))
+
+    @property
+    def train_count(self) -> int:
+        """The number of training records, or of their stretches in a long run."""
+        return len(self.records.train.steps)
 
     @cached_property
     def windows(self) -> Series:
         """The number of steps in each training record."""
-        steps = np.array([record["step"] for record in self.train], dtype=np.int64)
+        steps = self.records.train.steps
         return Series(steps, np.maximum(np.diff(steps, prepend=0), 1).astype(np.float64))
 
     def total(self, name: str) -> float:
         """Return the sum of a value over all training records and the last event, which covers the
         time after the last record.
         """
-        ending = _number((self.last_event or {}).get(name))
-        return float(self.column(name).finite.value.sum()) + (
-            ending if math.isfinite(ending) else 0.0
-        )
+        return self.records.total(name)
 
     @cached_property
     def splits(self) -> dict[str, Series]:
-        names = dict.fromkeys(
-            name for record in self.scores for name in record if name.endswith("/loss")
-        )
-        losses = {name.removesuffix("/loss"): _column(self.scores, name).finite for name in names}
+        names = [name for name in self.score_names if name.endswith("/loss")]
+        losses = {name.removesuffix("/loss"): self.score(name) for name in names}
         return {name: series for name, series in losses.items() if len(series)}
 
-    @cached_property
-    def score_names(self) -> tuple[str, ...]:
-        return tuple(
-            dict.fromkeys(name for record in self.scores for name in record if "/" in name)
-        )
+    @property
+    def score_names(self) -> Sequence[str]:
+        return self.records.scores.names
 
     @property
     def targets(self) -> Mapping[str, Any]:
         targets = self.data.get("targets")
         return targets if isinstance(targets, dict) else {}
 
+    @property
+    def layers_count(self) -> int:
+        """The number of measured steps, or of their stretches in a long run."""
+        return len(self.records.layers.steps)
+
     def watched(self, kind: str) -> dict[str, Series]:
         """Return a quantity such as "update_norm" for each layer and measured step. A missing layer
         is NaN.
         """
         if kind not in self._watched:
-            having = [record for record in self.layers if isinstance(record.get(kind), dict)]
+            layers = self.records.layers
+            names = [name for name in layers.names if name.startswith(f"{kind}/")]
+            _, values = layers.values(names, "last")
+            is_measured = ~np.isnan(values).all(axis=0)
+            steps = layers.steps[is_measured]
             self._watched[kind] = {
-                name: _series(
-                    [
-                        (record.get("measured_step", record["step"]), record[kind].get(name))
-                        for record in having
-                    ]
-                )
-                for name in dict.fromkeys(name for record in having for name in record[kind])
+                name.removeprefix(f"{kind}/"): Series(steps, row)
+                for name, row in zip(names, values[:, is_measured], strict=True)
             }
         return self._watched[kind]
 
 
-def loss_applied(record: Record) -> Any:
-    """Return the training loss of a record's applied steps, or None if no step was applied.
-
-    >>> loss_applied({"loss": 2.0}), loss_applied({"loss": None, "skipped": 2, "loss_applied": 0.0})
-    (2.0, None)
-    """
-    loss = record.get("loss_applied", record.get("loss"))
-    return None if loss == 0.0 and "loss_applied" in record else loss
-
-
-def _column(records: Sequence[Record], name: str) -> Series:
-    return _series([(record["step"], record[name]) for record in records if name in record])
-
-
-def _series(points: Sequence[tuple[Any, Any]]) -> Series:
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    if not {*map(type, values)} <= {int, float}:
-        values = list(map(_number, values))
-    return Series(np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64))
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+def _known(table: Table, name: str, summary: Summary) -> Series:
+    """Return a name's values without missing ones."""
+    if name not in table.names:
+        return Series(np.zeros(0, np.int64), np.zeros(0))
+    steps, values = table.values([name], summary)
+    is_known = ~np.isnan(values[0])
+    return Series(steps[0, is_known].astype(np.int64), values[0, is_known])

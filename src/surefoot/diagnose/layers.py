@@ -42,19 +42,19 @@ SQUASHING = ("Tanh", "Sigmoid", "Hardtanh", "Hardsigmoid", "Softsign", "LogSigmo
 def watched_steps(history: History) -> None:
     """Require enough steps with layer statistics."""
     need(
-        len(history.layers) >= WATCHED,
-        f"{len(history.layers)} measured steps are too few (at least {WATCHED})",
+        history.layers_count >= WATCHED,
+        f"{history.layers_count} measured steps are too few (at least {WATCHED})",
     )
 
 
 @check("never-updated", needs=watched_steps)
 def never_updated(history: History) -> Verdict:
     """Check for parameters without a gradient, and for parameters whose weights do not move."""
-    without = [str(parameter) for parameter in history.layers[-1].get("never_updated") or ()]
+    without = history.records.never_updated
     moved = history.watched("update_norm")
     still = [parameter for parameter in unmoved(history) if parameter not in without]
     well(
-        not without and (not still or not any(record.get("lr") for record in history.train)),
+        not without and (not still or not history.column("lr").value.any()),
         f"all {len(moved)} trainable parameters have gradients and change",
     )
     count = len(without) + len(still)
@@ -192,7 +192,7 @@ def dead_units(history: History) -> Verdict:
     """Check for matrix rows without a gradient, and for rectifiers whose outputs are almost all
     0.
     """
-    unused = history.layers[-1].get("never_updated") or ()
+    unused = history.records.never_updated
     rows = {
         name: series
         for name, series in history.watched("zero_grad_row_fraction").items()

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.checks import in_a_line, verdicts
 from surefoot.diagnose.finding import SEVERITIES, Check, Finding, worst_first
-from surefoot.diagnose.reading import RecordCollector
+from surefoot.diagnose.history import History
 from surefoot.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
+from surefoot.tracking.run_records import RunRecords
 
 _ASKED_AFTER = ("train", "eval", "slow_rank")
 _TIMES_AS_LONG = 100  # wait until the next check, in durations of the last check
@@ -44,7 +45,7 @@ class LiveFindings:
     ) -> None:
         self.described, self.say, self.command, self.now = described, say, command, now
         self.alert, self.alerted = alert, set[str]()  # names of findings
-        self.collected = RecordCollector(times=1)
+        self.records = RunRecords()
         self.reported: dict[str, _Reported] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
@@ -69,7 +70,7 @@ class LiveFindings:
                     return
                 self._go_on()
             else:
-                self.collected.add(record)
+                self.records.add(record)
             if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
                 self._remark()
         except Exception as problem:  # a failed check does not end a run
@@ -81,7 +82,7 @@ class LiveFindings:
         """
         try:
             self._go_on()
-            history = self.collected.history(replace(self.described, standing="over"))
+            history = History(replace(self.described, standing="over"), self.records)
             findings = verdicts(history, broken=self._warn_of)
             self._send(worst_first(findings), history.step)
         except Exception as problem:
@@ -132,17 +133,17 @@ class LiveFindings:
             self.say(text)
 
     def _go_on(self) -> None:
-        earlier, self.earlier = self.earlier or (), None
-        before = RecordCollector(earlier, times=1)
-        if before.kinds:
-            self.collected = before
+        if self.earlier is None:
+            return
+        earlier, self.earlier = self.earlier, None
+        self.records.extend(earlier)
+        if self.records.count:
             _, findings = self._current_findings()
             self.alerted = {finding.name for finding in findings if finding.severity == "error"}
             self.reported = {
                 _key(finding): _Reported(SEVERITIES.index(finding.severity)) for finding in findings
             }
-        for record in self.waiting:
-            self.collected.add(record)
+        self.records.extend(self.waiting)
         self.waiting = []
 
     def _remark(self) -> None:
@@ -167,7 +168,7 @@ class LiveFindings:
             self.say(in_a_line(new, command=self.command))
 
     def _current_findings(self) -> tuple[int, list[Finding]]:
-        start_s, history = self.now(), self.collected.history(self.described)
+        start_s, history = self.now(), History(self.described, self.records)
         findings = worst_first(verdicts(history, broken=self._warn_of))
         end_s = self.now()
         self.not_before = end_s + _TIMES_AS_LONG * (end_s - start_s)

@@ -162,9 +162,10 @@ def falling_throughput(history: History) -> Verdict:
     speed = _speeds(history)
     before, now = first_and_last_third(speed.value)
     sure = -trend(speed.value)
-    frozen = {record.get("frozen_tensors", 0) for record in history.train}
+    frozen = history.column("frozen_tensors")
+    is_same = len(frozen) in (0, history.train_count) and len(set(frozen.value)) <= 1
     well(
-        len(frozen) > 1,
+        not is_same,
         "parameters were frozen or unfrozen during the run, which changes the time of a step",
     )
     well(
@@ -218,7 +219,7 @@ def jittering_throughput(history: History) -> Verdict:
         try_=(
             f"no change if the machine is shared; otherwise, {history.described.profile()}",
             history.described.typed("log_every", "50 steps")
-            if history.train[-1]["step"] - history.train[-2]["step"] < 50
+            if history.windows.value[-1] < 50
             else "",
         ),
         numbers={"share": share},
@@ -231,7 +232,7 @@ def slow_rank(history: History) -> Verdict:
     slow = [
         *{
             (each["rank"], each["since_step"]): each
-            for each in filter(_is_slow_rank, history.slow_ranks)
+            for each in filter(_is_slow_rank, history.records.slow_ranks)
         }.values()
     ]
     well(not slow, "no slow rank is recorded")
@@ -291,8 +292,8 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
         history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s")
     )
     need(
-        all_s >= LEAST_S and len(history.train) >= 2,
-        f"{all_s:.1f} s in {len(history.train)} records are too few",
+        all_s >= LEAST_S and history.train_count >= 2,
+        f"{all_s:.1f} s in {history.train_count} records are too few",
     )
     share, interval = spent_s / all_s, history.described.present(setting)
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
@@ -322,7 +323,7 @@ def _more_seldom(history: History, setting: str, times: float) -> str:
             seconds(interval)
             return ""  # a time: other saves are the cause, such as those of best checkpoints
         return history.described.typed(setting, "15 min" if interval == "auto" else "auto")
-    at = [record["step"] for record in history.scores]
+    at = history.records.scores.steps
     between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
     wanted = min(math.ceil(between * times), history.described.steps or history.step)
     return history.described.typed(setting, f"{wanted} steps")

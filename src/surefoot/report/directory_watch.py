@@ -14,14 +14,15 @@ from typing import Any
 from surefoot.diagnose.alert import Alert
 from surefoot.diagnose.checks import verdicts
 from surefoot.diagnose.finding import Finding, worst_first
+from surefoot.diagnose.history import History
 from surefoot.diagnose.reading import description_of
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.report.charts import Chart
+from surefoot.report.followed import BROKEN, FollowedRun, prune_cache, read_followed, read_head
 from surefoot.report.page import render
 from surefoot.report.run_signals import Request, signal_run
 from surefoot.report.series import ReportedRun
 from surefoot.report.several_runs import overlaid_charts
-from surefoot.report.thinned import BROKEN, ThinnedRun, prune_cache, read_head, read_thinned
 from surefoot.report.watched_run import WatchedRun, began_at, no_files, row_of, runs_in, stamp_of
 from surefoot.tracking.run_reader import lock_holder, read_run
 
@@ -48,7 +49,7 @@ class DirectoryWatch:
     ) -> None:
         self.directory, self.alert, self.say = directory, alert, say
         self.runs: dict[str, WatchedRun] = {}
-        self.open: dict[str, ThinnedRun] = {}  # the last used is last
+        self.open: dict[str, FollowedRun] = {}  # the last used is last
         self.lock, self.asking = threading.Lock(), threading.Lock()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="surefoot reads runs", daemon=True)
@@ -133,14 +134,11 @@ class DirectoryWatch:
         return render("directory.html", common, [values]), (signatures, [run.key for run in drawn])
 
     def _charts(self, drawn: Sequence[WatchedRun]) -> list[Chart]:
-        curves = [self._opened(run).recorded for run in drawn]
         reported = [
-            ReportedRun(no_files(run.path), recorded, {}, (), run.running)
-            for run, recorded in zip(drawn, curves, strict=True)
+            ReportedRun(no_files(run.path), self._opened(run).records, running=run.running)
+            for run in drawn
         ]
-        names = list(dict.fromkeys(name for recorded in curves for name in recorded.scores))[
-            :_MOST_METRICS
-        ]
+        names = list(dict.fromkeys(name for run in reported for name in run.scores))[:_MOST_METRICS]
         return overlaid_charts(
             [run.name for run in drawn], reported, names, max(20, 300 // len(drawn))
         )
@@ -194,27 +192,27 @@ class DirectoryWatch:
                 run.read = (*head["size_and_time"], False)
         return run
 
-    def _opened(self, run: WatchedRun) -> ThinnedRun:
-        thinned = self.open.pop(run.key, None) or read_thinned(run.path)
+    def _opened(self, run: WatchedRun) -> FollowedRun:
+        followed = self.open.pop(run.key, None) or read_followed(run.path)
         while len(self.open) >= _MOST_OPEN:
             self._put_away(next(iter(self.open)))
-        self.open[run.key] = thinned
-        return thinned
+        self.open[run.key] = followed
+        return followed
 
     def _put_away(self, key: str) -> None:
-        thinned, run = self.open.pop(key), self.runs.get(key)
+        followed, run = self.open.pop(key), self.runs.get(key)
         if run is not None and run.row is not None and run.dirty:
-            self._save(run, thinned)
+            self._save(run, followed)
 
-    def _save(self, run: WatchedRun, thinned: ThinnedRun) -> None:
+    def _save(self, run: WatchedRun, followed: FollowedRun) -> None:
         assert run.row is not None
-        thinned.save(run.row)
+        followed.save(run.row)
         run.saved_at, run.dirty = time.monotonic(), False
 
     def _advance(self, run: WatchedRun) -> bool:
-        stamp, thinned = run.stamp, self._opened(run)
+        stamp, followed = run.stamp, self._opened(run)
         try:
-            more = thinned.advance()
+            more = followed.advance()
         except OSError as problem:
             run.read, run.note = (
                 stamp,
@@ -225,19 +223,19 @@ class DirectoryWatch:
         is_due = not more and (now >= run.checked_at or not run.running)
         if run.files is None or is_due:
             run.files = read_run(run.path)
-        findings = self._findings(run, thinned) if is_due else None
-        run.fraction = min(1.0, thinned.offset / max(1, thinned.size_and_time[0]))
-        run.row = row_of(run, thinned, findings)
+        findings = self._findings(run, followed) if is_due else None
+        run.fraction = min(1.0, followed.reader.offset / max(1, followed.reader.size_and_time[0]))
+        run.row = row_of(run, followed, findings)
         if not more:
             run.read = stamp
             if not run.running or now - run.saved_at >= _SAVED_S:
-                self._save(run, thinned)
+                self._save(run, followed)
         return more
 
-    def _findings(self, run: WatchedRun, thinned: ThinnedRun) -> list[Finding]:
+    def _findings(self, run: WatchedRun, followed: FollowedRun) -> list[Finding]:
         started = time.monotonic()
         try:
-            history = thinned.collected.history(description_of(run.path))
+            history = History(description_of(run.path), followed.records)
             findings = worst_first(verdicts(history, broken=lambda _check, _problem: None))
         except BROKEN:  # records that another program wrote
             findings = []
@@ -246,6 +244,6 @@ class DirectoryWatch:
         for finding in findings:
             is_new = finding.severity == "error" and finding.name not in run.alerted
             if self.alert is not None and run.watched and is_new:
-                self.alert.send(finding, run=run.path, step=thinned.recorded.last_step)
+                self.alert.send(finding, run=run.path, step=followed.records.last_step)
                 run.alerted.append(finding.name)
         return findings

@@ -43,13 +43,13 @@ def state_of(run: ReportedRun) -> State:
     """Return how a run ended, or that it is running. A run that recorded no end and has no process
     is dead.
     """
-    recorded = run.recorded
-    first = next(iter((recorded.over or "").split()), "")
+    records = run.records
+    first = next(iter((records.over or "").split()), "")
     if (state := _ENDS.get(first.rstrip(":"))) is not None:
         return state
     if run.running:
         return "running"
-    if run.files.planned_steps is not None and recorded.last_step >= run.files.planned_steps:
+    if run.files.planned_steps is not None and records.last_step >= run.files.planned_steps:
         return "finished"
     last = next(iter(run.files.crashes), None)
     if last is not None and isinstance(last.get("step"), int) and last["step"] >= run.last_step:
@@ -61,14 +61,14 @@ def headline(run: ReportedRun) -> Headline | None:
     """Return the monitored metric, else the first loss, the first metric, or the training loss.
     Returns None without records.
     """
-    scores = {name: curve for name, curve in run.recorded.scores.items() if curve.last is not None}
+    scores = {name: curve for name, curve in run.scores.items() if curve.last is not None}
     watch = None if run.files.state is None else run.files.state.watched
     if watch is not None and watch["score"] in scores:
         return _headline(watch["score"], scores[watch["score"]], watch["direction"])
     first = next((name for name in scores if name.endswith("loss")), next(iter(scores), None))
     if first is not None:
         return _headline(first, scores[first], direction_of(first))
-    loss = run.recorded.train.get("loss")
+    loss = run.train.get("loss")
     return None if loss is None or loss.last is None else _headline("training loss", loss, "min")
 
 
@@ -86,20 +86,20 @@ def verdict(run: ReportedRun, state: State) -> str:
     """Return a sentence on the end of the run, the change of its main metric, and the metric's
     final trend.
     """
-    recorded, main = run.recorded, headline(run)
+    records, main = run.records, headline(run)
     parts = [_how_it_ended(run, state)]
     if main is not None:
-        curve = recorded.scores.get(main.name) or recorded.train["loss"]
+        curve = run.scores.get(main.name) or run.train["loss"]
         parts += _describe_change(main, curve, running=state == "running")
-    if recorded.skipped:
-        parts.append(f"{recorded.skipped:,} step{'s' * (recorded.skipped != 1)} skipped")
-    if not recorded.count:
+    if records.skipped:
+        parts.append(f"{records.skipped:,} step{'s' * (records.skipped != 1)} skipped")
+    if not records.count:
         parts.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
     return "; ".join(parts)
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
-    planned, event, left = run.files.planned_steps, run.recorded.over, run.recorded.eta_s
+    planned, event, left = run.files.planned_steps, run.records.over, run.records.eta_s
     step = f"step {run.last_step:,}" + ("" if planned is None else f" of {planned:,}")
     match state:
         case "finished":

@@ -8,14 +8,14 @@ would take megabytes.
 import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 
 from surefoot.report.charts import Axis, Unit, format_tick, format_value
-from surefoot.tracking.record import Record
+from surefoot.tracking.run_records import RATIO
+from surefoot.tracking.table import COUNT, FIRST, HIGH, STRANGE, Stretches, Table
 
 ROWS = 48
 # colormap cividis, for every color vision: Nunez, Anderton and Renslow 2018,
@@ -35,8 +35,6 @@ CIVIDIS = (
 _COLORS = 100  # palette size; two more entries mark absent and non-finite values
 _MISSING, _STRANGE = _COLORS, _COLORS + 1
 COLUMNS = 120
-_KINDS = ("grad_norm", "weight_norm", "update_norm", "saturated_fraction", "activation_rms")
-_Table = dict[str, dict[str, float]]  # kind -> name -> value
 
 
 @dataclass(frozen=True)
@@ -175,108 +173,67 @@ def _palette() -> list[tuple[int, int, int, int]]:
     ]
 
 
-@dataclass
-class Layers:
-    """The layer statistics of a run in at most 2 * `COLUMNS` columns. A column is the maximum over
-    adjacent records.
+def layer_maps(layers: Table) -> list[HeatMap]:
+    """Return a heat map of each measured quantity, with layers as rows and steps as columns. A
+    column is the maximum over adjacent measured steps.
     """
+    most = 2 * COLUMNS
+    size = 1
+    while size * most < layers.count:
+        size *= 2
+    several = f" Each column is the maximum over {size} measured steps." if size > 1 else ""
+    kinds: list[tuple[str, str, Unit, str]] = [
+        (
+            "grad_norm",
+            "Gradient norm of each layer",
+            "number",
+            "Before clipping. Lighter is larger.",
+        ),
+        (
+            RATIO,
+            "Update-to-weight ratio",
+            "number",
+            "Norm of the update over the norm of the weight; about 0.001 is usual.",
+        ),
+        (
+            "saturated_fraction",
+            "Saturated outputs",
+            "fraction",
+            "Fraction of activation outputs whose slope is almost 0; at 100% no gradient passes.",
+        ),
+    ]
+    stretches = layers.grid(most=most)
+    steps = stretches[FIRST, layers.row_of["step"]].astype(int).tolist() if layers.count else []
+    maps = []
+    for kind, title, unit, note in kinds:
+        rows = _rows_of(layers, stretches, kind)
+        is_zero = not any(value for row in rows.values() for value in row)
+        if rows and not (is_zero and kind == "saturated_fraction"):
+            maps.append(heat_map(kind, title, rows, steps, unit=unit, note=note + several))
+    return [one for one in maps if one is not None]
 
-    steps: list[int] = field(default_factory=list)
-    tables: list[_Table] = field(default_factory=list)
-    size: int = 1  # measured steps in each column but the last
-    in_last: int = 0
-    never_updated: list[str] = field(default_factory=list)
 
-    def add(self, record: Record) -> None:
-        """Add a record of layer statistics. Beyond the maximum of columns, neighbors are joined by
-        their maximum.
-        """
-        table = {kind: _numbers(record.get(kind)) for kind in _KINDS}
-        weights, updates = table.pop("weight_norm"), table.pop("update_norm")
-        table["ratio"] = {
-            name: update / weights[name]
-            for name, update in updates.items()
-            if weights.get(name, 0.0) > 0
-        }
-        step, never = record.get("measured_step"), record.get("never_updated")
-        self.never_updated = [str(name) for name in never] if isinstance(never, list) else []
-        if self.tables and self.in_last < self.size:
-            self.tables[-1] = _larger(self.tables[-1], table)
-            self.in_last += 1
-            return
-        if len(self.tables) == 2 * COLUMNS:
-            self.tables = [
-                _larger(one, other)
-                for one, other in zip(self.tables[::2], self.tables[1::2], strict=True)
+def _rows_of(layers: Table, stretches: Stretches, kind: str) -> dict[str, list[float | None]]:
+    """Return the values of one quantity by group of layers, one for each column."""
+    values = np.where(stretches[STRANGE] > 0, np.inf, stretches[HIGH])
+    is_missing = stretches[COUNT] + stretches[STRANGE] == 0
+    by_name = {}
+    for name in layers.names:
+        if name.startswith(f"{kind}/"):
+            row = layers.row_of[name]
+            by_name[name.removeprefix(f"{kind}/")] = [
+                None if missing else value
+                for value, missing in zip(
+                    values[row].tolist(), is_missing[row].tolist(), strict=True
+                )
             ]
-            self.steps = self.steps[::2]
-            self.size *= 2
-        self.steps.append(step if isinstance(step, int) else record["step"])
-        self.tables.append(table)
-        self.in_last = 1
-
-    def maps(self) -> list[HeatMap]:
-        """Return a heat map of each measured quantity, with layers as rows and steps as columns."""
-        several = (
-            f" Each column is the maximum over {self.size} measured steps." if self.size > 1 else ""
-        )
-        kinds: list[tuple[str, str, Unit, str]] = [
-            (
-                "grad_norm",
-                "Gradient norm of each layer",
-                "number",
-                "Before clipping. Lighter is larger.",
-            ),
-            (
-                "ratio",
-                "Update-to-weight ratio",
-                "number",
-                "Norm of the update over the norm of the weight; about 0.001 is usual.",
-            ),
-        ]
-        if any(
-            value > 0 for table in self.tables for value in table["saturated_fraction"].values()
-        ):
-            note = "Fraction of activation outputs whose slope is almost 0; at 100% no gradient passes."
-            kinds.append(("saturated_fraction", "Saturated outputs", "fraction", note))
-        maps = (
-            heat_map(kind, title, self._table(kind), self.steps, unit=unit, note=note + several)
-            for kind, title, unit, note in kinds
-        )
-        return [one for one in maps if one is not None]
-
-    def _table(self, kind: str) -> dict[str, Sequence[float | None]]:
-        names = list(dict.fromkeys(name for table in self.tables for name in table[kind]))
-        together = math.hypot if kind == "grad_norm" else _largest
-        rows: dict[str, Sequence[float | None]] = {}
-        for group, members in group_names(names).items():
-            columns = [
-                [table[kind][name] for name in members if name in table[kind]]
-                for table in self.tables
-            ]
-            rows[group] = [together(*values) if values else None for values in columns]
-        return rows
-
-
-def _numbers(fields: Any) -> dict[str, float]:
-    named = fields.items() if isinstance(fields, dict) else ()
-    return {
-        name: float(value)
-        for name, value in named
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
-def _larger(a: _Table, b: _Table) -> _Table:
-    return {
-        kind: {
-            name: _largest(*(sizes[name] for sizes in (a[kind], b[kind]) if name in sizes))
-            for name in {**a[kind], **b[kind]}
-        }
-        for kind in a
-    }
-
-
-def _largest(*values: float) -> float:
-    nonfinite = [value for value in values if not math.isfinite(value)]
-    return nonfinite[0] if nonfinite else max(values)
+    rows: dict[str, list[float | None]] = {}
+    for group, members in group_names([*by_name]).items():
+        rows[group] = []
+        for column in zip(*(by_name[name] for name in members), strict=True):
+            known = [value for value in column if value is not None]
+            if not known:
+                rows[group].append(None)
+            else:
+                rows[group].append(math.hypot(*known) if kind == "grad_norm" else max(known))
+    return rows

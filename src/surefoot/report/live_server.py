@@ -22,9 +22,9 @@ from urllib.parse import parse_qs
 
 from surefoot.errors import ConfigError, Setting, SurefootError, first_line, visible
 from surefoot.report.directory_watch import DirectoryWatch
+from surefoot.report.followed import FollowedRun
 from surefoot.report.page import POLICY
 from surefoot.report.run_signals import Request
-from surefoot.report.thinned import ThinnedRun
 from surefoot.report.write import page_of
 from surefoot.tracking.run_reader import is_running
 
@@ -75,11 +75,11 @@ def create_server(paths: Sequence[Path], *, port: int = 0, token: str) -> PageSe
     """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port
     0 selects a free port.
     """
-    lock, following = threading.Lock(), {path: ThinnedRun(path, is_full=True) for path in paths}
+    lock, followed = threading.Lock(), {path: FollowedRun(path) for path in paths}
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        return page_of(paths, script=_SCRIPT, policy=_POLICY, following=following).encode(), _tag(
+        return page_of(paths, script=_SCRIPT, policy=_POLICY, followed=followed).encode(), _tag(
             signatures
         )
 

@@ -18,7 +18,7 @@ from surefoot.errors import visible
 from surefoot.report import tables
 from surefoot.report.charts import Axis, Chart, Line, Unit, axes, format_tick, format_value, ticks
 from surefoot.report.headline import State, state_of, verdict
-from surefoot.report.heatmap import CIVIDIS
+from surefoot.report.heatmap import CIVIDIS, layer_maps
 from surefoot.report.run_charts import charts
 from surefoot.report.series import ReportedRun
 from surefoot.report.several_runs import page_values
@@ -237,7 +237,7 @@ def run_page(
     """Render the page of one run. `policy`, the page's Content-Security-Policy, must allow the
     `script`.
     """
-    recorded, state, surroundings = run.recorded, state_of(run), tables.surroundings(run)
+    records, state, surroundings = run.records, state_of(run), tables.surroundings(run)
     common = {
         "run": run,
         "title": run.files.name,
@@ -246,11 +246,11 @@ def run_page(
         "verdict": verdict(run, state),
         "tiles": tables.tiles(run, state),
         "shares": tables.shares(run),
-        "heats": recorded.layers.maps(),
+        "heats": layer_maps(records.layers),
         "crash": _crash(run, state),
         "surroundings": surroundings,
         "commands": commands(run.files, finished=state == "finished"),
-        "records": recorded.count,
+        "records": records.count,
         "findings": findings,
         "panels_step": 0 if panels is None else panels.step,
         "script": script,
@@ -271,10 +271,10 @@ def run_page(
             kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
         return kinds | {
             "panels": panels.panels if panels is not None and samples > 1 else (),
-            "samples": recorded.samples[-samples:],
+            "samples": records.samples[-samples:],
             "settings": tables.settings(run, limit=rows, max_length=letters),
-            "events": recorded.events[:rows],
-            "more_events": recorded.more_events + len(recorded.events[rows:]),
+            "events": records.events[:rows],
+            "more_events": records.more_events + len(records.events[rows:]),
             "left_out": left_out,
         }
 

@@ -26,7 +26,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     """Return charts of the training and split losses: linear axes, logarithmic axes, and the second
     half of the run.
     """
-    train, scores = run.recorded.train, run.recorded.scores
+    train, scores = run.train, run.scores
     losses = {
         name: scores[name]
         for name in [name for name in scores if name.endswith("/loss")][:_MOST_LINES]
@@ -79,7 +79,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
 
 def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     by_score: dict[str, dict[str, Curve]] = {}
-    for name, curve in run.recorded.scores.items():
+    for name, curve in run.scores.items():
         split, _, score = name.rpartition("/")
         if score != "loss":
             by_score.setdefault(score, {})[split] = curve
@@ -119,7 +119,7 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         named = [(name, name.removeprefix(f"{key}/"), nth) for nth, name in enumerate(names)]
         return lines(*named)
 
-    train = run.recorded.train
+    train = run.train
     rate = by_optimizer("lr", "learning rate")
     clipped = lines(("clip_fraction", "clip fraction", 2))
     momentum = by_optimizer("momentum", "momentum")
@@ -177,7 +177,7 @@ def _users_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             (Line(name, points_of(curve, stretches), series=3, dots=curve.count < _DOTS),),
             tuple(_strange(curve, name)),
         )
-        for name, curve in list(run.recorded.users.items())[:_MOST_USERS]
+        for name, curve in list(run.users.items())[:_MOST_USERS]
     ]
 
 
@@ -199,7 +199,7 @@ def _strange(curve: Curve, name: str) -> list[Mark]:
 
 def _events(run: ReportedRun) -> list[Mark]:
     marks: dict[int, list[str]] = {}
-    for event in run.recorded.events:
+    for event in run.records.events:
         if not event.what.startswith("finished"):
             marks.setdefault(event.step, []).append(event.what)
     return [

@@ -23,9 +23,7 @@ _MORE = {
 
 def page_values(runs: Sequence[ReportedRun], *, stretches: int) -> dict[str, Any]:
     """Return the template values for the page of several runs, in the order of `runs`."""
-    names = list(dict.fromkeys(name for run in runs for name in run.recorded.scores))[
-        :_MOST_METRICS
-    ]
+    names = list(dict.fromkeys(name for run in runs for name in run.scores))[:_MOST_METRICS]
     called = labels(runs)
     title = " · ".join(called)
     return {
@@ -73,11 +71,11 @@ def overlaid_charts(
     """Return charts of training loss, metrics, learning rate, gradient norm and speed, with one
     line per run.
     """
-    trained = [run.recorded.train for run in runs]
+    trained = [run.train for run in runs]
     losses = [tuple(smooth(train.get("loss", Curve()))) for train in trained]
     charts = [Chart("loss", "Training loss, smoothed", _lines(labels, losses), wide=True)]
     for name in metric_names:
-        curves = [run.recorded.scores.get(name, Curve()) for run in runs]
+        curves = [run.scores.get(name, Curve()) for run in runs]
         dots = max(curve.count for curve in curves) < _DOTS
         lines = _lines(labels, [points_of(curve, stretches) for curve in curves], dots=dots)
         charts.append(
@@ -110,7 +108,7 @@ def _best_of_all(curves: Sequence[Curve], direction: str) -> tuple[Mark, ...]:
 
 def _cells(name: str, runs: Sequence[ReportedRun]) -> list[tuple[str, str, bool]]:
     direction = direction_of(name)
-    curves = [run.recorded.scores.get(name, Curve()) for run in runs]
+    curves = [run.scores.get(name, Curve()) for run in runs]
     bests = [curve.best(direction) for curve in curves]
     winner = (max if direction == "max" else min)(
         (best[1] for best in bests if best is not None), default=None

@@ -63,7 +63,7 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
     """Return the time of all sessions by phase: name, seconds, fraction of the total, and color on
     the page.
     """
-    spent = run.recorded.spent_s
+    spent = run.records.spent_s
     total = sum(spent.values()) or 1.0
     rows = [
         (PHASES[phase], seconds, seconds / total, f"k{index}")
@@ -76,7 +76,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     """Return name, value and remark of each tile in the page's first row, such as the main metric,
     loss, steps and time.
     """
-    recorded, main, loss = run.recorded, headline(run), run.recorded.train.get("loss")
+    records, main, loss = run.records, headline(run), run.train.get("loss")
     row = [] if main is None else [_headline_tile(main)]
     if (
         loss is not None
@@ -84,7 +84,7 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
         and (main is None or main.name != "training loss")
     ):
         row.append(("training loss", format_value(loss.last[1]), f"at step {loss.last[0]:,}"))
-    step = recorded.at_end_of_step
+    step = records.at_end_of_step
     row += [
         (
             name,
@@ -93,34 +93,34 @@ def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
             if step is None
             else f"evaluated at the end, weights of step {step:,}",
         )
-        for name, value in list(recorded.at_end.items())[:3]
+        for name, value in list(records.at_end.items())[:3]
         if main is None or name != main.name
     ]
     planned = run.files.planned_steps
     remarks = []
     if planned is not None and state != "finished":
         remarks.append(f"of {planned:,}")
-    if recorded.last_step < run.last_step:
-        remarks.append(f"the records end at step {recorded.last_step:,}")
+    if records.last_step < run.last_step:
+        remarks.append(f"the records end at step {records.last_step:,}")
     row.append(("steps", f"{run.last_step:,}", "; ".join(remarks)))
-    spent, total = recorded.spent_s, sum(recorded.spent_s.values())
+    spent, total = records.spent_s, sum(records.spent_s.values())
     if total > 0:
         row.append(
             ("time", format_value(total, "seconds"), f"{spent['training'] / total:.0%} training")
         )
     trained = spent["training"] + spent["data_wait"]
-    if recorded.targets > 0 and trained > 0:
+    if records.targets > 0 and trained > 0:
         row.append(
             (
                 f"{run.count_unit} per second",
-                format_value(float(f"{recorded.targets / trained:.3g}")),
+                format_value(float(f"{records.targets / trained:.3g}")),
                 "mean, while training",
             )
         )
-    if resumed := sum(event.resumed for event in recorded.events):
+    if resumed := sum(event.resumed for event in records.events):
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
-    if recorded.skipped:
-        row.append(("steps skipped", f"{recorded.skipped:,}", "not finite"))
+    if records.skipped:
+        row.append(("steps skipped", f"{records.skipped:,}", "not finite"))
     return row
 
 

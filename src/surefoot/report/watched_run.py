@@ -11,11 +11,11 @@ from typing import Any
 
 from surefoot.diagnose.finding import Finding
 from surefoot.report.charts import Chart, Line, axes
+from surefoot.report.followed import FollowedRun, Row
 from surefoot.report.headline import headline, state_of
 from surefoot.report.page import coordinates
 from surefoot.report.run_charts import points_of
 from surefoot.report.series import ReportedRun
-from surefoot.report.thinned import Row, ThinnedRun
 from surefoot.tracking.run_reader import RunFiles, Settings, is_running
 
 _SPARKS = 24  # stretches of the small curve of a row
@@ -56,12 +56,12 @@ class WatchedRun:
         return state
 
 
-def row_of(run: WatchedRun, thinned: ThinnedRun, findings: Sequence[Finding] | None) -> Row:
+def row_of(run: WatchedRun, followed: FollowedRun, findings: Sequence[Finding] | None) -> Row:
     """Return what the page shows of a run; `findings` None keeps those of the last row."""
-    recorded, before = thinned.recorded, run.row
-    reported = ReportedRun(run.files or no_files(run.path), recorded, {}, (), run.running)
+    records, before = followed.records, run.row
+    reported = ReportedRun(run.files or no_files(run.path), records, running=run.running)
     main = headline(reported)
-    curve = None if main is None else recorded.scores.get(main.name) or recorded.train["loss"]
+    curve = None if main is None else reported.scores.get(main.name) or reported.train["loss"]
     line = Line("", points_of(curve, _SPARKS))
     both = axes(Chart("", "", (line,)))
     listed = before["findings"] if before is not None else []
@@ -73,8 +73,8 @@ def row_of(run: WatchedRun, thinned: ThinnedRun, findings: Sequence[Finding] | N
         step=reported.last_step,
         planned=reported.files.planned_steps,
         state=state_of(reported),
-        records=recorded.count,
-        eta_s=recorded.eta_s,
+        records=records.count,
+        eta_s=records.eta_s,
         metric=None if main is None else main.name,
         last=None if main is None else main.last,
         best=None if main is None else main.best,

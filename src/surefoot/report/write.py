@@ -8,15 +8,14 @@ from types import MappingProxyType
 from surefoot.config.paths import run_path
 from surefoot.diagnose.checks import findings
 from surefoot.diagnose.finding import Finding
-from surefoot.diagnose.reading import RecordCollector, description_of
+from surefoot.diagnose.history import History
+from surefoot.diagnose.reading import description_of
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.report.figures import write_file
+from surefoot.report.followed import FollowedRun
 from surefoot.report.page import POLICY, run_page, runs_page
 from surefoot.report.series import ReportedRun, read_reported_run
-from surefoot.report.thinned import ThinnedRun
-from surefoot.tracking.columns import Columns
 from surefoot.tracking.panels_file import read_panels
-from surefoot.tracking.record import Record
 from surefoot.tracking.run_reader import missing_run
 
 FILE = "report.html"  # in a run's directory
@@ -59,9 +58,9 @@ def page_of(
     *,
     script: str = "",
     policy: str = POLICY,
-    following: Mapping[Path, ThinnedRun] = MappingProxyType({}),
+    followed: Mapping[Path, FollowedRun] = MappingProxyType({}),
 ) -> str:
-    """Render the page of runs in their current state; of the runs in `following`, only what is new
+    """Render the page of runs in their current state; of the runs in `followed`, only what is new
     is read.
 
     Raises `ConfigError` if a directory does not contain a run.
@@ -75,11 +74,11 @@ def page_of(
             raise missing_run(path, path.parent)
     if len(paths) > 1:
         return runs_page(
-            [read_reported_run(path, following=following.get(path)) for path in paths],
+            [read_reported_run(path, followed=followed.get(path)) for path in paths],
             script=script,
             policy=policy,
         )
-    run, run_findings = _with_findings(paths[0], following.get(paths[0]))
+    run, run_findings = _with_findings(paths[0], followed.get(paths[0]))
     panels = None
     try:
         panels = read_panels(run.files.path)
@@ -97,29 +96,12 @@ def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
         warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
 
 
-def _with_findings(path: Path, following: ThinnedRun | None) -> tuple[ReportedRun, list[Finding]]:
-    collected, run_findings = RecordCollector(), list[Finding]()
-    fault: Exception | None = None
-
-    def collect(records: Columns | list[Record]) -> None:
-        nonlocal fault
-        try:
-            if fault is None:
-                collected.add_part(records)
-        except Exception as problem:
-            fault = problem
-
-    run = read_reported_run(path, also=collect, following=following)
-    if following is not None:
-        collected, fault = following.collected, following.fault
+def _with_findings(path: Path, followed: FollowedRun | None) -> tuple[ReportedRun, list[Finding]]:
+    run = read_reported_run(path, followed=followed)
+    if not run.records.count:
+        return run, []
     try:
-        if fault is None and collected.kinds:
-            run_findings = findings(collected.history(description_of(path)))
-    except Exception as problem:
-        fault = problem
-    problems = (
-        ()
-        if fault is None
-        else (f"The findings could not be computed: {type(fault).__name__}: {fault}",)
-    )
-    return replace(run, problems=(*run.problems, *problems)), run_findings
+        return run, findings(History(description_of(path), run.records))
+    except Exception as problem:  # records that another program wrote
+        text = f"The findings could not be computed: {type(problem).__name__}: {problem}"
+        return replace(run, problems=(*run.problems, text)), []

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.toml import program
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
-from surefoot.tracking.jsonl import stream_records
+from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.notebook import Notebook
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
+from surefoot.tracking.run_records import RunRecords
 
 if TYPE_CHECKING:
     from surefoot.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
@@ -58,16 +59,16 @@ def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
     directory is read from the console.
     """
     from surefoot.report.cell import chart_frame, run_html
-    from surefoot.report.series import Recorded, ReportedRun, read_reported_run
+    from surefoot.report.series import ReportedRun, read_reported_run
     from surefoot.tracking.run_reader import RunFiles, Settings
 
     console = parts.console
     directory = parts.directory
     if directory is not None and directory.metrics.exists():
         run = read_reported_run(directory.path)
-    elif isinstance(console, Notebook) and isinstance(console.collector, Recorded):
+    elif isinstance(console, Notebook) and console.records is not None:
         files = RunFiles(Path("run"), Settings({}, {}, {}, {}), (), (), 0, None, ())
-        run = ReportedRun(files, console.collector, {}, (), running=False)
+        run = ReportedRun(files, console.records)
     else:
         return None
     return chart_frame(run) if chart_only else run_html(run)
@@ -85,7 +86,7 @@ def live_findings_of(
     earlier: Iterable[Record] = ()
     if resumed and directory is not None and directory.metrics.exists():
         metrics = directory.metrics
-        earlier = stream_records(metrics, size_bytes=metrics.stat().st_size)
+        earlier = read_records(metrics, size_bytes=metrics.stat().st_size)
     if configuration is None:
         kind = "script"
     else:
@@ -117,7 +118,5 @@ def live_findings_of(
 
 def _collect_for_cell(parts: RunComponents) -> None:
     """Let a notebook keep the records of all sessions of a run that has no directory."""
-    if isinstance(parts.console, Notebook) and parts.console.collector is None:
-        from surefoot.report.series import Recorded
-
-        parts.console.collector = Recorded()
+    if isinstance(parts.console, Notebook) and parts.console.records is None:
+        parts.console.records = RunRecords()

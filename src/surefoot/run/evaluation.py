@@ -12,8 +12,8 @@ from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, DivergedError, error_of_dict
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import number
+from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.run_reader import read_records
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
 
@@ -158,7 +158,7 @@ class Evaluations:
         ):
             return False
         before = (
-            read_records(parts.directory.path)
+            read_records(parts.directory.metrics)
             if parts.world.is_main and parts.directory is not None
             else ()
         )

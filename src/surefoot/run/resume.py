@@ -23,11 +23,11 @@ from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import replay_command
+from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.run_directory import TEXT_LOG, RunDirectory, environment
 from surefoot.tracking.run_reader import (
     divergence_from,
-    read_records,
     read_sessions,
     refuse_other_format,
 )
@@ -318,7 +318,7 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
 
 def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     assert parts.directory is not None
-    records = [each for each in read_records(parts.directory.path) if each["kind"] == "train"]
+    records = [each for each in read_records(parts.directory.metrics) if each["kind"] == "train"]
     if any(each.get("targets", 1) for each in records):
         return False
     return checkpoint.step == 0 or bool(records)

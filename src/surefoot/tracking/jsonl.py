@@ -1,8 +1,8 @@
 """Records as append-only lines of JSON.
 
 A non-finite value is null, and `nonfinite` holds its text ("NAME/NAME" for nested values). A
-resumed run appends a resume record; `stream_records` then skips earlier records after the resumed
-step, except events.
+resumed run appends a resume record; earlier records after the resumed step are then skipped, except
+events.
 """
 
 import json
@@ -11,11 +11,11 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
@@ -23,7 +23,8 @@ from surefoot.config.paths import open_regular
 from surefoot.tracking.appended_file import READ_BYTES, AppendedFile
 from surefoot.tracking.record import Record
 
-_BLOCK_BYTES = 1 << 18  # of lines that are parsed together
+BLOCK_BYTES = 1 << 18  # of lines that are parsed together
+_TAIL_BYTES = 256  # compared to notice that a file was replaced
 LONGEST_LINE = 8_000_000  # bytes of one line; a longer line is not a record
 _encoded = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _decoded = json.JSONDecoder().decode  # json.loads would detect the encoding of each text first
@@ -118,39 +119,133 @@ def _is_strange(value: object) -> bool:
 
 
 def records(path: Path) -> list[Record]:
-    """Return the records of a run, without incomplete lines and without records superseded by a
-    resume.
-    """
-    return list(stream_records(path))
+    """Return all records of a run, as `read_records` yields them."""
+    return list(read_records(path))
 
 
-def stream_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
-    """Yield the records of a run, without records superseded by a resume; the file is read twice.
+def read_records(path: Path, *, size_bytes: int | None = None) -> Iterator[Record]:
+    """Yield the records of a run, without records superseded by a resume. Nothing is yielded if
+    there is no file.
 
     Incomplete lines, invalid lines, lines appended meanwhile, and bytes beyond the first
-    `size_bytes` are skipped.
+    `size_bytes` are skipped. Raises `OSError` if the file cannot be read.
     """
-    return chain.from_iterable(
-        kept_records(*block) for block in line_blocks(path, size_bytes=size_bytes)
-    )
+    if not path.exists():
+        return
+    size = path.stat().st_size
+    reader = RecordReader(path, size_bytes=size if size_bytes is None else min(size, size_bytes))
+    has_begun = False
+    while True:
+        news = reader.read()
+        if news.starts_over and has_begun:  # another file has its name now
+            return
+        yield from news.records
+        has_begun = True
+        if not news.has_more:
+            return
 
 
-def line_blocks(path: Path, *, size_bytes: int | None = None) -> Iterator[tuple[bytes, int | None]]:
-    """Yield many lines at once, and the step after which a later resume supersedes their records,
-    or None.
+class News(NamedTuple):
+    """The next records of a run. `starts_over`: they follow no earlier ones."""
+
+    records: list[Record]
+    starts_over: bool
+    has_more: bool
+
+
+@dataclass(eq=False)
+class RecordReader:
+    """Reads the records of a file that grows. Only new bytes are read, unless a resume supersedes
+    records that were read, or another file has the same name.
     """
-    ends, steps, size = _resumed(path, size_bytes)
-    end = 0
-    for chunk in _whole_lines(path):
-        yield from split_at_resumes(chunk[: max(0, size - end)], end, ends, steps)
-        end += len(chunk)
+
+    path: Path
+    size_bytes: int | None = None  # further bytes are not read
+    file: list[int] = field(default_factory=lambda: [0, 0])  # device and inode
+    offset: int = 0  # bytes of the lines that were read
+    searched: int = 0  # bytes in which all resumes are known
+    size_and_time: list[int] = field(default_factory=lambda: [0, 0])  # of the last change
+    tail: bytes = b""  # the last bytes before `offset`
+    resumed_at: list[int] = field(default_factory=list)
+    resumed_steps: list[int] = field(default_factory=list)
+    last_step: int = 0  # of the records that were read
+
+    def read(self, *, most_bytes: int = BLOCK_BYTES) -> News:
+        """Read the next lines. Raises `OSError` if the file cannot be read."""
+        with open_regular(self.path) as file:
+            status = os.fstat(file.fileno())
+            size = status.st_size if self.size_bytes is None else self.size_bytes
+            file.seek(max(0, self.offset - len(self.tail)))
+            is_same = self.file == [status.st_dev, status.st_ino] and self.offset <= size
+            if not is_same or file.read(len(self.tail)) != self.tail:
+                self._start_over()
+                self.resumed_at, self.resumed_steps, self.searched = [], [], 0
+            self.file = [status.st_dev, status.st_ino]
+            self.size_and_time = [status.st_size, status.st_mtime_ns]
+            starts_over = not self.offset
+            file.seek(self.offset)
+            lines = _whole_lines(file, size, most_bytes=most_bytes)
+            has_more = bool(lines) and self.offset + len(lines) < size
+            supersedes = self._search(lines, self.offset)
+            while self.searched < size and has_more:
+                file.seek(self.searched)
+                block = _whole_lines(file, size, most_bytes=most_bytes)
+                if not block:
+                    break
+                supersedes |= self._search(block, self.searched)
+        if supersedes:
+            self._start_over()
+            return News([], starts_over=True, has_more=True)
+        news = list[Record]()
+        for part, last_step in split_at_resumes(
+            lines, self.offset, self.resumed_at, self.resumed_steps
+        ):
+            news += kept_records(part, last_step)
+        self.offset += len(lines)
+        self.tail = (self.tail + lines)[-_TAIL_BYTES:]
+        self.last_step = max([self.last_step, *(record["step"] for record in news)])
+        return News(news, starts_over, has_more)
+
+    def _start_over(self) -> None:
+        self.offset, self.tail, self.last_step = 0, b"", 0
+
+    def _search(self, lines: bytes, start: int) -> bool:
+        """Note the resumes in lines that begin at byte `start`; return True if one supersedes
+        records that were read.
+        """
+        supersedes = False
+        position = start
+        for text in BytesIO(lines) if b'"resume"' in lines else ():
+            position += len(text)
+            record = parse_record(text) if b'"resume"' in text else None
+            if record is not None and record["kind"] == "resume" and position > self.searched:
+                self.resumed_at.append(position)
+                self.resumed_steps.append(record["step"])
+                supersedes |= record["step"] < self.last_step
+        self.searched = max(self.searched, start + len(lines))
+        return supersedes
+
+
+def _whole_lines(file: BinaryIO, size: int, *, most_bytes: int) -> bytes:
+    """Read the next lines up to byte `size` of a file, without a last one that is not complete. A
+    line longer than `LONGEST_LINE` is read in parts.
+    """
+    left = size - file.tell()
+    chunk = file.read(min(most_bytes, left))
+    if b"\n" not in chunk and len(chunk) < left:
+        chunk += file.read(min(LONGEST_LINE, left) - len(chunk))
+    end = chunk.rfind(b"\n") + 1
+    is_at_end = len(chunk) >= left
+    if is_at_end and parse_record(chunk[end:]) is not None:  # only its line feed is missing
+        return chunk
+    return chunk if not end and not is_at_end else chunk[:end]
 
 
 def split_at_resumes(
     lines: bytes, start: int, ends: list[int], steps: list[int]
 ) -> Iterator[tuple[bytes, int | None]]:
-    """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield as
-    `line_blocks` does.
+    """Split lines that begin at byte `start` behind the resumes with these ends and steps; yield
+    each part with the step after which a later resume supersedes its records, or None.
     """
     while lines:
         later = bisect_right(ends, start)
@@ -169,35 +264,11 @@ def kept_records(lines: bytes, last_step: int | None) -> list[Record]:
     ]
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, many at once; a longer line than `LONGEST_LINE` is yielded in
-    parts.
-    """
-    with open_regular(path) as file:
-        while chunk := file.read(_BLOCK_BYTES):
-            yield chunk if chunk.endswith(b"\n") else chunk + file.readline(LONGEST_LINE)
-
-
 def resume_count(path: Path) -> int:
     """Return how often a run was resumed, by its records."""
-    return len(_resumed(path, None)[0])
-
-
-def _resumed(path: Path, most_bytes: int | None) -> tuple[list[int], list[int], int]:
-    ends, steps, size = list[int](), list[int](), 0
-    for block in _whole_lines(path):
-        if most_bytes is None and b'"resume"' not in block:
-            size += len(block)
-            continue
-        for text in BytesIO(block).readlines():
-            if most_bytes is not None and size >= most_bytes:
-                return ends, steps, size
-            size += len(text)
-            record = parse_record(text) if b'"resume"' in text else None
-            if record is not None and record["kind"] == "resume":
-                ends.append(size)
-                steps.append(record["step"])
-    return ends, steps, size
+    reader = RecordReader(path)
+    reader.read()  # which finds the resumes of the whole file
+    return len(reader.resumed_at)
 
 
 def parse_lines(lines: bytes) -> list[Record | None]:

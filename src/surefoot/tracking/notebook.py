@@ -8,22 +8,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from html import escape
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from surefoot.errors import first_line, visible
 from surefoot.tracking.console import WIDTH
 from surefoot.tracking.format import duration, in_line, sample_block, text_table
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
+from surefoot.tracking.run_records import RunRecords
 
 _ROWS = 100  # rows of the table; earlier ones are counted
 _BETWEEN_S = 0.1  # seconds between two updates by training records
-
-
-class Collector(Protocol):
-    """A receiver of records in memory."""
-
-    def add(self, record: Record) -> None: ...
 
 
 class Notebook:
@@ -55,13 +50,13 @@ class Notebook:
         self.is_started = False
         self.drawn_at = -_BETWEEN_S
         self.handle: Any = None  # IPython's handle of the output of this session
-        self.collector: Collector | None = None  # of the records of a run without a directory
+        self.records: RunRecords | None = None  # of a run without a directory
 
     def write(self, record: Record) -> None:
         """Add a record to the table or the bar, or print a sample."""
         self.phrase = ""
-        if self.collector is not None:
-            self.collector.add(record)
+        if self.records is not None:
+            self.records.add(record)
         self._add(self.rows.add(record))
         if record["kind"] == "sample":
             self.say(sample_block(record))

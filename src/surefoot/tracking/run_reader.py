@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -27,8 +26,6 @@ from surefoot.config.behavior import behavior_of, known_behavior, newest_behavio
 from surefoot.config.paths import open_regular, printable, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tracking.jsonl import kept_records, line_blocks
-from surefoot.tracking.record import Record
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories locked by runs of this process
@@ -131,19 +128,6 @@ def read_run(path: Path) -> RunFiles:
         sessions = read_sessions(path)
     step, state = newest_state(path)
     return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems))
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """Yield the records of a run, or nothing if the file is missing; raise `OSError` if the file is
-    unreadable.
-    """
-    return chain.from_iterable(kept_records(*block) for block in read_blocks(path))
-
-
-def read_blocks(path: Path) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the lines of `read_records`, many at once, as `line_blocks` does."""
-    metrics = path / "metrics.jsonl"
-    return line_blocks(metrics) if metrics.exists() else iter(())
 
 
 def read_settings(path: Path) -> Settings:

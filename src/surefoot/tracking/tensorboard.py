@@ -16,7 +16,7 @@ from surefoot.config.paths import make_no_follow, open_regular
 from surefoot.tracking.appended_file import AppendedFile
 from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.format import compact
-from surefoot.tracking.jsonl import resume_count, stream_records
+from surefoot.tracking.jsonl import read_records, resume_count
 from surefoot.tracking.record import Record
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
@@ -143,7 +143,7 @@ class TensorBoard:
         for event in again:
             self._append(event)
         if metrics is not None and first <= from_step:
-            for record in stream_records(metrics):
+            for record in read_records(metrics):
                 if first <= record["step"] <= from_step:
                     self.write(record)
 
@@ -200,7 +200,7 @@ class TensorBoard:
                 else:
                     drawn[event.step, tag] = hash(event.summary.SerializeToString())
         first = from_step + 1
-        for record in stream_records(metrics):
+        for record in read_records(metrics):
             if (
                 record["step"] > from_step
                 or record["kind"] in _NO_CURVES

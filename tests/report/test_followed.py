@@ -1,4 +1,4 @@
-"""A run's records, thinned: which bytes are read, what a resume supersedes, and a cache that is not
+"""A run that is followed: which bytes are read, what a resume supersedes, and a cache that is not
 to be trusted; 1 second.
 """
 
@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 
 from surefoot.config.paths import open_regular, user_cache
-from surefoot.report import thinned
+from surefoot.report import followed
+from surefoot.report.followed import FollowedRun, Row, read_followed, read_head
 from surefoot.report.headline import headline
 from surefoot.report.series import ReportedRun, read_reported_run
-from surefoot.report.thinned import Row, ThinnedRun, read_head, read_thinned
+from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import line, records
+from surefoot.tracking.run_records import MOST
 from written_runs import falling, layers, train, written
 
 ROW = Row(
@@ -73,7 +76,7 @@ class CountedFile(io.BufferedReader):
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     counted = Counted()
-    monkeypatch.setattr(thinned, "open_regular", counted.open)
+    monkeypatch.setattr(jsonl, "open_regular", counted.open)
     return counted
 
 
@@ -82,26 +85,23 @@ def append(run: Path, *more: dict[str, Any]) -> int:
         return file.write("".join(f"{line(record)}\n" for record in more))
 
 
-def read_all(run: ThinnedRun, **limits: int) -> ThinnedRun:
+def read_all(run: FollowedRun, **limits: int) -> FollowedRun:
     for _ in range(10_000):
         if not run.advance(**limits):
             return run
     raise AssertionError("reading never ends")
 
 
-def same(run: ThinnedRun, path: Path) -> None:
+def same(run: FollowedRun, path: Path) -> None:
     """It holds what the report reads."""
     reported = read_reported_run(path)
-    for kind in ("train", "users", "scores"):
-        ours, theirs = getattr(run.recorded, kind), getattr(reported.recorded, kind)
-        assert {name: curve.to_json() for name, curve in ours.items()} == {
-            n: c.to_json() for n, c in theirs.items()
-        }
-    for name in ("last_step", "count", "over", "skipped", "eta_s"):
-        assert getattr(run.recorded, name) == getattr(reported.recorded, name)
-    assert headline(ReportedRun(reported.files, run.recorded, {}, (), running=False)) == headline(
-        reported
-    )
+    ours, theirs = run.records.tables(), reported.records.tables()
+    for name in ours:
+        assert ours[name].state() == theirs[name].state()
+        for kind, array in ours[name].arrays().items():
+            np.testing.assert_array_equal(array, theirs[name].arrays()[kind])
+    assert run.records.state() == reported.records.state()
+    assert headline(ReportedRun(reported.files, run.records)) == headline(reported)
 
 
 @pytest.mark.parametrize("most_bytes", [600, 5_000, 1_000_000])
@@ -113,7 +113,7 @@ def test_slices_of_any_size_read_what_the_report_reads(tmp_path: Path, most_byte
         {"kind": "event", "step": 2010, "event": "failed"},
     ]
     path = written(tmp_path / "run", told)
-    same(read_all(ThinnedRun(path), most_bytes=most_bytes), path)
+    same(read_all(FollowedRun(path), most_bytes=most_bytes), path)
 
 
 @pytest.mark.parametrize("most_bytes", [600, 1_000_000])
@@ -124,14 +124,13 @@ def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, la
         [{"kind": "resume", "step": 200}, *(train(step, 9.0) for step in range(210, 400, 10))],
     )
     path = written(tmp_path / "run", first if late else first + again)
-    run = read_all(ThinnedRun(path), most_bytes=most_bytes)
+    run = read_all(FollowedRun(path), most_bytes=most_bytes)
     if late:
         append(path, *again)
         read_all(run, most_bytes=most_bytes)
     same(run, path)
-    assert run.recorded.train["loss"].last == (390, 9.0)
-    history = [record["step"] for record in run.collected.by_kind()["train"]]
-    assert history == [
+    assert run.records.train.last("loss") == 9.0
+    assert run.records.train.steps.tolist() == [
         record["step"] for record in records(path / "metrics.jsonl") if record["kind"] == "train"
     ]
 
@@ -139,13 +138,13 @@ def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, la
 def test_only_new_bytes_are_read_also_by_another_reader(tmp_path: Path, counted: Counted) -> None:
     path = written(tmp_path / "run", falling(3000))
     size = (path / "metrics.jsonl").stat().st_size
-    run = read_all(ThinnedRun(path))
+    run = read_all(FollowedRun(path))
     assert counted.read_bytes == size
     run.save(ROW)
     more = append(path, train(3010), train(3020))
     counted.read_bytes = 0
     assert read_head(path) is not None
-    other = read_thinned(path)
+    other = read_followed(path)
     assert counted.read_bytes == 0
     read_all(other)
     assert counted.read_bytes == more + 256  # the last bytes are compared
@@ -154,18 +153,18 @@ def test_only_new_bytes_are_read_also_by_another_reader(tmp_path: Path, counted:
 
 def test_a_line_that_is_not_complete_is_read_when_it_is(tmp_path: Path) -> None:
     path, text = written(tmp_path / "run", falling(100)), f"{line(train(110, 7.0))}\n"
-    run = read_all(ThinnedRun(path))
+    run = read_all(FollowedRun(path))
     for part in (text[:20], text[20:]):
-        assert run.recorded.last_step == 100
+        assert run.records.last_step == 100
         with (path / "metrics.jsonl").open("a") as file:
             file.write(part)
         read_all(run)
-    assert run.recorded.train["loss"].last == (110, 7.0)
+    assert run.records.train.last("loss") == 7.0
 
 
 def test_another_file_of_the_same_name_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = written(tmp_path / "run", falling(300))
-    run = read_all(ThinnedRun(path))
+    run = read_all(FollowedRun(path))
     (path / "metrics.jsonl").write_text(
         "".join(f"{line(train(step, 5.0))}\n" for step in range(1, 400))
     )
@@ -175,14 +174,13 @@ def test_another_file_of_the_same_name_is_read_from_its_beginning(tmp_path: Path
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
     path = written(tmp_path / "run", [train(step, 1.0 + step % 7) for step in range(1, 9000)])
-    run = read_all(ThinnedRun(path))
-    assert len(run.recorded.train["loss"].rows()) <= 600
-    assert len(run.collected.by_kind()["train"]) <= 2000
+    run = read_all(FollowedRun(path))
+    assert len(run.records.train.steps) <= 2 * MOST + 8
 
 
 def saved(tmp_path: Path, cache: Path) -> tuple[Path, Path]:
     path = written(tmp_path / "run", falling(300))
-    read_all(ThinnedRun(path)).save(ROW)
+    read_all(FollowedRun(path)).save(ROW)
     return path, next(cache.iterdir())
 
 
@@ -190,13 +188,13 @@ def saved(tmp_path: Path, cache: Path) -> tuple[Path, Path]:
 def test_a_damaged_cache_is_thrown_away(tmp_path: Path, cache: Path, part: int) -> None:
     path, file = saved(tmp_path, cache)
     content = file.read_bytes()
-    same(read_thinned(path), path)
+    same(read_followed(path), path)
     at = [10, 80, len(content) // 2, len(content) - 30][part]
     file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    assert read_thinned(path).recorded.count == 0
+    assert read_followed(path).records.count == 0
     assert (read_head(path) is None) == (part < 2)
     file.write_bytes(content[: len(content) * part // 4])
-    assert read_thinned(path).recorded.count == 0
+    assert read_followed(path).records.count == 0
 
 
 def test_the_cache_of_another_run_or_version_is_ignored(
@@ -204,21 +202,21 @@ def test_the_cache_of_another_run_or_version_is_ignored(
 ) -> None:
     path, file = saved(tmp_path, cache)
     other = written(tmp_path / "other", falling(500))
-    read_all(ThinnedRun(other)).save(ROW)
+    read_all(FollowedRun(other)).save(ROW)
     (theirs,) = set(cache.iterdir()) - {file}
     file.write_bytes(theirs.read_bytes())
     assert read_head(path) is None
-    assert read_thinned(path).recorded.count == 0
+    assert read_followed(path).records.count == 0
     assert read_head(other) is not None
-    monkeypatch.setattr(thinned, "_FORMAT", "surefoot run cache 1 0.0.0")
+    monkeypatch.setattr(followed, "_FORMAT", "surefoot run cache 1 0.0.0")
     assert read_head(other) is None
-    assert read_thinned(other).recorded.count == 0
+    assert read_followed(other).records.count == 0
 
 
 def test_a_pickle_in_the_cache_runs_nothing(tmp_path: Path, cache: Path) -> None:
     path, file = saved(tmp_path, cache)
     file.write_bytes(b"cos\nsystem\n(S'touch " + os.fsencode(tmp_path / "ran") + b"'\ntR.")
-    assert read_thinned(path).recorded.count == 0
+    assert read_followed(path).records.count == 0
     assert not (tmp_path / "ran").exists()
 
 
@@ -229,13 +227,13 @@ def test_nothing_is_written_into_the_run_and_a_cache_that_cannot_be_written_is_n
     before = sorted(path.rglob("*"))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    read_all(ThinnedRun(path)).save(ROW)
+    read_all(FollowedRun(path)).save(ROW)
     assert sorted(path.rglob("*")) == before
-    assert read_thinned(path).recorded.count == 0
+    assert read_followed(path).records.count == 0
 
 
 def test_a_cache_without_records_for_diagnose_is_read(tmp_path: Path, cache: Path) -> None:
     path = written(tmp_path / "run", [{"kind": "sample", "step": 3, "text": "a"}])
-    run = read_all(ThinnedRun(path))
+    run = read_all(FollowedRun(path))
     run.save(ROW)
-    assert read_thinned(path).recorded.count == run.recorded.count == 1
+    assert read_followed(path).records.count == run.records.count == 1
