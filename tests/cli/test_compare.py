@@ -491,11 +491,11 @@ def test_a_search_is_a_comparison_of_its_trials_and_may_be_made_longer(here: Pat
         (["gpt", "--vary", "seed=0,1", "--seeds", "2"], "[option-excluded]"),
         (
             ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..1e-4"],
-            "[vary-invalid]",
+            "[vary-range-empty]",
         ),
         (
             ["gpt", "--trials", "3", "--vary", "optimizer.lr=1e-2..-"],
-            "[vary-invalid]",
+            "[vary-end-not-a-number]",
         ),
         (["gpt", "--vary", "optimizer.lr=1,2", "--jobs", "none"], "[flags-not-understood]"),
         (["gpt", "--vary", "optimizer.lr=1,2", "--sampler", "random"], "[option-missing]"),

@@ -144,9 +144,20 @@ def test_wide_ranges_are_searched_by_their_logarithm(text: str, log: bool) -> No
     assert parameter("optimizer.lr", text)["log"] is log
 
 
-@pytest.mark.parametrize("text", ["2..1", "a..b", "1..2,cube", "0..1,log", "a,,b", "a,a"])
-def test_what_is_no_range_is_refused(text: str) -> None:
-    with refused("vary-invalid", setting="optimizer.lr", value=text):
+@pytest.mark.parametrize(
+    ("text", "code", "fields"),
+    [
+        ("2..1", "vary-range-empty", {"low": 2, "high": 1}),
+        ("a..b", "vary-end-not-a-number", {"end": "a"}),
+        ("1..inf", "vary-end-not-a-number", {"end": "inf"}),
+        ("1..2,cube", "vary-scale-unknown", {"scale": "cube"}),
+        ("0..1,log", "vary-log-range-not-positive", {"low": 0}),
+        ("a,,b", "vary-choices-not-distinct", {}),
+        ("a,a", "vary-choices-not-distinct", {}),
+    ],
+)
+def test_what_is_no_range_is_refused(text: str, code: str, fields: dict[str, Any]) -> None:
+    with refused(code, setting="optimizer.lr", value=text, **fields):
         parameter("optimizer.lr", text)
 
 

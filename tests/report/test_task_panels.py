@@ -80,7 +80,7 @@ def test_a_loss_that_is_no_number_has_none_and_a_negative_zero_is_zero() -> None
 
 
 def test_losses_of_another_number_are_refused() -> None:
-    with refused("panel-invalid"):
+    with refused("panel-losses-not-of-tokens", tokens=2, losses=2):
         sf.report.TextHeatmap.from_losses(
             "", [97, 98], [1.0, 2.0], tokenizer=sf.tokenizers.ByteTokenizer()
         )
@@ -122,7 +122,7 @@ def test_of_many_classes_those_with_most_mistakes_are_shown_and_nothing_is_lost(
 
 
 def test_a_matrix_for_other_classes_is_refused() -> None:
-    with refused("panel-invalid"):
+    with refused("panel-counts-not-of-classes", classes=2, columns=[1]):
         sf.report.ConfusionMatrix.from_counts("", [[1]], classes=("a", "b"))
 
 

@@ -135,7 +135,7 @@ def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
         ),
         (
             lambda model: ["text"],
-            "warning: no panels: a panel cannot be shown: it is a str: give a list of TextHeatmap, ",
+            "warning: no panels: a panel cannot be shown: it is a str, not one of TextHeatmap, ",
             None,
         ),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -57,23 +58,26 @@ def test_a_run_without_panels_has_none(tmp_path: Path) -> None:
     assert sf.load(tmp_path).panels() is None
 
 
+REFUSED_TEXTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("panel-value-invalid", {"unit": "bits"}, {"what": "unit", "value": "bits"}),
+    ("panel-value-invalid", {"pieces": (("a", -1.0),)}, {"what": "the value of 'a'", "value": -1}),
+    ("panel-value-invalid", {"pieces": (("a", math.inf),)}, {"value": math.inf}),
+    ("panel-value-invalid", {"pieces": (("a", math.nan),)}, {}),
+    ("panel-value-invalid", {"unit": "fraction", "pieces": (("a", 1.5),)}, {"value": 1.5}),
+    ("panel-of-wrong-type", {"pieces": (("a", True),)}, {"type": "bool"}),
+    ("panel-of-wrong-type", {"pieces": ((3, 1.0),)}, {"what": "a text", "type": "int"}),
+    ("panel-too-large", {"title": "x" * 30_000}, {"size": 30_000, "most": 20_000}),
+    ("panel-too-large", {"pieces": (("a", 1.0),) * 6000}, {"what": "pieces", "size": 6000}),
+    ("panel-text-not-unicode", {"title": "ab\ud800"}, {"index": 2}),
+]
+
+
 @in_one
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"unit": "bits"},
-        {"pieces": (("a", float("nan")),)},
-        {"pieces": (("a", -1.0),)},
-        {"unit": "fraction", "pieces": (("a", 1.5),)},
-        {"pieces": (("a", True),)},
-        {"pieces": ((3, 1.0),)},
-        {"title": "x" * 30_000},
-        {"title": "\ud800"},
-        {"pieces": (("a", 1.0),) * 6000},
-    ],
-)
-def test_a_text_that_cannot_be_shown_is_refused(changes: dict[str, Any]) -> None:
-    with refused("panel-invalid"):
+@pytest.mark.parametrize(("code", "changes", "fields"), REFUSED_TEXTS)
+def test_a_text_that_cannot_be_shown_is_refused(
+    code: str, changes: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    with refused(code, **fields):
         text(**changes)
 
 
@@ -85,26 +89,31 @@ def header(wide: int, high: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "png",
+    ("code", "png"),
     [
-        "no base64!",
-        '"><script>',
-        "é",
-        b"iVBORw0K",
-        base64.b64encode(b"<svg onload=alert(1)>" * 3).decode(),
-        header(100_000, 1),
-        header(0, 1),
+        ("panel-image-not-png", "no base64!"),
+        ("panel-image-not-png", '"><script>'),
+        ("panel-image-not-png", "é"),
+        ("panel-image-not-png", b"iVBORw0K"),
+        ("panel-image-not-png", base64.b64encode(b"<svg onload=alert(1)>" * 3).decode()),
+        ("panel-image-not-png", header(0, 1)),
+        ("panel-image-not-png", header(1, 1)[:20]),
+        ("panel-too-large", header(100_000, 1)),
+        ("panel-too-large", header(1, 100_000)),
     ],
 )
-def test_a_picture_that_is_no_small_png_is_refused(png: Any) -> None:
-    with refused("panel-invalid"):
+def test_a_picture_that_is_no_small_png_is_refused(code: str, png: Any) -> None:
+    with refused(code):
         sf.report.ImageGrid(title="wrong", images=(sf.report.Image(png=png),))
 
 
 def test_a_matrix_that_is_not_square_is_refused() -> None:
-    for classes, counts in ((("a", "b"), ((1, 2),)), (("a",), ((-1,),))):
-        with refused("panel-invalid"):
-            sf.report.ConfusionMatrix(title="t", classes=classes, counts=counts)
+    with refused("panel-counts-not-of-classes", classes=2, columns=[2]):
+        sf.report.ConfusionMatrix(title="t", classes=("a", "b"), counts=((1, 2),))
+    with refused("panel-value-invalid", what="a count", value=-1):
+        sf.report.ConfusionMatrix(title="t", classes=("a",), counts=((-1,),))
+    with refused("panel-too-large", what="classes", size=200):
+        sf.report.ConfusionMatrix(title="t", classes=("a",) * 200, counts=())
 
 
 HOSTILE = [

@@ -41,18 +41,46 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
     if ".." not in text:
         choices = [part.strip() for part in text.split(",")]
         if "" in choices or len(set(choices)) < len(choices):
-            raise _no_space(setting, text, "a value is empty or repeated")
+            raise ConfigError(
+                "vary-choices-not-distinct",
+                problem=f"vary = {setting}={text}: a value is empty or repeated",
+                remedy="list each value once, separated by commas",
+                setting=setting,
+                value=text,
+            )
         return {"kind": "choice", "of": choices}
     ends, _, scale = text.partition(",")
-    low, high = (_number(part, setting, text) for part in ends.split("..", 1))
+    low, high = (_end(part, setting, text) for part in ends.split("..", 1))
     if scale.strip() not in ("", "log", "linear"):
-        raise _no_space(setting, text, "only ,log or ,linear may follow a range")
+        raise ConfigError(
+            "vary-scale-unknown",
+            problem=f"vary = {setting}={text}: {scale.strip()!r} is no scale of a range",
+            remedy=f"write {ends},log or {ends},linear",
+            setting=setting,
+            value=text,
+            scale=scale.strip(),
+        )
     if isinstance(low, float) or isinstance(high, float):
         low, high = float(low), float(high)
     if not low < high:
-        raise _no_space(setting, text, "the first number of a range must be below the second")
+        raise ConfigError(
+            "vary-range-empty",
+            problem=f"vary = {setting}={text}: the range starts at {low} and ends at {high}",
+            remedy="write the lower end first",
+            setting=setting,
+            value=text,
+            low=low,
+            high=high,
+        )
     if scale.strip() == "log" and low <= 0:
-        raise _no_space(setting, text, "a logarithmic range must start above 0")
+        raise ConfigError(
+            "vary-log-range-not-positive",
+            problem=f"vary = {setting}={text}: a logarithmic range must start above 0",
+            remedy=f"write {ends},linear",
+            setting=setting,
+            value=text,
+            low=low,
+        )
     log = scale.strip() == "log" or (scale.strip() == "" and low > 0 and high / low >= _LOG_FROM)
     return {"kind": "range", "low": low, "high": high, "log": log}
 
@@ -200,22 +228,19 @@ class Search:
         return name
 
 
-def _number(text: str, setting: str, typed: str) -> int | float:
+def _end(text: str, setting: str, typed: str) -> int | float:
     with suppress(ValueError):
         return int(text)
     with suppress(ValueError):
         if math.isfinite(float(text)):
             return float(text)
-    raise _no_space(setting, typed, f"{text!r} is not a number")
-
-
-def _no_space(setting: str, text: str, why: str) -> ConfigError:
-    return ConfigError(
-        "vary-invalid",
-        problem=f"vary = {setting}={text}: {why}",
-        remedy="list each value once, separated by commas, or give a range such as 1e-4..1e-2",
+    raise ConfigError(
+        "vary-end-not-a-number",
+        problem=f"vary = {setting}={typed}: {text!r} is not a number",
+        remedy="give the ends of a range as numbers, such as 1e-4..1e-2",
         setting=setting,
-        value=text,
+        value=typed,
+        end=text,
     )
 
 

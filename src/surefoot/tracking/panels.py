@@ -8,14 +8,16 @@ from typing import ClassVar, Literal, Self
 
 import numpy as np
 
+from surefoot.errors import ConfigError
 from surefoot.tokenizers.tokenizer import Tokenizer
 from surefoot.tracking.panel_checks import (
-    check,
-    check_count,
     check_number,
     check_png,
+    check_size,
     check_texts,
     is_count,
+    wrong_type,
+    wrong_value,
 )
 
 _MOST_CLASSES = 100
@@ -46,8 +48,9 @@ class TextHeatmap:
 
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *(text for text, _ in self.pieces))
-        check(self.unit in ("nats", "fraction"), f"unit is {self.unit!r}: choose nats or fraction")
-        check_count(self.pieces, "pieces")
+        if self.unit not in ("nats", "fraction"):
+            raise wrong_value("unit", self.unit, "'nats' or 'fraction'")
+        check_size(len(self.pieces), "pieces")
         for text, value in self.pieces:
             check_number(
                 value,
@@ -78,10 +81,14 @@ class TextHeatmap:
         ... ).pieces
         (('h', None), ('é', 1.5))
         """
-        check(
-            len(losses) == len(tokens) - 1,
-            f"{len(tokens)} tokens and {len(losses)} losses: give one loss fewer than tokens",
-        )
+        if len(losses) != len(tokens) - 1:
+            raise ConfigError(
+                "panel-losses-not-of-tokens",
+                problem=f"a panel cannot be shown: {len(tokens)} tokens have {len(losses)} losses",
+                remedy="give one loss fewer than tokens; the first token has none",
+                tokens=len(tokens),
+                losses=len(losses),
+            )
         text, pieces = tokenizer.decode(tokens), list[tuple[str, float | None]]()
         done, total = 0, 0.0
         for index, loss in enumerate([None, *losses]):
@@ -132,18 +139,14 @@ class Examples:
 
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend)
-        check_count(self.examples, "examples")
+        check_size(len(self.examples), "examples")
         for one in self.examples:
-            check(
-                isinstance(one, Example),
-                f"an example is a {type(one).__name__}: give sf.report.Example(...)",
-            )
+            if not isinstance(one, Example):
+                raise wrong_type("an example", one, "a sf.report.Example")
             check_texts(one.source, one.reference, one.output)
             check_number(one.score, "a score")
-            check(
-                one.group in ("best", "worst", "random"),
-                f"group is {one.group!r}: choose best, worst or random",
-            )
+            if one.group not in ("best", "worst", "random"):
+                raise wrong_value("group", one.group, "'best', 'worst' or 'random'")
 
     @classmethod
     def best_and_worst(
@@ -196,10 +199,24 @@ class Curves:
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *self.curves)
         points = [point for curve in self.curves.values() for point in curve]
-        check_count(points, "points")
+        check_size(len(points), "points")
         for step, value in points:
-            check(is_count(step), f"a point's step is {step!r}: give an integer, 0 or more")
+            if not is_count(step):
+                raise wrong_value("a point's step", step, "an integer, 0 or more")
             check_number(value, "a point's value")
+
+
+def _check_square(counts: Sequence[Sequence[int]], classes: int) -> None:
+    """Raise `ConfigError` unless there is one row and one column of counts for each class."""
+    columns = [len(row) for row in counts]
+    if columns != [classes] * classes:
+        raise ConfigError(
+            "panel-counts-not-of-classes",
+            problem=f"a panel cannot be shown: counts of {len(columns)} rows, for {classes} classes",
+            remedy="give one row and one column of counts for each class",
+            classes=classes,
+            columns=columns,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,19 +230,12 @@ class ConfusionMatrix:
 
     def __post_init__(self) -> None:
         check_texts(self.title, *self.classes)
-        number = len(self.classes)
-        check(
-            number <= _MOST_CLASSES, f"{number:,} classes, but at most {_MOST_CLASSES} can be shown"
-        )
-        square = len(self.counts) == number and all(len(row) == number for row in self.counts)
-        check(
-            square,
-            f"counts of {len(self.counts)} rows for {number} classes: give one row and column per class",
-        )
-        check(
-            all(is_count(one) for row in self.counts for one in row),
-            "counts must be integers, 0 or more",
-        )
+        check_size(len(self.classes), "classes", most=_MOST_CLASSES)
+        _check_square(self.counts, len(self.classes))
+        for row in self.counts:
+            for count in row:
+                if not is_count(count):
+                    raise wrong_value("a count", count, "an integer, 0 or more")
 
     @classmethod
     def from_counts(
@@ -237,11 +247,8 @@ class ConfusionMatrix:
         >>> ConfusionMatrix.from_counts("val", [[3, 1], [0, 4]], classes=("cat", "dog")).counts
         ((3, 1), (0, 4))
         """
+        _check_square(counts, len(classes))
         counts_KK, names = np.asarray(counts, dtype=np.int64), list(classes)
-        check(
-            counts_KK.shape == (len(names),) * 2,
-            f"counts of shape {counts_KK.shape} for {len(names)} classes",
-        )
         if len(names) > _ALL_CLASSES:
             mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
             largest = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
@@ -292,12 +299,10 @@ class ImageGrid:
 
     def __post_init__(self) -> None:
         check_texts(self.title)
-        check_count(self.images, "images")
+        check_size(len(self.images), "images")
         for one in self.images:
-            check(
-                isinstance(one, Image),
-                f"an image is a {type(one).__name__}: give sf.report.Image(...)",
-            )
+            if not isinstance(one, Image):
+                raise wrong_type("an image", one, "a sf.report.Image")
             check_png(one.png)
             check_texts(one.caption, *(name for name in (one.label, one.guess) if name is not None))
             check_number(one.loss, "the loss of an image", min_value=0.0)

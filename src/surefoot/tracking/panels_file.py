@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from surefoot.config.paths import open_regular, run_path
 from surefoot.errors import ConfigError, DataError, first_line
-from surefoot.tracking.panel_checks import check, invalid_panel, is_count
+from surefoot.tracking.panel_checks import check_size, is_count, wrong_type, wrong_value
 from surefoot.tracking.panels import Example, Image, Panel
 
 FILE = "panels.json"
@@ -93,7 +93,7 @@ def build_panels(
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
                 kinds = ", ".join(kind.__name__ for kind in get_args(Panel))
-                raise invalid_panel(f"it is a {type(panel).__name__}: give a list of {kinds}")
+                raise wrong_type("it", panel, f"one of {kinds}")
             panels.append(panel)
             if stop():
                 notes.append(f"panels after number {len(panels)} are missing: a stop was requested")
@@ -123,7 +123,7 @@ def read_panels(run: Path | str) -> Panels | None:
     try:
         with open_regular(path) as file:
             text = file.read(MOST_BYTES + 1)
-        check(len(text) <= MOST_BYTES, f"the file has more than {MOST_BYTES:,} bytes")
+        check_size(len(text), "bytes in its file", most=MOST_BYTES)
         return panels_from_json(text.decode())
     except FileNotFoundError:
         return None
@@ -144,17 +144,12 @@ def panels_from_json(text: str) -> Panels:
     """
     try:
         panels = json.loads(text)
-        check(
-            isinstance(panels, dict) and panels.keys() == {"format_version", "step", "panels"},
-            "expected an object with the keys format_version, step, panels",
-        )
-        check(
-            panels["format_version"] == VERSION,
-            f"the format_version is {panels['format_version']!r}, not {VERSION}",
-        )
-        check(
-            is_count(panels["step"]), f"the step is {panels['step']!r}, not an integer, 0 or more"
-        )
+        if panels.keys() != {"format_version", "step", "panels"}:
+            raise KeyError(*panels)
+        if panels["format_version"] != VERSION:
+            raise wrong_value("format_version", panels["format_version"], f"{VERSION}")
+        if not is_count(panels["step"]):
+            raise wrong_value("step", panels["step"], "an integer, 0 or more")
         return Panels(
             step=panels["step"],
             panels=tuple(_panel(panel.pop("kind"), panel) for panel in panels["panels"]),
@@ -167,7 +162,11 @@ def panels_from_json(text: str) -> Panels:
         AttributeError,
         RecursionError,
     ) as problem:
-        raise invalid_panel(f"{type(problem).__name__}: {str(problem)[:100]}") from problem
+        raise ConfigError(
+            "panels-malformed",
+            problem="a panel cannot be shown: its JSON is not what surefoot writes",
+            reason=f"{type(problem).__name__}: {str(problem)[:100]}",
+        ) from problem
 
 
 def _panel(kind: str, values: dict[str, Any]) -> Panel:
