@@ -221,6 +221,7 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(
         (["find-lr", "program.py:build", "--out", "program.py"], "cannot write to program.py"),
         (["find-lr", "program.py:own_loop"], "[run-without-loss]"),
         (["find-batch-size", "program.py:own_loop"], "[run-without-loss]"),
+        (["plan", "program.py:own_loop", "--world-size", "8"], "[run-without-loss]"),
         (["find-batch-size", "program.py:build", "--memory", "lots"], "memory = 'lots'"),
         (
             ["find-batch-size", "program.py:build", "--memory", "90B"],

@@ -626,7 +626,7 @@ OUT_OF_RANGE = [
     [(shape, name, value) for shape, name, values in OUT_OF_RANGE for value in values],
 )
 def test_a_value_out_of_range_is_refused_where_it_is_written(shape, name, value):
-    with refused("schedule-setting-out-of-range", setting=f"schedule.{name}", value=value):
+    with refused("setting-out-of-range", setting=f"schedule.{name}", value=value):
         Schedule(shape, **{name: value})
 
 

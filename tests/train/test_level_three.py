@@ -323,3 +323,9 @@ def test_update_without_a_gradient_says_what_to_call() -> None:
         step = next(iter(run.steps()))
     with refused("update-without-gradient"):
         sf.update(step, "generator")
+
+
+def test_a_step_without_any_loss_asks_for_one() -> None:
+    run = example("gan").build(length="1 steps", splits=None, console=False)
+    with run, refused("run-without-loss", setting="loss"):
+        sf.forward_backward(next(iter(run.steps())))

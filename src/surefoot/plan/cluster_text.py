@@ -15,6 +15,7 @@ from surefoot.plan.network_model import Machine, ring_bandwidth, windows
 from surefoot.plan.summary import Section, parameters_by_module
 from surefoot.plan.workload import Spread, workload
 from surefoot.run.components import RunComponents
+from surefoot.run.run import without_loss
 from surefoot.tracking.format import counted, measured_time, text_table, three_digits, with_unit
 
 _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses it
@@ -37,11 +38,7 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     run's strategy and alternatives.
     """
     if parts.task.loss is None:
-        raise ConfigError(
-            "plan-without-loss",
-            problem="this run has no loss function, so a pass over its model cannot be estimated",
-            setting="loss",
-        )
+        raise without_loss()
     world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
     own = spread(parts, ranks=world)

@@ -131,7 +131,7 @@ class Run(RunSettings):
         the loop body.
         """
         if self.parts.task.loss is None:
-            raise _without_loss()
+            raise without_loss()
         return self._open("for step in run").steps(opened=False)
 
     def steps(self) -> Iterator[Step]:
@@ -344,13 +344,14 @@ def without_directory() -> ConfigError:
     )
 
 
-def _without_loss() -> ConfigError:
+def without_loss() -> ConfigError:
+    """Return the error of a run without a loss function, where its steps are executed for it."""
     return ConfigError(
         "run-without-loss",
         problem="this run has no loss function",
-        reason="only your own loop `for step in run.steps():` can execute its steps",
         remedy="pass Run(loss=...); for a model with its own loss, as in transformers:"
-        " Run(loss=sf.losses.of_model)",
+        " Run(loss=sf.losses.of_model)\nelse only your own loop can execute its steps:"
+        " for step in run.steps(): ...",
         setting="loss",
     )
 
@@ -380,7 +381,7 @@ def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]
     """
     parts, state, precision = run.parts, run.state, run.parts.run_state.precision
     if parts.task.loss is None:
-        raise _without_loss()
+        raise without_loss()
     if any(parameter.grad is not None for parameter in state.parameters):
         raise ConfigError(
             "run-in-the-middle-of-a-step",

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefoot.config.durations import NEVER, Length, every, in_steps
 from surefoot.config.tree import did_you_mean
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import ConfigError, Setting, out_of_range
 from surefoot.schedules.curves import SHAPES, Fall, Settings
 
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -66,12 +66,7 @@ def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
         if name in _RANGES:
             is_in_range, meaning = _RANGES[name]
             if not is_in_range(value):
-                raise ConfigError(
-                    "schedule-setting-out-of-range",
-                    problem=f"schedule.{name} = {value!r} must be {meaning}",
-                    setting=f"schedule.{name}",
-                    value=value,
-                )
+                raise out_of_range(f"schedule.{name}", value, meaning)
     if shape == "exponential" and settings.get("min_lr_ratio") == 0.0:
         raise ConfigError(
             "schedule-never-zero",

@@ -249,10 +249,10 @@ def forward_backward(step: Step, loss: Loss | None = None) -> Tensor:
     loss = loss or task.loss
     if loss is None:
         raise ConfigError(
-            "step-without-loss",
-            problem="the run was built without a loss",
+            "run-without-loss",
+            problem="this run has no loss function",
             remedy="call forward_backward(step, loss)",
-            step=step.index,
+            setting="loss",
         )
     own_count = sum(micro_batch.count for micro_batch in step.micro_batches)
     sums = LossSum(ranks.nominal or own_count or 1)
