@@ -386,6 +386,15 @@ def test_an_entry_of_the_page_is_read_from_the_call() -> None:
     assert entry.remedy == "leave it out, or `length = 5`, or a `b`"
 
 
+def test_problems_of_problems_are_one_list_each_in_its_place() -> None:
+    inner = together([an_error(value=1), an_error(value=2)]).inside("split").inside("rank 1")
+    error = together([an_error(value=0), inner, an_error(value=3)])
+    assert [problem.fields["value"] for problem in error.problems] == [0, 1, 2, 3]
+    places = [problem.places for problem in error.problems]
+    assert places == [(), ("rank 1", "split"), ("rank 1", "split"), ()]
+    assert not any(problem.problems for problem in error.problems)
+
+
 def test_errors_of_the_public_interface_are_those_of_the_module() -> None:
     assert sf.ConfigError is ConfigError
 

@@ -321,8 +321,20 @@ def together(problems: Sequence[SurefootError]) -> SurefootError:
     if len(problems) == 1:
         return problems[0]
     error = ConfigError("several-problems", problem="several settings are wrong")
-    error.problems = tuple(problems)
+    error.problems = tuple(single for problem in problems for single in _singles(problem))
     return error
+
+
+def _singles(problem: SurefootError) -> list[SurefootError]:
+    """Return the problems that an error stands for, each in the places of that error."""
+    if not problem.problems:
+        return [problem]
+    singles = []
+    for single in problem.problems:
+        placed = copy(single)
+        placed.places = (*problem.places, *single.places)
+        singles.append(placed)
+    return singles
 
 
 def end_scripts_without_traceback() -> None:
