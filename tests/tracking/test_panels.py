@@ -142,8 +142,10 @@ HOSTILE = [
 @pytest.mark.parametrize("held", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_file_is_refused_by_name(held: str, tmp_path: Path) -> None:
     (tmp_path / "panels.json").write_text(held)
-    with refused("panels-unreadable", sf.DataError, path=tmp_path / "panels.json"):
+    with refused("panels-unreadable", sf.DataError, path=tmp_path / "panels.json") as caught:
         sf.load(tmp_path).panels()
+    assert caught.value.fields["cause"]["error"] == "ConfigError"
+    assert caught.value.fields["cause"]["code"].startswith("panel")
 
 
 def test_a_file_that_is_too_large_or_no_text_is_refused(tmp_path: Path) -> None:

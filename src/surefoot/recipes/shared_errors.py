@@ -11,6 +11,7 @@ from surefoot.errors import (
     DataError,
     Remedy,
     Setting,
+    error_as_json,
     first_line,
 )
 
@@ -34,7 +35,11 @@ def reading_run_file(path: Path, *, content: str) -> Iterator[None]:
         yield
     except (ConfigError, DataError, OSError, ValueError) as problem:
         raise CheckpointError(
-            "run-file-damaged", problem=f"{path} is damaged: {first_line(problem)}", path=path
+            "run-file-damaged",
+            problem=f"{path} is damaged",
+            reason=first_line(problem),
+            path=path,
+            cause=error_as_json(problem),
         ) from problem
 
 

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, get_args
 
 from surefoot.config.paths import open_regular, run_path
-from surefoot.errors import ConfigError, DataError, first_line
+from surefoot.errors import ConfigError, DataError, error_as_json, first_line
 from surefoot.tracking.panel_checks import check_size, is_count, wrong_type, wrong_value
 from surefoot.tracking.panels import Example, Image, Panel
 
@@ -130,9 +130,11 @@ def read_panels(run: Path | str) -> Panels | None:
     except (ConfigError, OSError, UnicodeDecodeError) as problem:
         raise DataError(
             "panels-unreadable",
-            problem=f"{path} is not a file of panels: {first_line(problem)}",
+            problem=f"{path} is not a file of panels",
+            reason=first_line(problem),
             remedy="remove it; `surefoot report` builds it again",
             path=path,
+            cause=error_as_json(problem),
         ) from problem
 
 

@@ -194,8 +194,9 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Pa
     with refused("data-changed", sf.CheckpointError):
         trained(dataclasses.replace(asked, stop_after=None))
     saved.write_text("{")
-    with refused("run-file-damaged", sf.CheckpointError, path=saved):
+    with refused("run-file-damaged", sf.CheckpointError, path=saved) as caught:
         gpt.build(asked)
+    assert caught.value.fields["cause"]["error"] == "DataError"
     saved.write_text(before)
     trained(dataclasses.replace(asked, stop_after=None))
 
