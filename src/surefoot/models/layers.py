@@ -19,6 +19,9 @@ HeadLoss = Callable[
 def check_shape(*claims: tuple[bool, str]) -> None:
     """Raise `ValueError` with the message of the first claim that is false.
 
+    It is no `ConfigError`, as models are plain torch and import nothing of surefoot. A recipe
+    refuses such settings as `model-shape-impossible`.
+
     >>> check_shape((True, "one"), (False, "width = 3 must be even"))
     Traceback (most recent call last):
     ValueError: width = 3 must be even
