@@ -33,7 +33,7 @@ from surefoot.data.scan import (
     printable,
     scan,
 )
-from surefoot.data.text.documents import document_files
+from surefoot.data.text.documents import files_of, scan_documents
 from surefoot.data.text_files import open_unpacked
 
 
@@ -323,7 +323,7 @@ def test_a_directory_without_text_says_what_it_has(tmp_path: Path) -> None:
     with refused("no-documents-in-directory", sf.DataError, path=tmp_path):
         sf.data.load_documents(tmp_path)
     with refused("no-documents-in-directory", sf.DataError, path=tmp_path):
-        document_files([tmp_path])
+        files_of([scan_documents(tmp_path)])
 
 
 def test_tables_have_their_usual_suffixes(tmp_path: Path) -> None:

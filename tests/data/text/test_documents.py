@@ -14,7 +14,7 @@ import pytest
 
 from in_one import in_one
 from refused import refused
-from surefoot.data.text.documents import document_files, read_documents, scan_documents
+from surefoot.data.text.documents import files_of, read_documents, scan_documents
 from surefoot.errors import ConfigError, DataError
 
 TEXTS = ["first\nof all", "", "zweites: ä €", "third " * 5000, "last"]
@@ -41,7 +41,7 @@ def jsonl(path: Path, texts: list[Any] = TEXTS) -> Path:
 def read(path: Path, *, column: str = "text", start: int = 0) -> list[str]:
     return [
         text
-        for file in document_files([path])
+        for file in files_of([scan_documents(path)])
         for text in file.documents(column=column, start=start)
     ]
 
@@ -72,13 +72,13 @@ def test_a_directory_is_its_known_files_sorted_by_path(tmp_path: Path) -> None:
     for name in ("b/one.txt", "a.jsonl", "b/picture.png", "b.rst", "a/z.txt.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("one")
-    assert [file.name for file in document_files([tmp_path])] == [
+    assert [file.name for file in files_of([scan_documents(tmp_path)])] == [
         "a/z.txt.gz",
         "a.jsonl",
         "b/one.txt",
         "b.rst",
     ]
-    assert [file.name for file in document_files([tmp_path / "b" / "picture.png"])] == [
+    assert [file.name for file in files_of([scan_documents(tmp_path / "b" / "picture.png")])] == [
         "picture.png"
     ]
 
@@ -87,10 +87,15 @@ def test_what_tells_of_the_data_is_no_document_of_a_directory(tmp_path: Path) ->
     for name in ("README.md", "load.py", "info.json", "train/a.jsonl", "more.txt", "c.parquet.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
-    assert [file.name for file in document_files([tmp_path])] == ["more.txt", "train/a.jsonl"]
+    assert [file.name for file in files_of([scan_documents(tmp_path)])] == [
+        "more.txt",
+        "train/a.jsonl",
+    ]
     (tmp_path / "train" / "a.jsonl").unlink()
-    assert [file.name for file in document_files([tmp_path])] == ["load.py", "more.txt"]
-    assert [file.name for file in document_files([tmp_path / "info.json"])] == ["info.json"]
+    assert [file.name for file in files_of([scan_documents(tmp_path)])] == ["load.py", "more.txt"]
+    assert [file.name for file in files_of([scan_documents(tmp_path / "info.json")])] == [
+        "info.json"
+    ]
 
 
 def test_a_directory_of_json_lines_named_json_is_its_rows(tmp_path: Path) -> None:
@@ -141,11 +146,11 @@ def test_what_is_written_is_not_read(tmp_path: Path) -> None:
     for name in ("a.txt", "out/b.txt", "outer/c.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("one")
-    found = document_files([tmp_path], out=tmp_path / "outer" / ".." / "out")
+    found = files_of([scan_documents(tmp_path, out=tmp_path / "outer" / ".." / "out")])
     assert [file.name for file in found] == ["a.txt", "outer/c.txt"]
     for inside in (tmp_path, tmp_path / "out"):
         with refused("input-in-output", DataError, path=inside):
-            document_files([inside], out=tmp_path)
+            files_of([scan_documents(inside, out=tmp_path)])
 
 
 def test_null_is_a_document_that_holds_nothing(tmp_path: Path) -> None:
@@ -205,10 +210,10 @@ def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> N
     with refused("text-not-utf-8", DataError, line=1, byte=4):
         read(tmp_path / "a.txt")
     with refused("path-missing", DataError):
-        document_files([tmp_path / "missing"])
+        files_of([scan_documents(tmp_path / "missing")])
     (tmp_path / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
     with refused("table-compressed-again", DataError):
-        document_files([tmp_path / "a.parquet.gz"])
+        files_of([scan_documents(tmp_path / "a.parquet.gz")])
     (tmp_path / "empty").mkdir()
     with refused("no-documents-in-directory", DataError):
-        document_files([tmp_path / "empty"])
+        files_of([scan_documents(tmp_path / "empty")])

@@ -14,7 +14,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.data.text.documents import document_files, load_documents
+from surefoot.data.text.documents import files_of, load_documents, scan_documents
 from surefoot.data.text.prepare_shards import prepare_shards
 from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import gpt
@@ -73,7 +73,7 @@ def test_rows_are_documents_for_a_run_and_for_shards(name: str, tmp_path: Path) 
 @pytest.mark.parametrize("start", range(6))
 def test_rows_of_arrow_are_read_from_any_one_on(start: int, tmp_path: Path) -> None:
     arrow(tmp_path / "a.arrow", stream=True)
-    [file] = document_files([tmp_path])
+    [file] = files_of([scan_documents(tmp_path)])
     assert [*file.documents(column="text", start=start)] == TEXTS[start:]
 
 

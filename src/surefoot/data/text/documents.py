@@ -208,28 +208,18 @@ def describe_rows(unread: Unread, *, column: str) -> str:
     return "; ".join(facts)
 
 
-def document_files(
-    inputs: Sequence[Path | str], *, out: Path | None = None, read_as: ReadAs | None = None
-) -> list[DocumentFile]:
-    """List the document files in the inputs, sorted by path; files below `out` are skipped.
-
-    Input directories are searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl,
-    .ndjson), both plain, .gz or .zst, and tables (.parquet, .arrow, .feather), as `scan` says; one
-    without any of these for .json files with JSON lines. If a
-    directory has JSON lines or tables, .md and .py files are skipped as documentation. An input
-    file with the suffix .json has JSON lines, and an input file with an unknown suffix is text.
-    Raises `DataError` for missing or empty inputs and for what is no prose, and `ConfigError` for a
-    table without pyarrow.
-    """
-    scans = [scan_documents(path, out=out, read_as=read_as) for path in inputs]
-    return files_of(scans, read_as=read_as)
-
-
 def scan_documents(
     path: Path | str, *, out: Path | None = None, read_as: ReadAs | None = None
 ) -> Scan:
-    """List the document files of one input; raise `DataError` if a directory has none, or if a file
-    is no prose and not read as text, and `ConfigError` for another `read_as`.
+    """List the document files of one input, which `files_of` then describes; files below `out` are
+    skipped.
+
+    A directory is searched for text (.txt, .text, .md, .rst, .py), JSON lines (.jsonl, .ndjson),
+    both plain, .gz or .zst, and tables (.parquet, .arrow, .feather), as `scan` says; one without any
+    of these for .json files with JSON lines. If a directory has JSON lines or tables, .md and .py
+    files are skipped as documentation. An input file with the suffix .json has JSON lines, and one
+    with an unknown suffix is text. Raises `DataError` if the input is missing, or a directory
+    without documents, and `ConfigError` for another `read_as`.
     """
     if read_as not in (None, *get_args(ReadAs)):
         raise out_of_range("read_as", read_as, "text, or None")
@@ -275,7 +265,7 @@ def _rows_named_json(path: Path, found: Scan, *, out: Path | None) -> Scan:
 
 def files_of(scans: Sequence[Scan], *, read_as: ReadAs | None = None) -> list[DocumentFile]:
     """Return the files of scanned inputs, by input and path; raise `DataError` if they are
-    empty or no prose.
+    empty or no prose, and `ConfigError` for a table without pyarrow.
     """
     files = []
     for found in scans:
