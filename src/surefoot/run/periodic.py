@@ -3,7 +3,7 @@ synchronize the device.
 """
 
 import errno
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,19 @@ if TYPE_CHECKING:
 _JUDGED_STEPS = 10  # after which a run with nothing to train ends
 
 
+class SessionNotes:
+    """Lines that a session prints once, by their subject."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.subjects: set[str] = set()
+
+    def say_once(self, subject: str, text: str) -> None:
+        if subject not in self.subjects:
+            self.subjects.add(subject)
+            self.say(text)
+
+
 class Periodic:
     """The periodic duties of one session. `alone` means that no user code runs between steps."""
 
@@ -61,11 +74,10 @@ class Periodic:
         )
         self.progress = Progress(parts, self.evaluations)
         self.body_rates = BodyRates(parts)
-        self.said_not_shown = self.said_skipped = False
-        self.knows_of_updates = False  # an update was seen, or their lack was said
+        self.notes = SessionNotes(parts.say)
+        self.has_updated = False  # an update was seen in this session
         self.steps_without_update = 0  # of this session, up to the first update
         self.has_trained = False  # a record has samples that were not left out
-        self.changes: set[str] = set()  # printed changes of the trained parameters
 
     def opened(self, state_check: "StateCheck | None") -> None:
         self.state.show = self.show
@@ -205,19 +217,19 @@ class Periodic:
 
     def _tell_of_no_update(self) -> None:
         """Say once in a session that the body of a loop over `run.steps()` has updated nothing."""
-        if self.knows_of_updates:
+        if self.has_updated:
             return
         norms = [grad_norm for _, _, _, grad_norm, _, _ in self.run_state.meter.rows]
         if any(norm is not None for norm in norms):
-            self.knows_of_updates = True
+            self.has_updated = True
             return
         self.steps_without_update += len(norms)
         if self.steps_without_update >= min(_JUDGED_STEPS, self.parts.length.steps):
-            self.knows_of_updates = True
-            self.parts.say(
+            self.notes.say_once(
+                "no-update",
                 f"note: none of {self.steps_without_update:,} steps has called"
                 " forward_backward(step) and update(step), so no weight has changed;"
-                " `for step in run:` calls both"
+                " `for step in run:` calls both",
             )
 
     def _tell_of_skipped(self, values: dict[str, Any]) -> None:
@@ -238,12 +250,11 @@ class Periodic:
                 setting="loss",
                 step=step,
             )
-        if not self.said_skipped:
-            self.said_skipped = True
-            self.parts.say(
-                f"note: up to step {step:,} the loss or collate_fn returned None for {skipped:,.0f}"
-                f" of {values['samples']:,} samples, which are left out"
-            )
+        self.notes.say_once(
+            "samples-left-out",
+            f"note: up to step {step:,} the loss or collate_fn returned None for {skipped:,.0f}"
+            f" of {values['samples']:,} samples, which are left out",
+        )
 
     def show(self, kind: "ShownKind", name: str, value: Any, step: int) -> None:
         """Show a text, image or histogram of the body in TensorBoard and trackers. If nothing would
@@ -252,12 +263,11 @@ class Periodic:
         if not self.parts.world.is_main:
             return
         if self.journal.board is None and not self.journal.trackers:
-            if not self.said_not_shown:
-                self.said_not_shown = True
-                self.parts.say(
-                    f"note: step.log_{kind}({name}=...) is not shown: the run writes no TensorBoard"
-                    " files and has no tracker"
-                )
+            self.notes.say_once(
+                "not-shown",
+                f"note: step.log_{kind}({name}=...) is not shown: the run writes no TensorBoard"
+                " files and has no tracker",
+            )
             return
         from surefoot.tracking.shown import record_of
 
@@ -428,10 +438,8 @@ class Periodic:
             parts.task.ranks.follow_trainable()
             parts.make_ready()
         self.layers = self._layers()
-        for change in changes:
-            if change not in self.changes:  # alternating changes are printed once
-                parts.say(f"after step {self.state.step:,}: {change}")
-        self.changes.update(changes)
+        for change in changes:  # alternating changes are printed once
+            self.notes.say_once(change, f"after step {self.state.step:,}: {change}")
 
     def _layers(self) -> Layers:
         return Layers(
