@@ -27,6 +27,7 @@ from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
 from surefoot.recipes.program import Program, build_run, choose_checkpoint, in_directory
 from surefoot.tracking.format import number
+from surefoot.tracking.run_directory import run_file_not_written
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint
@@ -163,11 +164,7 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
     try:
         write_whole(run_path / FILE, run.make_panels().to_json().encode())
     except OSError as problem:
-        raise CheckpointError(
-            "panels-not-written",
-            problem=f"cannot write {run_path / FILE}: {problem.strerror or problem}",
-            path=run_path / FILE,
-        ) from problem
+        raise run_file_not_written(run_path / FILE, problem) from problem
     print(
         f"written: {run_path / FILE}, with the weights of step {chosen.step:,};"
         f" to see them: surefoot report {shlex.quote(str(run_path))}"

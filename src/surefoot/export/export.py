@@ -25,6 +25,7 @@ from surefoot.errors import (
     DataError,
     Setting,
     SurefootError,
+    error_as_json,
     first_line,
     out_of_range,
     together,
@@ -246,8 +247,10 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
         )
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(
-            "tokenizer-damaged",
-            problem=f"{tokenizer} is damaged: {first_line(problem)}",
+            "run-file-damaged",
+            problem=f"{tokenizer} is damaged",
+            reason=first_line(problem),
             path=tokenizer,
+            cause=error_as_json(problem),
         ) from problem
     return gpt2_settings(shape, eos_id=eos_id)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from surefoot.data.scan import unreadable
 from surefoot.errors import (
     CheckpointError,
     Command,
@@ -73,9 +74,7 @@ def read_inputs(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as problem:
-        raise DataError(
-            "inputs-unreadable", problem=f"{path} cannot be read: {problem.strerror}", path=path
-        ) from problem
+        raise unreadable(path, problem) from problem
 
 
 def refuse_beyond_context(setting: str, tokens: int, *, context: int) -> None:

@@ -40,6 +40,15 @@ _REPORT = "report.html"
 _WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
 
 
+def run_file_not_written(path: Path, problem: OSError) -> CheckpointError:
+    """Return the error for a file of a run that cannot be written."""
+    return CheckpointError(
+        "run-file-not-written",
+        problem=f"cannot write {path}: {problem.strerror or problem}",
+        path=path,
+    )
+
+
 @dataclass(eq=False)
 class RunDirectory:
     """A run's directory, locked by one process at a time. `path` is made absolute, so that a later
@@ -245,11 +254,7 @@ class RunDirectory:
         try:
             write_whole(target, data)
         except OSError as problem:
-            raise CheckpointError(
-                "run-file-not-written",
-                problem=f"cannot write {target}: {problem.strerror or problem}",
-                path=target,
-            ) from problem
+            raise run_file_not_written(target, problem) from problem
         if target.parent == self.path:
             self.small_files[name] = data
 

@@ -24,6 +24,7 @@ from surefoot.data.text import token_cache
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.corpus import corpus as read_corpus
 from surefoot.recipes.program import find_program
+from surefoot.recipes.shared_errors import read_inputs
 
 SENTENCE = "the cat sat on the mat and the dog ran to the cat while a bird sang in the old tree by the river bank"
 WORDS = SENTENCE.split()
@@ -182,6 +183,11 @@ def test_samples_are_shown_as_often_as_asked_for_and_at_the_end(
 
 
 # --- the tokenizer --------------------------------------------------------------------------------
+
+
+def test_inputs_that_cannot_be_read_are_refused_as_other_files(tmp_path: Path) -> None:
+    with refused("file-unreadable", sf.DataError, path=tmp_path / "missing.txt"):
+        read_inputs(tmp_path / "missing.txt")
 
 
 def test_a_run_goes_on_with_the_tokenizer_it_began_with(path: Path, tmp_path: Path) -> None:

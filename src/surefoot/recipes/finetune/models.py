@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import surefoot as sf
+from surefoot.checkpoint.weight_files import not_written
 from surefoot.errors import Setting, first_line
 from surefoot.recipes.finetune.config import ALL_LINEAR, Lora
 from surefoot.recipes.finetune.model_directory import (
@@ -277,11 +278,7 @@ def write_tuned(
             for name in files:
                 os.replace(Path(scratch, name), out / name)
     except OSError as problem:
-        raise sf.CheckpointError(
-            "model-directory-not-written",
-            problem=f"cannot write to {out}: {problem.strerror or problem}",
-            path=out,
-        ) from problem
+        raise not_written(out, problem) from problem
     return files
 
 
