@@ -3,7 +3,7 @@
 The choice of validation images depends on the number of training images but not on the seed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -154,59 +154,35 @@ def load_images(
             value=background,
             behavior=behavior,
         )
-    made_up = str(path) == "synthetic"
-    folder = Path()
-    if path is not None and not made_up:
-        # pictures are read during training, when the body may have changed the current directory
-        folder = absolute_path(local_path(path, setting="path"))
-    arrays: Arrays | None
-    if made_up:
-        shape = {
-            "size": size,
-            "channels": channels,
-            "classes": None if classes is None else len(classes),
-        }
-        arrays = synthetic(**{name: value for name, value in shape.items() if value is not None})
-    elif path is None:
+    if path is None:
         arrays = digits()
-    elif folder.is_dir():
-        arrays = arrays_in(folder, numbered=classes is None)
+    elif str(path) == "synthetic":
+        arrays = _made_up(size, channels, classes)
     else:
-        what = "is a file: give its directory" if folder.is_file() else "does not exist"
-        raise DataError(
-            "images-no-directory",
-            problem=f"{printable(folder)} {what} (looked in {Path.cwd()})",
-            remedy="check the spelling; a relative path starts at the current directory",
-            path=folder,
-        )
-    if arrays is None:
-        layout = (read_layout if as_shown else layout_of_behavior_1)(folder, classes)
-        fit = partial(
-            fitting,
-            size=size,
-            channels=channels,
-            crop=crop,
-            background=background,
-            as_shown=as_shown,
-        )
-        return _of_folders(
-            layout, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt
-        )
-    foreign = {
+        folder = _directory(path)
+        found = arrays_in(folder, numbered=classes is None)
+        if found is None:
+            layout = (read_layout if as_shown else layout_of_behavior_1)(folder, classes)
+            fit = partial(
+                fitting,
+                size=size,
+                channels=channels,
+                crop=crop,
+                background=background,
+                as_shown=as_shown,
+            )
+            return _of_folders(
+                layout, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt
+            )
+        arrays = found
+    given = {
         "crop": crop != "padded",
         "on_corrupt": on_corrupt != "error",
         "background": background != "white",
     }
-    foreign |= {} if made_up else {"size": size is not None, "channels": channels is not None}
-    for name, is_given in foreign.items():
-        if is_given:
-            raise ConfigError(
-                "setting-of-image-folders",
-                problem=f"data.{name} applies only to folders of images; the images of"
-                f" {printable(path or 'the digits')} are arrays of one shape",
-                remedy=("remove", Setting(f"data.{name}"), "or the line of a preset or a file"),
-                setting=f"data.{name}",
-            )
+    if str(path) != "synthetic":
+        given |= {"size": size is not None, "channels": channels is not None}
+    _refuse_settings_of_folders(given, path)
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
     return _of_arrays(
         arrays,
@@ -216,6 +192,45 @@ def load_images(
         seed=seed,
         as_shown=as_shown,
     )
+
+
+def _directory(path: Path | str) -> Path:
+    """Return the absolute path of a directory. Raises `DataError` if it is none."""
+    # pictures are read during training, when the body may have changed the current directory
+    folder = absolute_path(local_path(path, setting="path"))
+    if not folder.is_dir():
+        what = "is a file: give its directory" if folder.is_file() else "does not exist"
+        raise DataError(
+            "images-no-directory",
+            problem=f"{printable(folder)} {what} (looked in {Path.cwd()})",
+            remedy="check the spelling; a relative path starts at the current directory",
+            path=folder,
+        )
+    return folder
+
+
+def _made_up(size: int | None, channels: int | None, classes: Sequence[str] | None) -> Arrays:
+    shape = {}
+    if size is not None:
+        shape["size"] = size
+    if channels is not None:
+        shape["channels"] = channels
+    if classes is not None:
+        shape["classes"] = len(classes)
+    return synthetic(**shape)
+
+
+def _refuse_settings_of_folders(given: Mapping[str, bool], path: Path | str | None) -> None:
+    """Raise `ConfigError` if a setting of folders of images is given for arrays."""
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                "setting-of-image-folders",
+                problem=f"data.{name} applies only to folders of images; the images of"
+                f" {printable(path or 'the digits')} are arrays of one shape",
+                remedy=("remove", Setting(f"data.{name}"), "or the line of a preset or a file"),
+                setting=f"data.{name}",
+            )
 
 
 def refuse_fraction(val_fraction: float) -> None:

@@ -60,47 +60,6 @@ def build(config: Config) -> "sf.Run":
     while_training = replace(at_end, beam_size=config.val_beam_size)
     scored = corpus.val[: config.val_pairs]
 
-    def split(sentences: list[tuple[str, str]], search: Search, *, at_end: bool) -> "sf.Split":
-        # sorted by length, so that batches have little padding; the order of a split changes no
-        # metric
-        ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
-
-        def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
-            rows = [list(_without_padding(row)) for row in batch[0].tolist()]
-            hypotheses = sf.generate.beam_search(
-                model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
-            )
-            return [corpus.target.decode(hypothesis.tokens) for hypothesis in hypotheses], batch[
-                1
-            ].tolist()
-
-        pairs = corpus.pairs(ordered)
-        # compared with the original text, because decoded tokens may differ from it
-        originals: dict[tuple[int, ...], list[str]] = {}
-        starts = pairs.target_starts.tolist()
-        for (_, reference), start, end in zip(ordered, starts, starts[1:], strict=False):
-            tokens = _without_padding(pairs.target[start:end].tolist())
-            originals.setdefault(tokens, []).append(reference)
-
-        def compare(translations: list[str], targets: list[list[int]]) -> dict[str, float | str]:
-            # texts with the same tokens are in the order of the split
-            seen = Counter[tuple[int, ...]]()
-            references = []
-            for row in targets:
-                tokens = _without_padding(row)
-                references.append(originals[tokens][seen[tokens] % len(originals[tokens])])
-                seen[tokens] += 1
-            return corpus_metrics(references, translations, language=config.data.target)
-
-        return sf.Split(
-            pairs,
-            metrics=sf.metrics.whole_split(compare),
-            batch_size=64,
-            predict=predict,
-            derived={"perplexity": sf.metrics.perplexity},
-            at_end=at_end,
-        )
-
     def sample(model: Any) -> str:
         some = scored[:: max(1, len(scored) // _EXAMPLES)][:_EXAMPLES]
         lines = zip(some, translate(model, [one for one, _ in some], at_end), strict=True)
@@ -124,9 +83,10 @@ def build(config: Config) -> "sf.Run":
     elif with_scores:
         derived = {"perplexity": _perplexity}
     best = "max val/bleu" if config.best == "bleu" else "min val/loss"
-    splits = {"val": split(scored, while_training, at_end=False)}
+    language = config.data.target
+    splits = {"val": _split(corpus, scored, while_training, language=language, at_end=False)}
     if corpus.test is not None:
-        splits["test"] = split(corpus.test, at_end, at_end=True)
+        splits["test"] = _split(corpus, corpus.test, at_end, language=language, at_end=True)
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
         loss=texts.cross_entropy(config.label_smoothing, with_scores=with_scores),
@@ -140,7 +100,7 @@ def build(config: Config) -> "sf.Run":
         sample_summary=at_end.in_words,
         loss_note=f"label smoothing {config.label_smoothing:g}" if config.label_smoothing else None,
         derived=derived,
-        panels_fn=lambda model: [panel(model, scored, while_training, language=config.data.target)],
+        panels_fn=lambda model: [panel(model, scored, while_training, language=language)],
         describe_fn=in_words,
         extra_files=corpus.files,
         predict_example=scored[0][0],
@@ -151,6 +111,54 @@ def build(config: Config) -> "sf.Run":
             "label_smoothing": config.label_smoothing,
         },
         **config.run_settings(best),
+    )
+
+
+def _split(
+    corpus: texts.Bilingual,
+    sentences: list[tuple[str, str]],
+    search: Search,
+    *,
+    language: str,
+    at_end: bool,
+) -> "sf.Split":
+    """Return a split whose translations are compared with the original texts."""
+    # sorted by length, so that batches have little padding; the order of a split changes no metric
+    ordered = sorted(sentences, key=lambda pair: (len(pair[0]), pair))
+    pairs = corpus.pairs(ordered)
+    # compared with the original text, because decoded tokens may differ from it
+    originals: dict[tuple[int, ...], list[str]] = {}
+    starts = pairs.target_starts.tolist()
+    for (_, reference), start, end in zip(ordered, starts, starts[1:], strict=False):
+        tokens = _without_padding(pairs.target[start:end].tolist())
+        originals.setdefault(tokens, []).append(reference)
+
+    def predict(model: Any, batch: Any) -> tuple[list[str], list[str]]:
+        sources, targets = batch
+        rows = [list(_without_padding(row)) for row in sources.tolist()]
+        hypotheses = sf.generate.beam_search(
+            model, rows, beam_size=search.beam_size, length_penalty=search.length_penalty
+        )
+        translations = [corpus.target.decode(hypothesis.tokens) for hypothesis in hypotheses]
+        return translations, targets.tolist()
+
+    def compare(translations: list[str], targets: list[list[int]]) -> dict[str, float | str]:
+        # texts with the same tokens are in the order of the split
+        seen = Counter[tuple[int, ...]]()
+        references = []
+        for row in targets:
+            tokens = _without_padding(row)
+            references.append(originals[tokens][seen[tokens] % len(originals[tokens])])
+            seen[tokens] += 1
+        return corpus_metrics(references, translations, language=language)
+
+    return sf.Split(
+        pairs,
+        metrics=sf.metrics.whole_split(compare),
+        batch_size=64,
+        predict=predict,
+        derived={"perplexity": sf.metrics.perplexity},
+        at_end=at_end,
     )
 
 
