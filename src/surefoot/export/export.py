@@ -240,17 +240,17 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
     if shape.family != "gpt2" or not shape.tie_embeddings:
         head = "" if shape.tie_embeddings else " with an untied head"
         raise _layout_misfit("gpt2", f"a model of the family {shape.family}{head} is not a GPT-2")
-    tokenizer = run / "tokenizer.json"
+    path = run / "tokenizer.json"
     try:
         eos_id = (
-            from_json(tokenizer.read_text(encoding="utf-8")).eos_id if tokenizer.is_file() else None
+            from_json(path.read_text(encoding="utf-8")).eos_id if path.is_file() else None
         )
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(
             "run-file-damaged",
-            problem=f"{tokenizer} is damaged",
+            problem=f"{path} is damaged",
             reason=first_line(problem),
-            path=tokenizer,
+            path=path,
             cause=error_as_json(problem),
         ) from problem
     return gpt2_settings(shape, eos_id=eos_id)
