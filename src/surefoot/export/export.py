@@ -242,9 +242,7 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
         raise _layout_misfit("gpt2", f"a model of the family {shape.family}{head} is not a GPT-2")
     path = run / "tokenizer.json"
     try:
-        eos_id = (
-            from_json(path.read_text(encoding="utf-8")).eos_id if path.is_file() else None
-        )
+        eos_id = from_json(path.read_text(encoding="utf-8")).eos_id if path.is_file() else None
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(
             "run-file-damaged",
