@@ -184,3 +184,47 @@ def test_of_many_measured_steps_the_largest_value_of_neighbors_is_kept() -> None
     assert grid[tables.HIGH, row].tolist().count(7.0) == 1
     assert grid[tables.HIGH, row, 400 // 8] == 7.0
     assert np.flatnonzero(grid[tables.STRANGE, row]).tolist() == [16 // 8]
+
+
+@pytest.mark.parametrize("name", ["x", "largest"])
+@pytest.mark.parametrize("kind", ["last", "mean", "total", "lowest", "highest"])
+def test_recent_records_have_their_own_steps_and_the_largest_value_its_place(
+    name: str, kind: str
+) -> None:
+    records = [
+        {"step": 10, "x": 1.0, "largest": 3.0, "largest_at": 7},
+        {"step": 20, "x": 2.0, "largest": 4.0},
+        {"step": 30, "x": 3.0},
+    ]
+    table = filled(records, recent=10, stretches=4, largest="largest_at")
+    steps, values = table.values([name], kind)  # type: ignore[arg-type]
+    at_places = name == "largest" and kind == "highest"
+    assert steps.tolist() == [[7 if at_places else 10, 20, 30]]
+    numbers = [record.get(name, math.nan) for record in records]
+    np.testing.assert_array_equal(values, [numbers])
+
+
+@pytest.mark.parametrize("recent", [2, 10])
+def test_a_total_is_that_of_the_finite_values(recent: int) -> None:
+    values = [1.0, math.nan, 2.0, None, 4.0, math.inf, "text", 8.0, -math.inf, 16.0]
+    records = [{"step": step, "x": value} for step, value in enumerate(values)]
+    records.append({"step": len(values)})
+    assert filled(records, recent=recent, stretches=4).total("x") == 31.0
+
+
+def test_names_beyond_the_most_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_NAMES", 3)  # with that of the step
+    records = [{"step": step, "a": 1.0, "b": 2.0, f"c{step}": 3.0} for step in range(20)]
+    table = filled(records, recent=5, stretches=4)
+    assert table.names == ["a", "b"]
+    assert [table.total(name) for name in ("a", "b", "c1")] == [20.0, 40.0, 0.0]
+
+
+def test_each_measured_step_of_a_grid_is_that_of_its_records() -> None:
+    records = [{"step": 3 * step, "x": float(step), "y": 1.0} for step in range(20)]
+    table = filled(records, recent=50, stretches=8)
+    grid = table.grid(most=50)
+    rows = [table.row_of[name] for name in ("x", "y")]
+    for statistic in (tables.FIRST_AT, tables.LOW_AT, tables.HIGH_AT, tables.LAST_AT):
+        steps = grid[statistic, rows]
+        assert steps.tolist() == 2 * [[record["step"] for record in records]]
