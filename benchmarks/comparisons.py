@@ -38,9 +38,9 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.cli.compare_worker import scores_by_batch
-from surefoot.compare.results import compared
-from surefoot.compare.trained import Compared, read_run
-from surefoot.compare.variants import Variant
+from surefoot.tools.compare.results import compared
+from surefoot.tools.compare.trained import Compared, read_run
+from surefoot.tools.compare.variants import Variant
 
 RESULTS = Path(__file__).parent / "results" / "comparisons.txt"
 SCORES = ("min val/loss", "max val/accuracy", "max val/macro_f1")

@@ -25,8 +25,8 @@ from growing import checks, feed, plan, read, resume, save, start
 from growing.told import Told
 from loops.conditions import reported
 
-from surefoot.report.charts import Chart, Line
-from surefoot.report.figures import picture
+from surefoot.tools.report.charts import Chart, Line
+from surefoot.tools.report.figures import picture
 
 COSTS: dict[str, Callable[..., Told]] = {
     "resume": resume.told,

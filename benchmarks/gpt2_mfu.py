@@ -37,7 +37,7 @@ from plain_gpt import PlainGPT
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.profile.flops import gpt_flops
+from surefoot.tools.profile.flops import gpt_flops
 
 PEAKS = {
     "H200": 989e12,

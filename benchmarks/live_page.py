@@ -120,8 +120,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.dir) as place:
         os.environ["XDG_CACHE_HOME"] = str(Path(place) / "cache")
-        from surefoot.report.directory_watch import DirectoryWatch
-        from surefoot.report.followed import read_followed
+        from surefoot.tools.report.directory_watch import DirectoryWatch
+        from surefoot.tools.report.followed import read_followed
 
         runs = Path(place) / "runs"
         for index in range(options.runs):

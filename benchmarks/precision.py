@@ -45,7 +45,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.config.speed_table import BF16_WORTH_IT, LAYOUT_WORTH_IT, Facts
 from surefoot.memory import instruction_set
-from surefoot.profile.profile import interval
+from surefoot.tools.profile.profile import interval
 from surefoot.recipes.translation.corpus import cross_entropy, targets_of
 from surefoot.train.auto_precision import run_facts
 

@@ -54,8 +54,8 @@ from surefoot.distributed.world import joined
 from surefoot.memory import tensor_bytes
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
-from surefoot.plan.network_model import windows
-from surefoot.plan.workload import Spread, Workload, units
+from surefoot.tools.plan.network_model import windows
+from surefoot.tools.plan.workload import Spread, Workload, units
 
 SAMPLES, CONTEXT, VOCABULARY, ROWS, WINDOW = 4096, 128, 257, 4, 20
 Batches = list[tuple[Tensor, Tensor]]  # of the micro-batches of a step

@@ -74,7 +74,7 @@ def variants_are_forked(monkeypatch: pytest.MonkeyPatch, *, trained: bool = True
     import torch.utils.tensorboard  # noqa: F401  # what every run imports when it begins: here it is once for all
 
     from surefoot.cli import compare_worker
-    from surefoot.compare import (
+    from surefoot.tools.compare import (
         trials,
     )
 

@@ -79,7 +79,7 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The same for a run that a program of the user's own builds, with some argument of
     `small_runs.build` changed.
     """
-    from surefoot.recipes.program import Program
+    from surefoot.program import Program
 
     def said(
         status: int,

@@ -14,8 +14,8 @@ import surefoot as sf
 from surefoot.cli.plan import _assumed
 from surefoot.config.train_settings import TrainSettings
 from surefoot.distributed.world import on_meta
-from surefoot.plan.meta_pass import dry_pass
-from surefoot.profile.flops import measure_peak_flops
+from surefoot.tools.plan.meta_pass import dry_pass
+from surefoot.tools.profile.flops import measure_peak_flops
 from surefoot.train.precision import FORMATS, Format
 
 

@@ -57,10 +57,10 @@ def test_a_class_name_in_two_files_occurs_twice() -> None:
 def test_names_that_a_tool_imports_from_the_core() -> None:
     text = (
         "from surefoot.train.loop import Step, Task\n"
-        "from surefoot.report.page import write\n"
+        "from surefoot.tools.report.page import write\n"
         "from torch import Tensor\n"
     )
-    files = [a_file(text, "verify/verify.py"), a_file(text, "data/order.py")]
+    files = [a_file(text, "tools/verify/verify.py"), a_file(text, "data/order.py")]
     assert measure.names_from_the_core(files) == {"train.loop": ["Step", "Task"]}
 
 

@@ -22,8 +22,8 @@ from torch import nn
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
-from surefoot.compare.trained import read_run as compared_run
-from surefoot.report.directory_watch import DirectoryWatch
+from surefoot.tools.compare.trained import read_run as compared_run
+from surefoot.tools.report.directory_watch import DirectoryWatch
 from surefoot.tracking.run_directory import directory_of_start
 
 PROGRAM = """

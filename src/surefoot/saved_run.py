@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.checkpoint.format import Checkpoint
-    from surefoot.diagnose.finding import Finding
-    from surefoot.export.export import ExportResult, Layout, Weights
-    from surefoot.recipes.program import Program
-    from surefoot.replay.replay import Replay
-    from surefoot.report.headline import State
-    from surefoot.report.series import ReportedRun
+    from surefoot.tools.diagnose.finding import Finding
+    from surefoot.recipes.export.export import ExportResult, Layout, Weights
+    from surefoot.program import Program
+    from surefoot.tools.replay.replay import Replay
+    from surefoot.tools.report.headline import State
+    from surefoot.tools.report.series import ReportedRun
     from surefoot.run.run import Run
     from surefoot.tracking.panels_file import Panels
     from surefoot.tracking.record import Record
-    from surefoot.verify.verdict import Verdict
-    from surefoot.verify.verify import Steps, Watching
+    from surefoot.tools.verify.verdict import Verdict
+    from surefoot.tools.verify.verify import Steps, Watching
 
 _BY_SCRIPT = (
     "only the script that built this run can rebuild it; add to it: print(sf.load(run).verify())"
@@ -67,7 +67,7 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
                 value=str(path),
             )
         return SavedRun(path, run_changed_program=run_changed_program)
-    from surefoot.replay.rerun import refuse_open_run
+    from surefoot.tools.replay.rerun import refuse_open_run
     from surefoot.run.run import Run, without_directory
 
     if not isinstance(run, Run):
@@ -149,7 +149,7 @@ class SavedRun:
         """The status: "running", "finished", "stopped", "diverged", "failed", or "dead" (ended
         without a final record).
         """
-        from surefoot.report.headline import state_of
+        from surefoot.tools.report.headline import state_of
 
         return state_of(self._read())
 
@@ -257,8 +257,8 @@ class SavedRun:
         >>> [finding.name for finding in load(place).diagnose()]
         ['loss-not-falling']
         """
-        from surefoot.diagnose.checks import findings
-        from surefoot.diagnose.reading import history_in
+        from surefoot.tools.diagnose.checks import findings
+        from surefoot.tools.diagnose.reading import history_in
 
         return findings(history_in(self._directory()))
 
@@ -267,7 +267,7 @@ class SavedRun:
         """Write the report page and return its path. `out` defaults to report.html in the run's
         directory. See `sf.report.write_page`.
         """
-        from surefoot.report.write import write_page
+        from surefoot.tools.report.write import write_page
 
         return write_page(self._directory(), out=out)
 
@@ -297,7 +297,7 @@ class SavedRun:
         verified before use. Raises `CheckpointError` if a file cannot be read or written, and
         `ConfigError` if an argument does not fit the run.
         """
-        from surefoot.export.export import export
+        from surefoot.recipes.export.export import export
 
         return export(
             self._directory(),
@@ -318,7 +318,7 @@ class SavedRun:
         described = toml.program(file_text(path), where=str(path)) if path.is_file() else {}
         if described.get("kind") != "recipe":  # the user's file is not executed
             return None
-        from surefoot.recipes.program import program_and_config
+        from surefoot.program import program_and_config
 
         program, config = program_and_config(self.path)
         function = program.names.get("export")
@@ -349,7 +349,7 @@ class SavedRun:
         """
         from torch.nn import Module
 
-        from surefoot.recipes.program import choose_checkpoint
+        from surefoot.program import choose_checkpoint
         from surefoot.run.model_kinds import needs_arguments
         from surefoot.train.model_weights import load_weights
 
@@ -394,7 +394,7 @@ class SavedRun:
     ) -> None:
         from surefoot.train.model_weights import norms_with_statistics
         from surefoot.train.renewed_statistics import copy_statistics, renew_statistics
-        from surefoot.verify.verify import as_before
+        from surefoot.tools.verify.verify import as_before
 
         if not norms_with_statistics({name: model}):
             return
@@ -428,8 +428,8 @@ class SavedRun:
     def _run_at(self, checkpoint: str | int, *, computes: str) -> Iterator[Run]:
         """Yield the run with the weights of a checkpoint."""
         from surefoot.recipes.optimizer_settings import note
-        from surefoot.recipes.program import choose_checkpoint
-        from surefoot.verify.verify import as_before
+        from surefoot.program import choose_checkpoint
+        from surefoot.tools.verify.verify import as_before
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))
         run = self.rebuild(one_process=False)
@@ -458,8 +458,8 @@ class SavedRun:
         executes the steps. Raises `CheckpointError` if no earlier checkpoint is intact.
         """
         from surefoot.checkpoint.store import without_checkpoint
-        from surefoot.replay.replay import replay_step
-        from surefoot.verify.verify import as_before
+        from surefoot.tools.replay.replay import replay_step
+        from surefoot.tools.verify.verify import as_before
 
         if not self.checkpoints:
             raise without_checkpoint(self.path)
@@ -493,10 +493,10 @@ class SavedRun:
         verdict's `exit_status`. Raises `CheckpointError` without a checkpoint, and `ConfigError`
         for a run of several ranks.
         """
-        from surefoot.verify.compare import TOLERANCE
-        from surefoot.verify.files import check_files
-        from surefoot.verify.rerun import WINDOWS
-        from surefoot.verify.verify import verify, verify_files
+        from surefoot.tools.verify.compare import TOLERANCE
+        from surefoot.tools.verify.files import check_files
+        from surefoot.tools.verify.rerun import WINDOWS
+        from surefoot.tools.verify.verify import verify, verify_files
 
         files = check_files(self._directory())
         if self.built is None and (windows == 0 or self._read().files.config.script):
@@ -555,14 +555,14 @@ class SavedRun:
         """Return the course of the run for a notebook's cell, or None if it cannot be read: the
         cell then shows the `repr`.
         """
-        from surefoot.report.cell import run_html
+        from surefoot.tools.report.cell import run_html
 
         with suppress(SurefootError):
             return run_html(self._read())
         return None
 
     def _read(self) -> ReportedRun:
-        from surefoot.report.series import read_reported_run
+        from surefoot.tools.report.series import read_reported_run
 
         return read_reported_run(self.path)
 
@@ -572,7 +572,7 @@ class SavedRun:
         """
         if self.built is not None:
             return self.built
-        from surefoot.recipes.program import (
+        from surefoot.program import (
             build_run,
             for_one_process,
             in_directory,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from surefoot.diagnose.reading import history_in
-from surefoot.report.series import read_reported_run
+from surefoot.tools.diagnose.reading import history_in
+from surefoot.tools.report.series import read_reported_run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -173,7 +173,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("surefoot.data.text.prepare_shards.prepare_shards", stopped)
+    monkeypatch.setattr("surefoot.recipes.readers.text.prepare_shards.prepare_shards", stopped)
     with pytest.raises(SystemExit) as end:
         main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes"])
     assert end.value.code == 130

@@ -12,7 +12,7 @@ import pytest
 
 from diagnose.histories import scores, train
 from surefoot.cli.main import main
-from surefoot.diagnose.finding import Check
+from surefoot.tools.diagnose.finding import Check
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.record import Record
 
@@ -127,6 +127,6 @@ def test_a_finding_that_fails_is_named_and_ends_nothing(
     def wrong(_: object) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
+    monkeypatch.setattr("surefoot.tools.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
     main(["diagnose", str(made(tmp_path / "run", train()))])
     assert "warning: check wrong failed: ZeroDivisionError: of ours" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.config.extras import is_installed
 from surefoot.recipes import images
-from surefoot.report.figures import RASTERIZER, drawn_line
+from surefoot.tools.report.figures import RASTERIZER, drawn_line
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
@@ -48,7 +48,7 @@ def said(capsys: Capture, *arguments: str) -> list[str]:
 def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """As `here`, and no picture is drawn: what is printed is the claim."""
     monkeypatch.setattr(
-        "surefoot.plan.schedule_plot.draw_traces", lambda traces, *, out, rate: [Path("none")]
+        "surefoot.tools.plan.schedule_plot.draw_traces", lambda traces, *, out, rate: [Path("none")]
     )
     return here
 

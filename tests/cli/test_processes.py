@@ -20,7 +20,7 @@ from surefoot.cli.train import NoSettings
 from surefoot.config.toml import to_toml
 from surefoot.launch import launcher
 from surefoot.launch.process_count import ProcessCount, Sizes, Slots, parse_nproc, sizes_of
-from surefoot.recipes.program import find_program
+from surefoot.program import find_program
 from written_runs import state_json
 
 Typed = Callable[..., "tuple[int, str]"]

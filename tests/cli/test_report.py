@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefoot.cli.main import main
-from surefoot.report.figures import RASTERIZER
+from surefoot.tools.report.figures import RASTERIZER
 from surefoot.tracking.panels import ConfusionMatrix
 from surefoot.tracking.panels_file import Panels
 from written_runs import falling, written

@@ -14,7 +14,7 @@ from surefoot.cli.main import main
 from surefoot.cli.options import ProgramOptions
 from surefoot.cli.settings import program_settings
 from surefoot.recipes import NAMES
-from surefoot.recipes.program import find_program
+from surefoot.program import find_program
 
 SMALL = [
     "--data.path=text.txt",

@@ -352,7 +352,7 @@ def test_a_checkpoint_that_does_not_exist_is_named_with_those_that_do(
 def test_resuming_a_script_s_run_names_its_command(
     program: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from surefoot.recipes.program import find_program
+    from surefoot.program import find_program
 
     monkeypatch.setattr(sys, "argv", ["my script.py", "--fast"])
     find_program("program.py:plain").build().train()  # as a script does

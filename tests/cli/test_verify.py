@@ -19,7 +19,7 @@ import small_runs
 from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.cli.verify import progress
-from surefoot.recipes.program import status_line
+from surefoot.program import status_line
 
 PROGRAM = """
 from dataclasses import dataclass

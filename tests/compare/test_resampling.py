@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.cli.compare_worker import scores_by_batch
-from surefoot.compare.resampling import DRAWS, resampled_scores
-from surefoot.compare.statistics import paired_difference
-from surefoot.compare.trained import read_run
+from surefoot.tools.compare.resampling import DRAWS, resampled_scores
+from surefoot.tools.compare.statistics import paired_difference
+from surefoot.tools.compare.trained import read_run
 
 INPUTS = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = (INPUTS.sum(dim=1) > 0).long()

@@ -19,15 +19,15 @@ from torch import nn
 import surefoot as sf
 from refused import refused
 from stated import numbers_in
-from surefoot.compare import runner
-from surefoot.compare.presentation import as_json, charts, markdown, text, tsv
-from surefoot.compare.results import compared
-from surefoot.compare.runner import Board, InOrder, Lines, Session
-from surefoot.compare.trained import Compared, Trained, read_run
-from surefoot.compare.trials import Standing, Trial, Trials
-from surefoot.compare.variants import Variant
-from surefoot.report.charts import Chart
-from surefoot.report.figures import picture
+from surefoot.tools.compare import runner
+from surefoot.tools.compare.presentation import as_json, charts, markdown, text, tsv
+from surefoot.tools.compare.results import compared
+from surefoot.tools.compare.runner import Board, InOrder, Lines, Session
+from surefoot.tools.compare.trained import Compared, Trained, read_run
+from surefoot.tools.compare.trials import Standing, Trial, Trials
+from surefoot.tools.compare.variants import Variant
+from surefoot.tools.report.charts import Chart
+from surefoot.tools.report.figures import picture
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
 

@@ -16,8 +16,8 @@ from refused import refused
 
 pytest.importorskip("optuna")
 
-from surefoot.compare.search import Search, corners, parameter
-from surefoot.compare.trials import RESULTS, Outcome
+from surefoot.tools.compare.search import Search, corners, parameter
+from surefoot.tools.compare.trials import RESULTS, Outcome
 
 SPACE = {
     "optimizer.lr": parameter("optimizer.lr", "1e-4..1e-1"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from in_one import in_one
-from surefoot.compare.statistics import (
+from surefoot.tools.compare.statistics import (
     Difference,
     holm,
     mean_and_error,

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refused import refused
-from surefoot.compare import plan as planned
-from surefoot.compare.plan import Planned, continue_plan
-from surefoot.compare.variants import (
+from surefoot.tools.compare import plan as planned
+from surefoot.tools.compare.plan import Planned, continue_plan
+from surefoot.tools.compare.variants import (
     Variant,
     grid,
     group_labels,

@@ -20,7 +20,7 @@ from surefoot.checkpoint import Store
 from surefoot.checkpoint.manifest import from_bytes, to_bytes
 from surefoot.config import behavior
 from surefoot.config.behavior import BehaviorChange, note_of_older
-from surefoot.recipes.program import read_program
+from surefoot.program import read_program
 from surefoot.tracking.run_reader import behavior_in
 
 ROOT = Path(__file__).parents[2]

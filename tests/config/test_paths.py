@@ -13,7 +13,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
 from surefoot.config.paths import local_path, look_at, path_text, unusable_path_of
-from surefoot.data.images.arrays import read_cifar, read_idx
+from surefoot.recipes.readers.images.arrays import read_cifar, read_idx
 
 URL = "s3://bucket/run"
 READERS = {

@@ -33,7 +33,7 @@ from surefoot.config.setting import (
 )
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import When, leaves
-from surefoot.diagnose.run_settings import RunDescription
+from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.recipes import finetune, gpt, images, translation
 from waiting import HANG_S
 
@@ -246,7 +246,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_diagnose_reads_the_bad_steps_that_a_run_was_given(
     changes: dict[str, int], tmp_path: Path
 ) -> None:
-    from surefoot.diagnose.reading import description_of
+    from surefoot.tools.diagnose.reading import description_of
 
     run = built(run_dir=tmp_path / "run", report=False, **changes)
     run.train()

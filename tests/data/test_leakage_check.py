@@ -17,12 +17,12 @@ from torch.utils.data import Subset, TensorDataset
 
 import surefoot as sf
 from small_runs import build
-from surefoot.data import leakage_check as looking
-from surefoot.data.images.arrays import digits
-from surefoot.data.images.dataset import ImageArrays
-from surefoot.data.leakage_check import first_look
+from surefoot.tools import leakage_check as looking
+from surefoot.recipes.readers.images.arrays import digits
+from surefoot.recipes.readers.images.dataset import ImageArrays
+from surefoot.tools.leakage_check import first_look
 from surefoot.data.text.windows import EvalWindows, TrainWindows
-from surefoot.data.translation.pairs import TokenPairs
+from surefoot.recipes.readers.pairs.pairs import TokenPairs
 from surefoot.tracking.jsonl import records
 
 SAMPLES = 40

@@ -16,7 +16,7 @@ from surefoot.data.fingerprints import hash_of
 from surefoot.data.loader import to_device
 from surefoot.data.nested import leaves, map_tensors, named_tensors, select_rows, tensors
 from surefoot.errors import DataError
-from surefoot.replay.tensor_stats import describe_sample
+from surefoot.tools.replay.tensor_stats import describe_sample
 
 META = torch.device("meta")
 Pair = namedtuple("Pair", "x y")

@@ -33,7 +33,7 @@ from surefoot.data.scan import (
     printable,
     scan,
 )
-from surefoot.data.text.documents import files_of, scan_documents
+from surefoot.recipes.readers.text.documents import files_of, scan_documents
 from surefoot.data.text_files import open_unpacked
 
 
@@ -359,7 +359,7 @@ def test_pictures_of_every_suffix_and_behind_links_are_read(tmp_path: Path) -> N
 def test_no_picture_starts_another_program(tmp_path: Path) -> None:
     from PIL import Image
 
-    from surefoot.data.images.folder import open_picture
+    from surefoot.recipes.readers.images.folder import open_picture
 
     Image.new("RGB", (4, 4), "red").save(tmp_path / "a.eps")
     shutil.move(tmp_path / "a.eps", tmp_path / "a.png")
@@ -368,7 +368,7 @@ def test_no_picture_starts_another_program(tmp_path: Path) -> None:
 
 
 def test_a_run_that_began_before_lists_files_as_it_did(tmp_path: Path) -> None:
-    from surefoot.data.text.corpora import texts_as_before
+    from surefoot.recipes.readers.text.corpora import texts_as_before
 
     write(tmp_path, "a.txt", "B.TXT", ".hidden/c.txt", "_d.txt", "README.md", "e.txt.gz")
     assert [*texts_as_before(tmp_path)] == [".hidden/c.txt", "README.md", "_d.txt", "a.txt"]

@@ -29,7 +29,7 @@ from rank_processes import Ranks
 from refused import refused
 from stated import numbers_in
 from stream_runs import Drawn, build, endless, finite, noisy, row, train
-from surefoot.data import leakage_check
+from surefoot.tools import leakage_check
 from surefoot.data.dataset_checks import fingerprint
 from surefoot.data.streams import opening
 from surefoot.data.streams.opening import PREFIX
@@ -757,10 +757,10 @@ def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> Non
     run = build(run_dir, heavy, **HEAVY)
     first = run.parts.pipeline.tape.first_step(8)
     assert 0 < first <= 55
-    from surefoot.plan.summary import batch_arithmetic
-    from surefoot.replay.replay import replay_step
-    from surefoot.verify.files import check_files
-    from surefoot.verify.verify import verify
+    from surefoot.tools.plan.summary import batch_arithmetic
+    from surefoot.tools.replay.replay import replay_step
+    from surefoot.tools.verify.files import check_files
+    from surefoot.tools.verify.verify import verify
 
     assert any(f"at step {first:,} or later" in line for line in batch_arithmetic(run.parts, None))
     with refused("stream-steps-dropped", DataError, first=first):

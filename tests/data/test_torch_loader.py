@@ -322,7 +322,7 @@ def test_what_is_taken_or_changes_nothing_is_not_named() -> None:
 
 
 def test_plan_names_the_order_and_what_is_not_taken() -> None:
-    from surefoot.plan.summary import sections
+    from surefoot.tools.plan.summary import sections
 
     text = "\n".join(map(str, sections(build(loader(shuffle=True, drop_last=True)).parts)))
     assert (

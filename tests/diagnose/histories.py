@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from surefoot.diagnose.checks import CHECKS
-from surefoot.diagnose.finding import Finding, Verdict
-from surefoot.diagnose.history import History
-from surefoot.diagnose.run_settings import RunDescription
+from surefoot.tools.diagnose.checks import CHECKS
+from surefoot.tools.diagnose.finding import Finding, Verdict
+from surefoot.tools.diagnose.history import History
+from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_records import RunRecords
 

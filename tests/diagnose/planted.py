@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 
 import surefoot as sf
 from surefoot.config.tree import layered
-from surefoot.diagnose.finding import Finding
+from surefoot.tools.diagnose.finding import Finding
 from surefoot.recipes import gpt, images, translation
 
 EVERY: dict[str, Any] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diagnose.planted import ALL, FAULTY, HEALTHY, Planted, trained
-from surefoot.diagnose.checks import CHECKS
+from surefoot.tools.diagnose.checks import CHECKS
 
 FAST = ("own, tanh", "own, a layer cut off")  # a healthy one and a faulty one
 

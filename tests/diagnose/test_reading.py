@@ -18,9 +18,9 @@ import surefoot as sf
 from diagnose.histories import falling, train, wobble
 from in_one import in_one
 from refused import refused
-from surefoot.diagnose.checks import findings
-from surefoot.diagnose.reading import description_of, history_in
-from surefoot.diagnose.run_settings import kinds_of_models, kinds_of_modules
+from surefoot.tools.diagnose.checks import findings
+from surefoot.tools.diagnose.reading import description_of, history_in
+from surefoot.tools.diagnose.run_settings import kinds_of_models, kinds_of_modules
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import standing_of

@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from surefoot.diagnose.statistics import level, levels, noise, slope, spread, trend
+from surefoot.tools.diagnose.statistics import level, levels, noise, slope, spread, trend
 
 
 @pytest.mark.parametrize("count", [4, 5, 6])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import surefoot.diagnose
+import surefoot.tools.diagnose
 from diagnose.histories import (
     RECORDS,
     begun_at,
@@ -30,7 +30,7 @@ from diagnose.histories import (
     verdict,
 )
 from in_one import in_one
-from surefoot.diagnose.finding import Unknown
+from surefoot.tools.diagnose.finding import Unknown
 from surefoot.tracking.record import Record
 
 LAST = RECORDS - 1
@@ -58,7 +58,7 @@ class Threshold:
     def constant(self) -> float:
         """The number in the source."""
         module, _, name = self.name.partition(".")
-        constant = getattr(importlib.import_module(f"surefoot.diagnose.{module}"), name)
+        constant = getattr(importlib.import_module(f"surefoot.tools.diagnose.{module}"), name)
         return float(constant if self.entry is None else constant[self.entry])
 
 
@@ -852,7 +852,7 @@ def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(
 
 def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:
     numbers = set()
-    for file in Path(surefoot.diagnose.__file__).parent.glob("*.py"):
+    for file in Path(surefoot.tools.diagnose.__file__).parent.glob("*.py"):
         for line in ast.parse(file.read_text()).body:
             names = (
                 [target.id for target in line.targets if isinstance(target, ast.Name)]
@@ -860,7 +860,7 @@ def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:
                 else []
             )
             for name in names:
-                constant = getattr(importlib.import_module(f"surefoot.diagnose.{file.stem}"), name)
+                constant = getattr(importlib.import_module(f"surefoot.tools.diagnose.{file.stem}"), name)
                 first = constant[0] if isinstance(constant, tuple) and constant else constant
                 if name.isupper() and not name.startswith("_") and isinstance(first, int | float):
                     numbers.add(f"{file.stem}.{name}")

@@ -13,7 +13,7 @@ from torch import nn
 
 from refused import refused
 from surefoot.errors import DataError, DivergedError
-from surefoot.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty
+from surefoot.recipes.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty
 from surefoot.models.seq2seq import Seq2Seq
 from surefoot.models.seq2seq_layers import Seq2SeqConfig
 

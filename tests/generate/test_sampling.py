@@ -13,7 +13,7 @@ from torch import nn
 from in_one import in_one
 from refused import refused
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.generate.sampling import sample, sample_batch, stream
+from surefoot.recipes.generate.sampling import sample, sample_batch, stream
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.seeding import fold

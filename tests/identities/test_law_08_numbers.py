@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import surefoot as sf
 from ragged import CLASSES, FEATURES, IGNORED, Batch, counted_targets, plain_mean, tokens
 from refused import refused
-from surefoot.diagnose.reading import history_in
-from surefoot.report.series import read_reported_run
+from surefoot.tools.diagnose.reading import history_in
+from surefoot.tools.report.series import read_reported_run
 from surefoot.tracking.jsonl import line, records
 from surefoot.tracking.record import PHASES
 from surefoot.train.loop import Step, steps

@@ -82,7 +82,7 @@ def test_the_loop_imports_only_torch_the_standard_library_and_lower_layers() -> 
 def test_there_is_one_call_site_of_backward() -> None:
     assert outside_of_optimizers_and_precision(call_sites("backward")) == ["train/loop.py"]
     assert outside_of_optimizers_and_precision(call_sites("run_backward")) == [
-        "plan/meta_pass.py"
+        "tools/plan/meta_pass.py"
     ]  # on no numbers
     # of features, in a loss of the whole batch; the loop's backward pass takes it from there to the
     # parameters

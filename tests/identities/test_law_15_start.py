@@ -40,12 +40,12 @@ UNUSED = (
         "torch.utils.tensorboard",
     ),
     *(
-        "surefoot.compare",
-        "surefoot.export",
-        "surefoot.profile",
-        "surefoot.tune",
-        "surefoot.verify",
-        "surefoot.replay",
+        "surefoot.tools.compare",
+        "surefoot.recipes.export",
+        "surefoot.tools.profile",
+        "surefoot.tools.tune",
+        "surefoot.tools.verify",
+        "surefoot.tools.replay",
     ),
 )
 STARTS = """

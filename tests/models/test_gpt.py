@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from in_one import in_one
-from surefoot.generate.sampling import sample
+from surefoot.recipes.generate.sampling import sample
 from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
 from surefoot.models.attention import _TILED, causal_attention, masked_attention, rotate, rotations
 from surefoot.models.gpt import GPT

@@ -19,8 +19,8 @@ from refused import refused
 from small_runs import outcome
 from surefoot.errors import DivergedError
 from surefoot.optim.user_optimizer import takes_closure
-from surefoot.plan.measure import measure, memory_and_time
-from surefoot.plan.summary import parameters_by_group
+from surefoot.tools.plan.measure import measure, memory_and_time
+from surefoot.tools.plan.summary import parameters_by_group
 from with_closures import (
     CLOSURES,
     SAM,

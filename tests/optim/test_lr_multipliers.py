@@ -24,7 +24,7 @@ from surefoot.optim.lr_multipliers import factors_of
 from surefoot.optim.optimizers import named
 from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.validation import DECLARED
-from surefoot.plan import summary
+from surefoot.tools.plan import summary
 from surefoot.recipes.optimizer_settings import Optimizer
 from surefoot.tracking.jsonl import records
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
-from surefoot.plan.summary import parameters_by_group
+from surefoot.tools.plan.summary import parameters_by_group
 from with_closures import Batch, HeavyBall, batches, bits, build, data, loss, losses, net, weights
 
 MAKERS: dict[str, Any] = {

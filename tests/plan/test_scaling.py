@@ -25,11 +25,11 @@ from rank_processes import Ranks
 from surefoot.distributed.blocks import blocks_of
 from surefoot.distributed.world import joined, on_meta
 from surefoot.memory import tensor_bytes
-from surefoot.plan import cluster, network_model
-from surefoot.plan.meta_pass import dry_pass
-from surefoot.plan.network_model import Machine
-from surefoot.plan.summary import gradient_bytes
-from surefoot.plan.workload import Spread, Weight, Workload, units, workload
+from surefoot.tools.plan import cluster, network_model
+from surefoot.tools.plan.meta_pass import dry_pass
+from surefoot.tools.plan.network_model import Machine
+from surefoot.tools.plan.summary import gradient_bytes
+from surefoot.tools.plan.workload import Spread, Weight, Workload, units, workload
 
 CONTEXT, ROWS = 8, 2
 # nothing divides evenly by 2 and by 4

@@ -13,9 +13,9 @@ import surefoot as sf
 from refused import refused
 from surefoot.config.durations import Length
 from surefoot.config.extras import is_installed
-from surefoot.plan import schedule_plot
-from surefoot.plan.schedule_plot import trace_schedules
-from surefoot.report.figures import RASTERIZER
+from surefoot.tools.plan import schedule_plot
+from surefoot.tools.plan.schedule_plot import trace_schedules
+from surefoot.tools.report.figures import RASTERIZER
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
 

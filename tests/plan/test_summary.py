@@ -25,7 +25,7 @@ from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.distributed.world import planned_for
 from surefoot.memory import in_words
-from surefoot.plan import measure, summary
+from surefoot.tools.plan import measure, summary
 from surefoot.train import scorer
 from surefoot.train.state_check import loss_contract
 

@@ -9,7 +9,7 @@ import pytest
 
 import surefoot as sf
 from refused import refused
-from surefoot.data.text.token_files import find_token_files
+from surefoot.recipes.readers.text.token_files import find_token_files
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
 pytest.importorskip("pyarrow")

@@ -20,8 +20,8 @@ import small_runs
 import surefoot as sf
 from faulty_runs import Config
 from refused import refused
-from surefoot.replay.findings import Look
-from surefoot.replay.inspect_step import look
+from surefoot.tools.replay.findings import Look
+from surefoot.tools.replay.inspect_step import look
 from surefoot.train.loop import Step, forward_backward, update
 
 

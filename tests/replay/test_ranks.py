@@ -18,9 +18,9 @@ import surefoot as sf
 from faulty_runs import Config
 from rank_processes import Ranks
 from surefoot.checkpoint import Store
-from surefoot.replay.inspect_step import look
-from surefoot.replay.on_divergence import inspect_diverged_step
-from surefoot.replay.rerun import execution, shares_of
+from surefoot.tools.replay.inspect_step import look
+from surefoot.tools.replay.on_divergence import inspect_diverged_step
+from surefoot.tools.replay.rerun import execution, shares_of
 from surefoot.tracking.jsonl import records
 
 

@@ -13,9 +13,9 @@ import small_runs
 import surefoot as sf
 from refused import refused
 from surefoot.checkpoint import Checkpoint, Store
-from surefoot.replay.findings import Look
-from surefoot.replay.replay import Logged, Replay
-from surefoot.replay.rerun import FinishedStep, execution, nearest_checkpoint
+from surefoot.tools.replay.findings import Look
+from surefoot.tools.replay.replay import Logged, Replay
+from surefoot.tools.replay.rerun import FinishedStep, execution, nearest_checkpoint
 from surefoot.tracking.jsonl import records
 
 PLATEAU = sf.ReduceLROnPlateau(

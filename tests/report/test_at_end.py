@@ -17,7 +17,7 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from pages import Elements, titles
-from surefoot.report import write as writing
+from surefoot.tools.report import write as writing
 from surefoot.tracking.run_reader import is_running
 
 

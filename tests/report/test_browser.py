@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 
 from pages import titles
-from surefoot.report import live_server
-from surefoot.report.directory_watch import DirectoryWatch
-from surefoot.report.write import page_of, write_page
+from surefoot.tools.report import live_server
+from surefoot.tools.report.directory_watch import DirectoryWatch
+from surefoot.tools.report.write import page_of, write_page
 from surefoot.tracking.jsonl import line
 from waiting import HANG_S
 from written_runs import falling, layers, train, written

@@ -12,7 +12,7 @@ import pytest
 
 import surefoot as sf
 from pages import Elements
-from surefoot.report.write import page_of
+from surefoot.tools.report.write import page_of
 from written_runs import HOSTILE, falling, scores, train, written
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.report.curves import Curve, curve_of, smooth
-from surefoot.report.followed import FollowedRun
-from surefoot.report.series import ReportedRun, read_reported_run
-from surefoot.report.watched_run import no_files
+from surefoot.tools.report.curves import Curve, curve_of, smooth
+from surefoot.tools.report.followed import FollowedRun
+from surefoot.tools.report.series import ReportedRun, read_reported_run
+from surefoot.tools.report.watched_run import no_files
 from surefoot.tracking.run_records import RunRecords
 from surefoot.tracking.table import Table
 from written_runs import train

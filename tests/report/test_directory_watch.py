@@ -17,9 +17,9 @@ import pytest
 
 from pages import Elements
 from surefoot.cli.main import main
-from surefoot.report import directory_watch
-from surefoot.report.directory_watch import DirectoryWatch
-from surefoot.report.live_server import create_directory_server
+from surefoot.tools.report import directory_watch
+from surefoot.tools.report.directory_watch import DirectoryWatch
+from surefoot.tools.report.live_server import create_directory_server
 from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory

@@ -21,9 +21,9 @@ from PIL import Image
 
 import surefoot as sf
 from refused import refused
-from surefoot.report import figures
-from surefoot.report.charts import Chart, Line, Mark
-from surefoot.report.figures import draw, draw_beside, drawn_line, picture
+from surefoot.tools.report import figures
+from surefoot.tools.report.charts import Chart, Line, Mark
+from surefoot.tools.report.figures import draw, draw_beside, drawn_line, picture
 from surefoot.tracking.format import cells
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -231,7 +231,7 @@ def test_the_next_line_looks_different_35_times() -> None:
 
 def colors(block: int) -> list[str]:
     """The colors of lines on light (0) or dark (1) ground."""
-    style = (resources.files("surefoot.report") / "chart.css").read_text()
+    style = (resources.files("surefoot.tools.report") / "chart.css").read_text()
     return re.findall(r"--k\d:(#\w+)", style)[7 * block :][:7]
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from surefoot.config.paths import open_regular, user_cache
-from surefoot.report import followed
-from surefoot.report.followed import FollowedRun, Row, read_followed, read_head
-from surefoot.report.headline import headline
-from surefoot.report.series import ReportedRun, read_reported_run
+from surefoot.tools.report import followed
+from surefoot.tools.report.followed import FollowedRun, Row, read_followed, read_head
+from surefoot.tools.report.headline import headline
+from surefoot.tools.report.series import ReportedRun, read_reported_run
 from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import line, records
 from surefoot.tracking.run_records import MOST

@@ -27,9 +27,9 @@ import pytest
 from pages import Elements
 from refused import refused
 from surefoot.config.paths import open_regular
-from surefoot.report import live_server
-from surefoot.report.live_server import create_server
-from surefoot.report.write import page_of
+from surefoot.tools.report import live_server
+from surefoot.tools.report.live_server import create_server
+from surefoot.tools.report.write import page_of
 from surefoot.tracking import jsonl
 from waiting import HANG_S
 from written_runs import falling, train, written

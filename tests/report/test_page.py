@@ -14,8 +14,8 @@ import pytest
 from pages import Elements, titles
 from refused import refused
 from stated import numbers_in
-from surefoot.report.page import MOST_BYTES
-from surefoot.report.write import page_of, write_page
+from surefoot.tools.report.page import MOST_BYTES
+from surefoot.tools.report.write import page_of, write_page
 from surefoot.tracking.commands import commands
 from surefoot.tracking.run_reader import read_run
 from written_runs import CONFIG, HOSTILE, SESSION, falling, layers, rich_run, scores, train, written

@@ -19,9 +19,9 @@ from rank_processes import Ranks
 from refused import refused
 from small_runs import build, loss, train
 from surefoot.errors import ConfigError
-from surefoot.report import run_signals
-from surefoot.report.directory_watch import DirectoryWatch
-from surefoot.report.run_signals import signal_run
+from surefoot.tools.report import run_signals
+from surefoot.tools.report.directory_watch import DirectoryWatch
+from surefoot.tools.report.run_signals import signal_run
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import lock_holder
 from waiting import wait_until

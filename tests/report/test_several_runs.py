@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pages import Elements, titles
-from surefoot.report.series import read_reported_run
-from surefoot.report.several_runs import labels, page_values
-from surefoot.report.write import page_of
+from surefoot.tools.report.series import read_reported_run
+from surefoot.tools.report.several_runs import labels, page_values
+from surefoot.tools.report.write import page_of
 from written_runs import falling, scores, train, written
 
 

@@ -218,7 +218,7 @@ def test_inputs_that_are_no_pictures_have_a_matrix_alone() -> None:
 def test_of_a_large_data_set_samples_from_everywhere_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("surefoot.report.task_panels._SAMPLES", 50)
+    monkeypatch.setattr("surefoot.tracking.task_panels._SAMPLES", 50)
     labels = torch.arange(400) // 100  # sorted, as files of class folders are
     data = F.one_hot(labels, 4).float(), labels
     (only,) = sf.report.classification_panels(nn.Identity(), data, classes="abcd", images=0)

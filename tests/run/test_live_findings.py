@@ -16,11 +16,11 @@ import torch
 import surefoot as sf
 from diagnose.histories import EVERY, described, falling, history, layers, scores, train, wobble
 from small_runs import build
-from surefoot.diagnose import live
-from surefoot.diagnose.checks import findings
-from surefoot.diagnose.finding import Check, Finding
-from surefoot.diagnose.history import History
-from surefoot.diagnose.live import LiveFindings
+from surefoot.tools.diagnose import live
+from surefoot.tools.diagnose.checks import findings
+from surefoot.tools.diagnose.finding import Check, Finding
+from surefoot.tools.diagnose.history import History
+from surefoot.tools.diagnose.live import LiveFindings
 from surefoot.tracking import run_records
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.record import Record
@@ -164,7 +164,7 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(
     def wrong(history: History) -> Any:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("surefoot.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
+    monkeypatch.setattr("surefoot.tools.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
     said: list[str] = []
     made = of(said)
     for record in train():

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.report.run_charts import charts
-from surefoot.report.series import read_reported_run
+from surefoot.tools.report.run_charts import charts
+from surefoot.tools.report.series import read_reported_run
 from surefoot.tracking.record import BY_OPTIMIZER
 
 STEPS = 6

@@ -22,7 +22,7 @@ from forked import Forked
 from in_one import in_one
 from refused import refused
 from surefoot.config.durations import Length
-from surefoot.plan.summary import learning_rates
+from surefoot.tools.plan.summary import learning_rates
 from surefoot.schedules.joined import bound
 
 STEPS = 12

@@ -32,7 +32,7 @@ from surefoot.cli.main import main as command
 from surefoot.cli.word_order import option_kinds
 from surefoot.config.setting import texts_of
 from surefoot.recipes import NAMES
-from surefoot.report.write import page_of
+from surefoot.tools.report.write import page_of
 from written_runs import rich_run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))

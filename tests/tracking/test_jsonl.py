@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from in_one import in_one
-from surefoot.report.series import read_reported_run
+from surefoot.tools.report.series import read_reported_run
 from surefoot.tracking.jsonl import (
     RecordReader,
     line,

@@ -23,7 +23,7 @@ from rank_processes import Ranks
 from refused import refused
 from surefoot.memory import peak
 from surefoot.models import GPT, GPTConfig, ResNet, Seq2Seq, Seq2SeqConfig
-from surefoot.plan import measure, summary
+from surefoot.tools.plan import measure, summary
 from surefoot.train.activation_checkpointing import _recompute_policy, compute_again
 
 WIDTH, ROWS = 8, 6

@@ -18,7 +18,7 @@ from torch import nn
 import surefoot as sf
 from refused import refused
 from scored_runs import Count, build, rows, scored
-from surefoot.plan import summary
+from surefoot.tools.plan import summary
 from surefoot.recipes.optimizer_settings import EarlyStopping as Flags
 from surefoot.run import messages
 from surefoot.tracking.jsonl import records

@@ -24,7 +24,7 @@ from refused import refused
 from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.config.tree import layered
-from surefoot.plan import summary
+from surefoot.tools.plan import summary
 from surefoot.recipes import images
 from surefoot.recipes.optimizer_settings import Plateau
 from surefoot.tracking.jsonl import records

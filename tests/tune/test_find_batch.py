@@ -19,8 +19,8 @@ import with_closures
 from rank_processes import Ranks
 from refused import refused
 from small_runs import build
-from surefoot.tune.batch_size_search import SizeTrial, recommend, search_sizes
-from surefoot.tune.find_batch import what_changes_with_it
+from surefoot.tools.tune.batch_size_search import SizeTrial, recommend, search_sizes
+from surefoot.tools.tune.find_batch import what_changes_with_it
 
 
 def divisors(whole: int) -> list[int]:
@@ -172,7 +172,7 @@ def test_what_would_take_more_than_the_cpu_has_is_not_tried(
     whole = (
         sf.tune.find_batch_size(mlp_run(batch_size=1024), memory="1 GB").tried[-1].memory_bytes or 0
     )
-    monkeypatch.setattr("surefoot.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
+    monkeypatch.setattr("surefoot.tools.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
     for memory in (None, "1 GB"):
         found = sf.tune.find_batch_size(mlp_run(batch_size=1024), memory=memory)
         assert found.tried[-1].size == 1024
@@ -341,7 +341,7 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
     else moves.
     """
     from surefoot.train import scratch
-    from surefoot.tune import micro_batch_trial
+    from surefoot.tools.tune import micro_batch_trial
 
     def updated(step: Any) -> None:
         now[0] += 0.004
@@ -376,7 +376,7 @@ def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
     and keeps no history.
     """
     from surefoot.train import scratch
-    from surefoot.tune import micro_batch_trial
+    from surefoot.tools.tune import micro_batch_trial
 
     now = [0.0]
     for module, clock in (

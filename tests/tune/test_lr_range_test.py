@@ -12,8 +12,8 @@ from in_one import in_one
 from refused import refused
 from stated import numbers_in
 from surefoot.errors import Setting
-from surefoot.report.figures import picture
-from surefoot.tune.lr_range_test import (
+from surefoot.tools.report.figures import picture
+from surefoot.tools.tune.lr_range_test import (
     Curve,
     LRRangeTest,
     as_text,
@@ -22,7 +22,7 @@ from surefoot.tune.lr_range_test import (
     smoothed,
     suggest,
 )
-from surefoot.tune.lr_search import chart_of
+from surefoot.tools.tune.lr_search import chart_of
 
 RATES: Curve = np.geomspace(1e-6, 10, 141)  # 20 a decade
 NOISE = np.random.default_rng(0).normal(size=len(RATES))

@@ -17,7 +17,7 @@ from rank_processes import Ranks
 from refused import refused
 from small_runs import build
 from surefoot.distributed.shards import held_of
-from surefoot.tune import lr_search as module
+from surefoot.tools.tune import lr_search as module
 
 
 def quadratic(**changes: Any) -> sf.Run:

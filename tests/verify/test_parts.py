@@ -17,14 +17,14 @@ from in_one import in_one
 from stated import numbers_in
 from surefoot.checkpoint import Checkpoint
 from surefoot.checkpoint.manifest import Manifest
-from surefoot.replay.replay import pace_s
-from surefoot.verify.compare import numbers, rescale, tensor, tensors
-from surefoot.verify.files import Files, StoredStep
-from surefoot.verify.metrics_log import Log, Noted, read
-from surefoot.verify.records import rates
-from surefoot.verify.rerun import cost_steps, gaps, plan_windows
-from surefoot.verify.text import record_facts
-from surefoot.verify.verdict import Kind, Problem, Verdict, Window
+from surefoot.tools.replay.replay import pace_s
+from surefoot.tools.verify.compare import numbers, rescale, tensor, tensors
+from surefoot.tools.verify.files import Files, StoredStep
+from surefoot.tools.verify.metrics_log import Log, Noted, read
+from surefoot.tools.verify.records import rates
+from surefoot.tools.verify.rerun import cost_steps, gaps, plan_windows
+from surefoot.tools.verify.text import record_facts
+from surefoot.tools.verify.verdict import Kind, Problem, Verdict, Window
 from written_runs import state_json
 
 # --- windows --------------------------------------------------------------------------------------

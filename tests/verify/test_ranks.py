@@ -19,7 +19,7 @@ import small_runs
 import surefoot as sf
 from rank_processes import Ranks
 from stated import numbers_in
-from surefoot.verify.verdict import Verdict
+from surefoot.tools.verify.verdict import Verdict
 
 STEPS = 8
 

@@ -26,11 +26,11 @@ import surefoot as sf
 from refused import refused
 from stated import numbers_in
 from surefoot.errors import CheckpointError
-from surefoot.report.series import read_reported_run
+from surefoot.tools.report.series import read_reported_run
 from surefoot.run.components import RunComponents
-from surefoot.verify.compare import TOLERANCE
-from surefoot.verify.files import check_files
-from surefoot.verify.verdict import Problem, Verdict
+from surefoot.tools.verify.compare import TOLERANCE
+from surefoot.tools.verify.files import check_files
+from surefoot.tools.verify.verdict import Problem, Verdict
 
 STEPS = 26
 SAVED = [
@@ -138,9 +138,9 @@ def test_windows_tell_which_steps_they_do_not_prove_and_what_those_cost(run: Pat
 def test_all_steps_are_made_where_that_is_soon_done_and_windows_where_not(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.verify.verify.STEPS", 3)
+    monkeypatch.setattr("surefoot.tools.verify.verify.STEPS", 3)
     assert sf.load(build(run)).verify().whole
-    monkeypatch.setattr("surefoot.verify.verify._SOON_S", 0.0)
+    monkeypatch.setattr("surefoot.tools.verify.verify._SOON_S", 0.0)
     windows = [each.window.steps for each in sf.load(build(run)).verify().outcomes]
     assert len(windows) == 5
     assert max(windows) <= 3

@@ -18,9 +18,9 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed, without_settings
-from surefoot.compare.plan import Planned
-from surefoot.compare.search import Pruner, Sampler, corners, parameter, trial_name
-from surefoot.compare.variants import (
+from surefoot.tools.compare.plan import Planned
+from surefoot.tools.compare.search import Pruner, Sampler, corners, parameter, trial_name
+from surefoot.tools.compare.variants import (
     Variant,
     grid,
     group_labels,
@@ -31,7 +31,7 @@ from surefoot.compare.variants import (
 from surefoot.config.tree import flatten, layered
 from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
 from surefoot.launch.process_count import cores_each
-from surefoot.recipes.program import Program, program_again
+from surefoot.program import Program, program_again
 
 _SHOWN = 3  # wrong combinations in one error
 _FORM = "SETTING=VALUE, such as optimizer.lr=1e-3"

@@ -18,10 +18,10 @@ import torch
 from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import run_or_exit
-from surefoot.compare import plan as planned
-from surefoot.compare.resampling import resampled_scores
-from surefoot.compare.trained import Trained, read_run
-from surefoot.compare.trials import Outcome, with_threads, write_outcome
+from surefoot.tools.compare import plan as planned
+from surefoot.tools.compare.resampling import resampled_scores
+from surefoot.tools.compare.trained import Trained, read_run
+from surefoot.tools.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.config.toml import with_choices
 from surefoot.config.tree import layered
 from surefoot.distributed.environment import die_with

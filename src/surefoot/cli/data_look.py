@@ -14,7 +14,7 @@ from surefoot.cli.settings import layers_below, read_settings
 from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import ConfigError, SurefootError, visible
 from surefoot.recipes import NAMES
-from surefoot.recipes.program import find_program
+from surefoot.program import find_program
 
 if TYPE_CHECKING:
     from surefoot.recipes.data_look import Piece

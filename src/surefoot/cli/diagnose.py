@@ -11,7 +11,7 @@ from surefoot.cli.options import RunOption, find_run, needs_option, only_options
 from surefoot.distributed.environment import placed, started_by_launcher
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.alert import Alert
+    from surefoot.tools.diagnose.alert import Alert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def alert_of(options: AlertOption, *, run: Path | str) -> "Alert | None":
         if options.alert_test:
             raise needs_option("alert_test", "alert", "TARGET")
         return None
-    from surefoot.diagnose.alert import Alert
+    from surefoot.tools.diagnose.alert import Alert
 
     alert = Alert(options.alert)
     if options.alert_test and placed(os.environ).rank == 0 and not started_by_launcher():
@@ -64,9 +64,9 @@ def alert_of(options: AlertOption, *, run: Path | str) -> "Alert | None":
 def diagnose(arguments: list[str]) -> None:
     """Run `surefoot diagnose`: print the findings of a run."""
     options = only_options(Diagnose, arguments, verb="diagnose")
-    from surefoot.diagnose.checks import format_findings, verdicts
-    from surefoot.diagnose.finding import Healthy, Unknown, worst_first
-    from surefoot.diagnose.reading import history_in
+    from surefoot.tools.diagnose.checks import format_findings, verdicts
+    from surefoot.tools.diagnose.finding import Healthy, Unknown, worst_first
+    from surefoot.tools.diagnose.reading import history_in
 
     run = find_run(options.run)
     history = history_in(run)

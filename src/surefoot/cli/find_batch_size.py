@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
 from surefoot.config.batch_size import batching
-from surefoot.recipes.program import status_line
+from surefoot.program import status_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ def find_batch_size(arguments: list[str]) -> None:
 
         parsed_bytes(options.memory, setting="memory")
     run, _ = tried_run(options, flags, verb="find-batch-size")
-    from surefoot.tune import find_batch
+    from surefoot.tools.tune import find_batch
 
     with status_line() as show:
         sizes = find_batch.find_batch_size(

@@ -29,10 +29,10 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.errors import out_of_range
 from surefoot.recipes import NAMES
-from surefoot.recipes.program import build_run, choose_checkpoint, find_program, in_directory
+from surefoot.program import build_run, choose_checkpoint, find_program, in_directory
 
 if TYPE_CHECKING:
-    from surefoot.tune.lr_range_test import LRRangeTest
+    from surefoot.tools.tune.lr_range_test import LRRangeTest
 
 _SHOWN = 20  # approximate rows of the printed table
 
@@ -75,9 +75,9 @@ def find_lr(arguments: list[str]) -> None:
     """Run `surefoot find-lr`: raise the learning rate step by step, and suggest one."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
     lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
-    from surefoot.report import figures
-    from surefoot.tune import lr_search
-    from surefoot.tune.lr_range_test import as_text, check_range
+    from surefoot.tools.report import figures
+    from surefoot.tools.tune import lr_search
+    from surefoot.tools.tune.lr_range_test import as_text, check_range
 
     check_range(lowest, highest, count)
     directory = None if out is None else run_path(out, setting="--out")
@@ -110,7 +110,7 @@ def find_lr(arguments: list[str]) -> None:
 
 
 def _present(test: "LRRangeTest", settings: set[str], *, shown: int) -> None:
-    from surefoot.tune.lr_range_test import as_text
+    from surefoot.tools.tune.lr_range_test import as_text
 
     what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
     print(

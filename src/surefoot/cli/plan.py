@@ -24,10 +24,10 @@ from surefoot.cli.settings import layers_below, program_settings, read_settings
 from surefoot.config.paths import local_path
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
-from surefoot.recipes.program import Program, build_run
+from surefoot.program import Program, build_run
 
 if TYPE_CHECKING:
-    from surefoot.plan.network_model import Machine
+    from surefoot.tools.plan.network_model import Machine
 
 _H100 = "H100 SXM data sheet"
 _USUAL = {
@@ -106,7 +106,7 @@ def plan(arguments: list[str]) -> None:
     config, origins = program_settings(program, options, flags, verb="plan")
     if options.world_size is not None:
         from surefoot.distributed.world import on_meta
-        from surefoot.plan import cluster_text
+        from surefoot.tools.plan import cluster_text
 
         _print_configuration(config, origins)
         with on_meta(options.world_size):
@@ -119,7 +119,7 @@ def plan(arguments: list[str]) -> None:
     program.check(config)
     ranks = planned(settled(options, config), config)
     from surefoot.distributed.world import planned_for
-    from surefoot.plan import summary
+    from surefoot.tools.plan import summary
     from surefoot.train.loss_contract import refused_loss
     from surefoot.train.state_check import loss_contract, refuse_scored_sums
 
@@ -169,7 +169,7 @@ def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
-    from surefoot.plan.network_model import Machine
+    from surefoot.tools.plan.network_model import Machine
     from surefoot.train.precision import FORMATS
 
     usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}

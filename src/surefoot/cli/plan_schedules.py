@@ -16,7 +16,7 @@ from surefoot.config.durations import Length, in_steps, planned
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError, SurefootError, out_of_range, together
 from surefoot.recipes.optimizer_settings import Schedule
-from surefoot.recipes.program import build_run, find_program
+from surefoot.program import build_run, find_program
 from surefoot.schedules.checks import check_shape
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined, join
@@ -63,8 +63,8 @@ def plan_schedules(arguments: Sequence[str], *, foreign: Collection[str]) -> Non
     others = [name for name, _ in by_flag(flags) if name in excluded]
     check_excluded("schedules", others, reason="it names the schedules, and trains nothing")
     length, settings, rate = _basis(options, flags)
-    from surefoot.plan.schedule_plot import draw_traces, table, trace_schedules
-    from surefoot.report.figures import drawn_line
+    from surefoot.tools.plan.schedule_plot import draw_traces, table, trace_schedules
+    from surefoot.tools.report.figures import drawn_line
 
     traces = trace_schedules(schedules(options.schedules, length, shared=settings), length)
     files = draw_traces(traces, out=options.out, rate=rate)
@@ -158,7 +158,7 @@ def _basis(
         plain = configured(
             Plain, [("file", file_values(options.config))], flags, verb=verb, own=own
         )[0]
-        from surefoot.plan.schedule_plot import steps_alone
+        from surefoot.tools.plan.schedule_plot import steps_alone
 
         return steps_alone(plain.length), _settings(flatten(plain)), None
     program = find_program(options.what[0])

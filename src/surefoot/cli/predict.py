@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 from surefoot.cli.options import WHICH_RUN, SavedRunOptions, find_run, verb_options
 from surefoot.cli.settings import configured
 from surefoot.errors import ConfigError
-from surefoot.recipes.program import choose_checkpoint, program_and_config
+from surefoot.program import choose_checkpoint, program_and_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.errors import ConfigError, Setting
 from surefoot.launch.process_count import ProcessCount, Slots, parse_nproc, sizes_of
-from surefoot.recipes.program import Program, find_program
+from surefoot.program import Program, find_program
 
 NAMES = ("nproc", "max_restarts")
 

@@ -6,7 +6,7 @@ from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
 from surefoot.cli.options import limited
 from surefoot.cli.processes import Several
 from surefoot.config.paths import run_path
-from surefoot.recipes.program import status_line
+from surefoot.program import status_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class Profile(Several, TriedRunOptions):
 def profile(arguments: list[str]) -> None:
     """Run `surefoot profile`: measure where the time of a step goes."""
     options, flags = tried_options(Profile, arguments, verb="profile")
-    from surefoot.profile.flops import parse_peak_flops
-    from surefoot.profile.profile import measure
-    from surefoot.profile.variants import speedups_of
+    from surefoot.tools.profile.flops import parse_peak_flops
+    from surefoot.tools.profile.profile import measure
+    from surefoot.tools.profile.variants import speedups_of
 
     speedups = speedups_of(options.speedups)
     peak = None if options.peak_flops is None else parse_peak_flops(options.peak_flops)

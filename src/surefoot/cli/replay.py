@@ -68,8 +68,8 @@ def replay(arguments: list[str]) -> None:
         from surefoot.checkpoint.store import without_checkpoint
 
         raise without_checkpoint(path)
-    from surefoot.replay.bisect_nan import first_bad
-    from surefoot.replay.replay import records_of, refuse_step
+    from surefoot.tools.replay.bisect_nan import first_bad
+    from surefoot.tools.replay.replay import records_of, refuse_step
     from surefoot.tracking.console import TextWriter
 
     state = newest_state(path)[1]

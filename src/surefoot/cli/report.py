@@ -26,7 +26,7 @@ from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import run_path
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.alert import Alert
+    from surefoot.tools.diagnose.alert import Alert
 
 _DRAWN = 8  # charts in the picture
 
@@ -79,7 +79,7 @@ def report(arguments: list[str]) -> None:
         raise needs_option("alert, for a directory of runs,", "watch", "runs/")
     runs = [find_run(name) for name in options.runs]
     if options.watch:
-        from surefoot.report.live_server import create_server
+        from surefoot.tools.report.live_server import create_server
 
         token = secrets.token_urlsafe(16)
         with create_server(runs, port=options.port or 0, token=token) as server:
@@ -88,7 +88,7 @@ def report(arguments: list[str]) -> None:
         raise needs_option("port", "watch", "runs/")
     if options.png:
         refuse_missing("png", "resvg_py", instead="without it, the page has the same charts")
-    from surefoot.report.write import write_page
+    from surefoot.tools.report.write import write_page
 
     target = write_page(
         *runs, out=None if options.out is None else run_path(options.out, setting="--out")
@@ -101,10 +101,10 @@ def report(arguments: list[str]) -> None:
             f" to add them: surefoot evaluate {run} --panels"
         )
     if options.png:
-        from surefoot.report.figures import draw
-        from surefoot.report.run_charts import charts
-        from surefoot.report.series import read_reported_run
-        from surefoot.report.several_runs import page_values
+        from surefoot.tools.report.figures import draw
+        from surefoot.tools.report.run_charts import charts
+        from surefoot.tools.report.series import read_reported_run
+        from surefoot.tools.report.several_runs import page_values
 
         first, *others = [read_reported_run(run) for run in runs]
         several = page_values([first, *others], stretches=150) if others else None
@@ -126,8 +126,8 @@ def _is_directory_of_runs(path: Path) -> bool:
 
 
 def _watch_directory(directory: Path, *, port: int, alert: "Alert | None") -> NoReturn:
-    from surefoot.report.directory_watch import DirectoryWatch
-    from surefoot.report.live_server import create_directory_server
+    from surefoot.tools.report.directory_watch import DirectoryWatch
+    from surefoot.tools.report.live_server import create_directory_server
 
     token = secrets.token_urlsafe(16)
     watch = DirectoryWatch(directory, alert=alert, say=lambda text: print(text, file=sys.stderr))
@@ -140,7 +140,7 @@ def _watch_directory(directory: Path, *, port: int, alert: "Alert | None") -> No
 
 
 def _serve(server: ThreadingTCPServer, token: str) -> NoReturn:
-    from surefoot.report.live_server import HERE
+    from surefoot.tools.report.live_server import HERE
 
     address = f"http://{HERE}:{server.server_address[1]}/{token}/"
     try:

@@ -22,7 +22,7 @@ from surefoot.config import toml
 from surefoot.config.paths import file_text
 from surefoot.config.setting import names_of
 from surefoot.config.train_settings import TrainSettings
-from surefoot.recipes.program import read_program
+from surefoot.program import read_program
 from surefoot.tracking.run_reader import read_sessions
 
 

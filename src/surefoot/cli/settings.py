@@ -29,7 +29,7 @@ from surefoot.config.paths import file_text, local_path
 from surefoot.config.toml import values
 from surefoot.config.tree import field_hints, layered
 from surefoot.errors import ConfigError, Remedy
-from surefoot.recipes.program import Program, read_program
+from surefoot.program import Program, read_program
 
 _TRUTHS = {"true": "True", "false": "False", "none": "None"}
 Layer = tuple[str, Mapping[str, Any]]  # origin, values by dotted name

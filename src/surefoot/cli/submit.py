@@ -30,7 +30,7 @@ from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, Setting, first_line, out_of_range
-from surefoot.recipes.program import find_program
+from surefoot.program import find_program
 from surefoot.tracking.commands import without_directory
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 

@@ -18,7 +18,7 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.distributed.environment import placed
 from surefoot.errors import Command, ConfigError, Setting, SurefootError
-from surefoot.recipes.program import Program, build_run
+from surefoot.program import Program, build_run
 from surefoot.tracking.commands import without_directory
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 

@@ -25,7 +25,7 @@ from surefoot.cli.options import (
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import saved_settings
 from surefoot.config.setting import checked, number
-from surefoot.recipes.program import status_line
+from surefoot.program import status_line
 from surefoot.saved_run import SavedRun
 from surefoot.tracking.run_reader import read_run
 
@@ -82,7 +82,7 @@ def verify(arguments: list[str]) -> None:
             groups = [group for group in by_flag(flags) if group[0]]
             refuse_unknown(groups, option_names(Verify), verb="verify", flags="options")
         saved_settings(run, options, flags, verb="verify")
-    from surefoot.verify.rerun import STEPS
+    from surefoot.tools.verify.rerun import STEPS
 
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         try:

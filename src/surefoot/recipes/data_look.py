@@ -107,7 +107,7 @@ def _fields(file: Path) -> str:
         return "; ".join(
             [f"{len(table):,} rows", f"columns {', '.join(columns)}", *table.reading_notes]
         )
-    from surefoot.data.text.documents import json_lines  # imports NumPy
+    from surefoot.recipes.readers.text.documents import json_lines  # imports NumPy
 
     count = 0
     keys = Counter[str]()

@@ -20,29 +20,29 @@ from surefoot.tracking.run_directory import machine_memory_bytes
 from surefoot.tracking.run_records import RunRecords
 
 if TYPE_CHECKING:
-    from surefoot.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
-    from surefoot.replay.on_divergence import DivergenceReport
+    from surefoot.tools.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
+    from surefoot.tools.replay.on_divergence import DivergenceReport
 
 
 def look_at_data(train: Any, splits: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
     """Return what a run records of its data before the first step: targets, and training samples in
     a split.
     """
-    from surefoot.data.leakage_check import first_look
+    from surefoot.tools.leakage_check import first_look
 
     return first_look(train, splits, seed=seed)
 
 
 def look_at_diverged_step(parts: RunComponents, bad: Sequence[int]) -> "DivergenceReport | str":
     """Inspect the first of the bad steps. Returns the reason as text if that fails. Collective."""
-    from surefoot.replay.on_divergence import inspect_diverged_step
+    from surefoot.tools.replay.on_divergence import inspect_diverged_step
 
     return inspect_diverged_step(parts, bad)
 
 
 def write_page(parts: RunComponents) -> None:
     """Write the report page of a closed session. A failure is printed."""
-    from surefoot.report.write import report_at_end
+    from surefoot.tools.report.write import report_at_end
 
     if parts.directory is not None:
         report_at_end(parts.directory.path, warn=parts.say)
@@ -58,8 +58,8 @@ def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
     """Return a run as HTML for a notebook's cell, or None without records. A run without a
     directory is read from the console.
     """
-    from surefoot.report.cell import chart_frame, run_html
-    from surefoot.report.series import ReportedRun, read_reported_run
+    from surefoot.tools.report.cell import chart_frame, run_html
+    from surefoot.tools.report.series import ReportedRun, read_reported_run
     from surefoot.tracking.run_reader import RunFiles, Settings
 
     console = parts.console
@@ -78,9 +78,9 @@ def live_findings_of(
     parts: RunComponents, configuration: str | None, *, resumed: bool
 ) -> "LiveFindings":
     """Return the live findings of a run that starts or resumes training."""
-    from surefoot.diagnose.alert import Alert
-    from surefoot.diagnose.live import LiveFindings
-    from surefoot.diagnose.run_settings import RunDescription, kinds_of_models
+    from surefoot.tools.diagnose.alert import Alert
+    from surefoot.tools.diagnose.live import LiveFindings
+    from surefoot.tools.diagnose.run_settings import RunDescription, kinds_of_models
 
     directory = parts.directory
     earlier: Iterable[Record] = ()

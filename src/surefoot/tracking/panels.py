@@ -1,4 +1,4 @@
-"""Report panels as plain data; `report/task_panels.py` computes the panels of a model."""
+"""Report panels as plain data; `tracking/task_panels.py` computes the panels of a model."""
 
 import math
 import random

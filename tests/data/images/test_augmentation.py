@@ -12,7 +12,7 @@ from PIL import Image
 
 from in_one import in_one
 from refused import refused
-from surefoot.data.images.augmentation import (
+from surefoot.recipes.readers.images.augmentation import (
     KINDS,
     Augmentation,
     augment,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from refused import refused
-from surefoot.data.images import arrays
-from surefoot.data.images.arrays import arrays_in, cifar_arrays, read_cifar
+from surefoot.recipes.readers.images import arrays
+from surefoot.recipes.readers.images.arrays import arrays_in, cifar_arrays, read_cifar
 from surefoot.errors import DataError
 
 

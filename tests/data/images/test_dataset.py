@@ -17,10 +17,10 @@ import surefoot as sf
 from in_one import in_one
 from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.data.images.augmentation import Augmentation
-from surefoot.data.images.dataset import ImageArrays, ImageFiles, normalize, read_image
-from surefoot.data.images.folder import Files
-from surefoot.data.images.picture import Fitting
+from surefoot.recipes.readers.images.augmentation import Augmentation
+from surefoot.recipes.readers.images.dataset import ImageArrays, ImageFiles, normalize, read_image
+from surefoot.recipes.readers.images.folder import Files
+from surefoot.recipes.readers.images.picture import Fitting
 from surefoot.data.loader import Feed
 from surefoot.data.order import Order
 from surefoot.errors import DataError

@@ -11,7 +11,7 @@ import pytest
 
 from data_sets import DATA, needs
 from refused import refused
-from surefoot.data.images.arrays import read_idx
+from surefoot.recipes.readers.images.arrays import read_idx
 from surefoot.errors import DataError
 
 

@@ -17,8 +17,8 @@ import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
 from surefoot.data import scan
-from surefoot.data.images import layout
-from surefoot.data.images.layout import Layout, layout_of_behavior_1, read_layout
+from surefoot.recipes.readers.images import layout
+from surefoot.recipes.readers.images.layout import Layout, layout_of_behavior_1, read_layout
 from surefoot.train.run_identity import refuse_differences, refuse_other_data
 
 TWO = ("cat", "dog")

@@ -14,8 +14,8 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.data.text.documents import files_of, load_documents, scan_documents
-from surefoot.data.text.prepare_shards import prepare_shards
+from surefoot.recipes.readers.text.documents import files_of, load_documents, scan_documents
+from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import gpt
 from surefoot.tokenizers import ByteTokenizer

@@ -20,8 +20,8 @@ import pytest
 
 import surefoot as sf
 from refused import refused
-from surefoot.data.text import prepare_shards as prepare
-from surefoot.data.text.prepare_shards import prepare_shards
+from surefoot.recipes.readers.text import prepare_shards as prepare
+from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.data.text.shards import TokenShards
 from surefoot.errors import DataError
 from waiting import wait_until

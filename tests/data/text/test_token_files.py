@@ -11,7 +11,7 @@ import pytest
 
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.data.text import token_files
+from surefoot.recipes.readers.text import token_files
 from surefoot.errors import ConfigError, DataError
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.look import look

@@ -20,7 +20,7 @@ from rank_processes import Ranks
 from refused import refused
 from surefoot.optim.kinds.kind import all_kinds, state_bytes
 from surefoot.optim.optimizers import OPTIMIZERS, named
-from surefoot.plan.summary import sections
+from surefoot.tools.plan.summary import sections
 from surefoot.recipes.optimizer_settings import Optimizer
 
 ROOT = Path(__file__).parents[3]

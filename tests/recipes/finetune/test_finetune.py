@@ -32,7 +32,7 @@ from surefoot.recipes.finetune.conversations import (
 )
 from surefoot.recipes.finetune.template import rendered
 from surefoot.recipes.gpt import corpus as gpt_corpus
-from surefoot.recipes.program import choose_checkpoint, find_program
+from surefoot.program import choose_checkpoint, find_program
 from surefoot.tracking.jsonl import records
 from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, outcome, session, write_chat, write_model
 

@@ -212,7 +212,7 @@ def test_a_run_whose_model_is_larger_than_its_checkpoint_is_refused(
     model: Path, tmp_path: Path
 ) -> None:
     asked = config(tmp_path / "run", model, write_chat(tmp_path / "chat.jsonl"), length="1 steps")
-    from surefoot.recipes.program import find_program
+    from surefoot.program import find_program
 
     run, program = finetune.build(asked), find_program("finetune")
     run.configuration = program.config_text(asked, {}, program.described)

@@ -14,7 +14,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.data.text.prepare_shards import prepare_shards
+from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.predict import Predict, continuations
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -219,8 +219,8 @@ def test_a_continuation_keeps_the_blank_at_its_beginning(
     def sample_batch(_model: Any, rows: list[list[int]], **_settings: Any) -> list[list[int]]:
         return [[*row, 7, 2, 3] for row in rows]
 
-    monkeypatch.setattr("surefoot.generate.stream", stream)
-    monkeypatch.setattr("surefoot.generate.sample_batch", sample_batch)
+    monkeypatch.setattr("surefoot.recipes.generate.stream", stream)
+    monkeypatch.setattr("surefoot.recipes.generate.sample_batch", sample_batch)
     lines = [*continuations(None, sentencepiece(), prompts, Predict(), context=8, otherwise="")]
     if len(prompts) == 1:
         assert lines == ["the cat", " sat", " the", " cat", "\n"]

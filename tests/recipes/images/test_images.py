@@ -23,7 +23,7 @@ from surefoot.errors import Setting
 from surefoot.recipes import images
 from surefoot.recipes.gpt import corpus
 from surefoot.recipes.images import networks, predict, recipe
-from surefoot.recipes.program import choose_checkpoint
+from surefoot.program import choose_checkpoint
 
 SMALL = {
     "run_dir": None,

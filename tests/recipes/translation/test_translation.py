@@ -21,7 +21,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
 from surefoot.errors import Setting
-from surefoot.generate.beam import BEGIN, END
+from surefoot.recipes.generate.beam import BEGIN, END
 from surefoot.metrics.contract import named_metrics
 from surefoot.recipes import translation
 from surefoot.recipes.translation import corpus

@@ -197,7 +197,7 @@ def _encoded(
     kind: str,
     behavior: int | None = None,
 ) -> tuple[Any, list[Conversation]]:
-    from surefoot.data.text.dialogues import Dialogues  # imports torch
+    from surefoot.recipes.readers.text.dialogues import Dialogues  # imports torch
 
     taken, used, cut, left_out = [], [], 0, 0
     for row, (ids, is_answer) in zip(

@@ -175,7 +175,7 @@ def outline(config: Config) -> "sf.Run | None":
     is_trained_first = config.model is None and _started_run(config.run_dir) is None
     shape = documentation.small_config() if is_trained_first else _base(config).config
     max_tokens = texts.limit(config.data.max_tokens, models.context_of(shape))
-    from surefoot.data.text.dialogues import Dialogues
+    from surefoot.recipes.readers.text.dialogues import Dialogues
 
     row = [0] * (max_tokens + 1), [True] * (max_tokens + 1)
     return sf.Run(

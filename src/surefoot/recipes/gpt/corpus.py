@@ -11,9 +11,9 @@ from surefoot.config.behavior import END_TOKENS, KINDS_OF_TEXT
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
 from surefoot.config.setting import number
-from surefoot.data.text.corpora import texts_as_before
-from surefoot.data.text.documents import Documents, read_documents, scan_documents
-from surefoot.data.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
+from surefoot.recipes.readers.text.corpora import texts_as_before
+from surefoot.recipes.readers.text.documents import Documents, read_documents, scan_documents
+from surefoot.recipes.readers.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
 from surefoot.errors import Command, Setting
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
@@ -409,7 +409,7 @@ def _of_token_files(
     files: TokenFiles, data: Data, tokenizer: Any, *, init: str | Path | None
 ) -> Corpus:
     """Return the corpus of token files that another project wrote, such as llm.c or nanoGPT."""
-    from surefoot.data.text.token_files import read_token_files
+    from surefoot.recipes.readers.text.token_files import read_token_files
 
     name = data.tokenizer
     if name is None and files.is_gpt2 and (tokenizer is None or init is None):

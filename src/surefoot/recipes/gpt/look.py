@@ -7,7 +7,7 @@ import numpy as np
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.data.text.token_files import find_token_files
+from surefoot.recipes.readers.text.token_files import find_token_files
 from surefoot.recipes.data_look import Look, Piece, evenly
 from surefoot.recipes.gpt.config import Config
 from surefoot.recipes.gpt.corpus import corpus

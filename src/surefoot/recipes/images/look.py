@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import surefoot as sf
-from surefoot.data.images.folder import first_names, readable_files
+from surefoot.recipes.readers.images.folder import first_names, readable_files
 from surefoot.data.scan import printable
 from surefoot.errors import DataError, first_line
 from surefoot.recipes.data_look import Look, evenly
@@ -91,7 +91,7 @@ def _sizes(part: Any) -> list[str]:
         return [f"sizes: all {width} x {height} pixels"]
     from PIL import Image
 
-    from surefoot.data.images.picture import shown_size
+    from surefoot.recipes.readers.images.picture import shown_size
 
     sizes = Counter[tuple[int, int]]()
     for index in evenly(len(part.files.paths), _FILES_DECODED):
@@ -147,7 +147,7 @@ def _sheet(datasets: Any, *, count: int, seed: int) -> bytes:
     """
     from PIL import Image
 
-    from surefoot.report.task_panels import png_file
+    from surefoot.tracking.task_panels import png_file
 
     labels = _labels(datasets.train)
     rows = []

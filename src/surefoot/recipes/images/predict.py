@@ -62,7 +62,7 @@ class Metadata:
         """Return the error for other classes, another size or other channels, with which other data
         cannot be evaluated, or None.
         """
-        from surefoot.data.images.folder import first_names  # imports NumPy
+        from surefoot.recipes.readers.images.folder import first_names  # imports NumPy
 
         if list(classes) != self.classes:
             return sf.DataError(
@@ -92,7 +92,7 @@ def read_metadata(run: Path) -> Metadata:
     """Load the saved facts of a run. Raises `CheckpointError` if the file is missing or damaged, or
     names a program inside the run.
     """
-    from surefoot.data.images.picture import check_background  # imports NumPy
+    from surefoot.recipes.readers.images.picture import check_background  # imports NumPy
 
     path = run / FILE
     with reading_run_file(path, content="the names of the run's classes"):

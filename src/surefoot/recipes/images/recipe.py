@@ -28,7 +28,7 @@ def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
     problems.
     """
-    from surefoot.data.images.load import refuse_fraction  # imports torch, as does the next line
+    from surefoot.recipes.readers.images.load import refuse_fraction  # imports torch, as does the next line
     from surefoot.losses.mixing import refuse_mixing
 
     changes = config.augmentation
@@ -72,7 +72,7 @@ def _refuse_missing_digits(config: Config) -> None:
 
 def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it."""
-    from surefoot.report.task_panels import png_file
+    from surefoot.tracking.task_panels import png_file
 
     changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
@@ -219,7 +219,7 @@ def in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
         if datasets.test is None
         else f"{len(datasets.test):,} for the test at the end"
     )
-    from surefoot.data.images.folder import first_names  # imports NumPy
+    from surefoot.recipes.readers.images.folder import first_names  # imports NumPy
 
     path, changes = config.data.path, config.augmentation
     source = (

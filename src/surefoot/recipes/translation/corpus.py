@@ -9,7 +9,7 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.data.translation.files import read_pairs
+from surefoot.recipes.readers.pairs.files import read_pairs
 from surefoot.errors import Setting
 from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note

@@ -4,7 +4,7 @@ sees.
 
 from collections.abc import Sequence
 
-from surefoot.data.translation.files import load_pairs
+from surefoot.recipes.readers.pairs.files import load_pairs
 from surefoot.recipes.data_look import Look, Piece, evenly
 from surefoot.recipes.translation.config import Config
 

@@ -1,0 +1,254 @@
+"""Export of a run's weights into files that other programs load, from a checkpoint without the
+training script.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from surefoot.checkpoint.format import Checkpoint, Damage
+from surefoot.checkpoint.gpt2 import SETTINGS, gpt2_settings, named_in_gpt2
+from surefoot.checkpoint.manifest import MANIFEST, logical_name
+from surefoot.checkpoint.reader import read_manifest
+from surefoot.checkpoint.store import Store, without_checkpoint
+from surefoot.checkpoint.tensor_file import Stored
+from surefoot.checkpoint.weight_files import Written, write_weights
+from surefoot.config.paths import run_path
+from surefoot.distributed.world import World
+from surefoot.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Setting,
+    SurefootError,
+    error_as_json,
+    first_line,
+    out_of_range,
+    together,
+)
+from surefoot.recipes.export.peft_adapter import write_adapter
+from surefoot.memory import in_words, parsed_bytes
+from surefoot.models.gpt_layers import GPTConfig
+from surefoot.tokenizers.bpe import from_json
+
+Weights = Literal["auto", "averaged", "trained"]
+Layout = Literal["auto", "native", "gpt2", "transformers", "peft"]
+Writes = Callable[..., list[str]]  # `export` of a recipe
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """The files of an export, their directory, and the step of the weights. `damaged` lists newer
+    checkpoints that were unusable.
+
+    >>> print(ExportResult(Path("runs/a/export"), (), step=40, averaged=True))
+    exported the averaged weights of step 40 to runs/a/export
+    """
+
+    directory: Path
+    files: tuple[str, ...]
+    step: int
+    averaged: bool
+    damaged: tuple[Damage, ...] = ()
+
+    def __str__(self) -> str:
+        weights = "averaged" if self.averaged else "trained"
+        rows = (
+            f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}"
+            for file in self.files
+        )
+        return "\n".join(
+            [f"exported the {weights} weights of step {self.step:,} to {self.directory}", *rows]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        return vars(self) | {
+            "directory": str(self.directory),
+            "files": list(self.files),
+            "damaged": [str(damage) for damage in self.damaged],
+        }
+
+
+def export(
+    run: Path | str,
+    out: Path | str | None = None,
+    *,
+    checkpoint: str | int = "newest",
+    weights: Weights = "auto",
+    layout: Layout = "auto",
+    max_file: str = "5 GB",
+    model: str = "model",
+    writes: Writes | None = None,
+) -> ExportResult:
+    """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes
+    the arguments and errors.
+
+    `writes` is the function of a recipe that writes the layouts transformers and peft.
+    """
+    run = run_path(run, setting="run")
+    if out is None and (run / "export").is_symlink():
+        raise ConfigError(
+            "export-through-link",
+            problem=f"{run / 'export'} is a link, and exports are not written through links",
+            remedy=("another directory:", Setting("out", "DIR")),
+            setting="out",
+            path=run / "export",
+        )
+    out = run / "export" if out is None else run_path(out, setting="out")
+    limit = _checked(run, out, checkpoint, weights, layout, max_file)
+    store = Store(run / "checkpoints")
+
+    def write_chosen() -> ExportResult:
+        source, damaged = _newest_or_best(store, str(checkpoint), weights, model)
+        ((file, tensors_of_model),) = source.files.items()
+        averaged = file.partition("-")[0] == "ema"
+        if writes is not None and layout in ("auto", "transformers", "peft"):
+            written = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
+            return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
+        if layout == "peft":
+            written = write_adapter(run, source, file, out, model=model)
+            return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
+        if layout == "transformers":
+            raise _layout_misfit(layout, f"{run} was not started by surefoot train finetune")
+        tensors = [
+            Written(name, each)
+            for name, each in tensors_of_model.items()
+            if isinstance(each, Stored) and not name.startswith("extra/")
+        ]
+        aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
+        beside = list[tuple[str, bytes]]()
+        if layout == "gpt2":
+            aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(source, run))]
+            named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
+            tensors = [
+                Written(name, each, turned and len(each.shape) == 2)
+                for name, turned, each in named
+                if name
+            ]
+        copied = [
+            each
+            for each in sorted(run.glob("*tokenizer*.json"))
+            if each.is_file() and not each.is_symlink()
+        ]
+        contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
+        files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
+        return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
+
+    # tensors are read while they are written: the run may train, and remove their checkpoint
+    return store.choose(write_chosen)
+
+
+def _checked(
+    run: Path, out: Path, checkpoint: str | int, weights: str, layout: str, max_file: str
+) -> int:
+    limit = 0
+    problems: list[SurefootError] = []
+    if checkpoint not in ("newest", "best") and not _is_step(checkpoint):
+        problems.append(out_of_range("checkpoint", checkpoint, "newest, best or a step"))
+    for setting, value, choices in (("weights", weights, Weights), ("layout", layout, Layout)):
+        names = get_args(choices)
+        if value not in names:
+            problems.append(out_of_range(setting, value, f"one of {', '.join(names)}"))
+    try:
+        limit = parsed_bytes(max_file, setting="max_file")
+    except ConfigError as problem:
+        problems.append(problem)
+    if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
+        problems.append(
+            ConfigError(
+                "export-into-run",
+                problem=f"out = {str(out)!r} is the directory of a run or a checkpoint",
+                remedy=Setting("out", f"{run}/export"),
+                setting="out",
+                value=out,
+            )
+        )
+    if problems:
+        raise together(problems)
+    if not (run / "checkpoints").is_dir():
+        raise without_checkpoint(run)
+    return limit
+
+
+def _is_step(which: str | int) -> bool:
+    return isinstance(which, int) or (which.isascii() and which.isdigit())
+
+
+def _newest_or_best(
+    store: Store, which: str, weights: Weights, model: str
+) -> tuple[Checkpoint, list[Damage]]:
+    alone = World(torch.device("cpu"))
+    newest = store.newest_intact(
+        only=(), world=alone
+    )  # all checkpoints of a run have the same files
+    if newest is None or newest[0].directory is None:
+        raise without_checkpoint(store.directory.parent)
+    only = [_file_of(newest[0].directory, weights, model)]
+    if _is_step(which):
+        return store.at(int(which), only=only, world=alone), []
+    if which == "newest":
+        return store.newest_intact(only=only, world=alone) or newest
+    return store.at(store.best_step(newest[0]), only=only, world=alone), newest[1]
+
+
+def _file_of(path: Path, weights: Weights, model: str) -> str:
+    there = {logical_name(file.removesuffix(".safetensors")) for file in read_manifest(path).files}
+    trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
+    if trained not in there:
+        names = sorted(
+            name.removeprefix("model-") for name in there if name.partition("-")[0] == "model"
+        )
+        raise ConfigError(
+            "model-not-in-run",
+            problem=f"model = {model!r} is not a model of this run; available: {', '.join(names)}",
+            setting="model",
+            value=model,
+            available=names,
+        )
+    if weights == "averaged" and averaged not in there:
+        raise ConfigError(
+            "weights-not-averaged",
+            problem="weights = averaged: this run has no averaged weights (from an EMA or a"
+            " schedule-free optimizer)",
+            remedy=Setting("weights", "trained"),
+            setting="weights",
+            value=weights,
+        )
+    return trained if weights == "trained" or averaged not in there else averaged
+
+
+def _layout_misfit(layout: str, why: str) -> ConfigError:
+    return ConfigError(
+        "layout-of-another-model",
+        problem=f"layout = {layout}: {why}",
+        remedy=Setting("layout", "native"),
+        setting="layout",
+        value=layout,
+    )
+
+
+def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
+    try:
+        shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
+    except (TypeError, ValueError) as problem:
+        raise _layout_misfit("gpt2", f"{run} is not a run of surefoot train gpt") from problem
+    if shape.family != "gpt2" or not shape.tie_embeddings:
+        head = "" if shape.tie_embeddings else " with an untied head"
+        raise _layout_misfit("gpt2", f"a model of the family {shape.family}{head} is not a GPT-2")
+    path = run / "tokenizer.json"
+    try:
+        eos_id = from_json(path.read_text(encoding="utf-8")).eos_id if path.is_file() else None
+    except (DataError, OSError, ValueError) as problem:
+        raise CheckpointError(
+            "run-file-damaged",
+            problem=f"{path} is damaged",
+            reason=first_line(problem),
+            path=path,
+            cause=error_as_json(problem),
+        ) from problem
+    return gpt2_settings(shape, eos_id=eos_id)

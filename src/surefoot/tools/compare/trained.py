@@ -1,0 +1,276 @@
+"""A run read from its directory: curves from metrics.jsonl, settings from config.toml, initial
+weights' hashes from step 0.
+
+No model is built, and tensors are read only to compare the bits of runs with equal scores. Records
+that a later resume superseded are not part of a curve.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from surefoot.checkpoint import Store
+from surefoot.checkpoint.format import DamageError
+from surefoot.checkpoint.reader import opened, read_manifest
+from surefoot.checkpoint.tensor_file import Stored
+from surefoot.tools.compare.statistics import Difference
+from surefoot.tools.compare.variants import Direction, Variant
+from surefoot.config.keywords import parsed
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.jsonl import records
+from surefoot.tracking.record import Record, scores_in
+from surefoot.tracking.run_reader import RunFiles, read_settings, read_state
+from surefoot.tracking.run_reader import read_run as read_run_files
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The curves and settings of a run that was trained or interrupted.
+
+    `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`:
+    (step, seconds of training and of waiting for data so far). `order`: settings of the sample
+    order, and hashes of the weights of step 0, or None. `store`: its checkpoints.
+    """
+
+    settings: Mapping[str, Any]
+    watch: tuple[Direction, str] | None
+    loss: list[tuple[int, float]]
+    scores: list[tuple[int, float]]
+    times: list[tuple[int, float]]
+    targets: float
+    order: Mapping[str, Any] | None
+    store: Store | None = None
+    of_script: bool = False  # no command can build it again
+
+    @property
+    def training_s(self) -> float:
+        """The seconds of steps and of waiting for data, without evaluation, saving and the first
+        step of each session.
+        """
+        return self.times[-1][1] if self.times else 0.0
+
+    @property
+    def targets_per_s(self) -> float | None:
+        """The targets (tokens of text, samples of images) per second of training."""
+        return self.targets / self.training_s if self.training_s > 0 and self.targets else None
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step and value of the best score, or of the first best score if several are equal;
+        None without scores.
+        """
+        known = [
+            (self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)
+        ]
+        return min(known)[1:] if known else None
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.watch is not None and self.watch[0] == "max" else 1
+
+    @property
+    def final(self) -> float | None:
+        return self.scores[-1][1] if self.scores else None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that is known to be complete, from the records or the newest checkpoint."""
+        saved_step = None if self.store is None else self.store.newest_step()
+        return max((saved_step or 0, *(step for step, _ in [*self.times, *self.scores])))
+
+    def reached(self, target: float) -> tuple[int, float] | None:
+        """Return step and seconds of training at the first evaluation as good as `target`; None if
+        no score reaches `target`.
+        """
+        known = ((step, score) for step, score in self.scores if math.isfinite(score))
+        good = (
+            (step, self.seconds_at(step))
+            for step, score in known
+            if self._sign * score <= self._sign * target
+        )
+        return next(good, None)
+
+    def seconds_at(self, step: int) -> float:
+        """Return the seconds of training until a step, interpolated linearly between records.
+
+        >>> run = Trained({}, None, [], [], [(10, 2.0), (20, 6.0)], 0.0, None)
+        >>> run.seconds_at(10), run.seconds_at(15), run.seconds_at(25)
+        (2.0, 4.0, 6.0)
+        """
+        steps, seconds = zip((0, 0.0), *self.times, strict=True)
+        return float(np.interp(step, steps, seconds))
+
+
+def read_run(path: Path, *, metric: str | None = None) -> Trained:
+    """Read a run's directory; `metric` ("min SPLIT/METRIC") replaces the monitored metric.
+
+    A run without a monitored metric is ranked by the first loss among its scores. Raises
+    `ConfigError` if the run has no such `metric`.
+    """
+    lines = records(path / "metrics.jsonl")
+    scored = [record for record in lines if record["kind"] == "eval"]
+    if metric is not None:
+        watch: tuple[Direction, str] | None = parsed(metric)
+        if scored:
+            refuse_missing_score(parsed(metric), scored[-1], of=path)
+    else:
+        losses_scored = (
+            name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss")
+        )
+        watch = watched(read_run_files(path)) or next(
+            (("min", name) for name in losses_scored), None
+        )
+    train_records = [record for record in lines if record["kind"] == "train"]
+    spent_s = accumulate(
+        record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in train_records
+    )
+    losses = [
+        (int(record["step"]), record.get("loss_applied", record.get("loss")))
+        for record in train_records
+    ]
+    name = "" if watch is None else watch[1]
+    settings = read_settings(path) if (path / "config.toml").is_file() else None
+    return Trained(
+        settings={} if settings is None else settings.flat,
+        watch=watch,
+        loss=[(step, float(loss)) for step, loss in losses if loss is not None],
+        scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
+        times=[
+            (int(record["step"]), seconds)
+            for record, seconds in zip(train_records, spent_s, strict=True)
+        ],
+        targets=math.fsum(
+            record.get("targets", 0.0) - record.get("starting_targets", 0.0)
+            for record in train_records
+        ),
+        order=_beginning(path),
+        store=Store(path / "checkpoints"),
+        of_script=settings is not None and settings.script,
+    )
+
+
+def same_bits(one: Trained, other: Trained) -> bool:
+    """Return True if two runs have the same scores and ended with the same weights, to the last
+    bit. Names of parameters and settings may differ.
+    """
+    if one.scores != other.scores:
+        return False
+    try:
+        weights = _last_weights(one)
+        return weights is not None and weights == _last_weights(other)
+    except CheckpointError:
+        return False
+
+
+def _last_weights(run: Trained) -> list[str] | None:
+    """Return the hashes of all tensors of the newest models in ascending order, or None without a
+    checkpoint.
+    """
+    step = None if run.store is None else run.store.newest_step()
+    if run.store is None or step is None or step != run.last_step:
+        return None
+    checkpoint = opened(run.store.path(step))
+    hashes = []
+    for file, tensors in checkpoint.files.items():
+        if file.partition("-")[0] == "model":
+            hashes += [
+                _hash_of(tensor) for tensor in tensors.values() if isinstance(tensor, Stored)
+            ]
+    return sorted(hashes)
+
+
+def _hash_of(tensor: Stored) -> str:
+    digest = sha256(f"{tensor.dtype} {[*tensor.shape]}".encode())
+    for chunk in tensor.chunks():
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:
+    """Raise `ConfigError` if a record does not have a score."""
+    if score[1] not in record:
+        there = ", ".join(scores_in(record)) or "none"
+        raise ConfigError(
+            "score-missing",
+            problem=f"metric = {' '.join(score)!r}: {of} does not have this score",
+            reason=f"available: {there}",
+            setting="metric",
+            value=" ".join(score),
+            run=str(of),
+            available=scores_in(record),
+        )
+
+
+def watched(files: RunFiles) -> tuple[Direction, str] | None:
+    """Return the direction and name of a run's monitored score; None if the run has not begun or
+    monitors no score.
+    """
+    score = None if files.state is None else files.state.watched
+    return None if score is None else (score["direction"], score["score"])
+
+
+def _beginning(path: Path) -> dict[str, Any] | None:
+    state = read_state(path, 0)
+    try:
+        files = read_manifest(Store(path / "checkpoints").path(0)).files
+    except (CheckpointError, DamageError):
+        return None
+    if state is None:
+        return None
+    models = {file: entry for file, entry in sorted(files.items()) if file.startswith("model")}
+    beginning = {
+        name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")
+    }
+    beginning["weights"] = [(file, sha256) for file, (_, sha256) in models.items()]
+    beginning["model_bytes"] = sum(size for size, _ in models.values())
+    return beginning
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run of a comparison: variant, outcome, curves, and per-batch scores in `batches` (or the
+    reason for their absence).
+    """
+
+    variant: Variant
+    trained: Trained
+    status: str = "finished"
+    said: str = ""
+    batches: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant in the table. Values are means over the finished repeats (over all repeats if no
+    repeat finished).
+
+    `label` is the displayed name; `name` is the name of the directory or group. `difference` is the
+    best score minus the baseline's best score; `p` is corrected for all comparisons. `target_step`
+    and `target_s` are None unless all repeats reached the target.
+    """
+
+    name: str
+    varied: Mapping[str, Any]
+    status: str
+    said: str
+    repeats: int
+    label: str = ""
+    best: float | None = None
+    best_error: float | None = None
+    best_step: float | None = None
+    final: float | None = None
+    final_error: float | None = None
+    reached: int = 0
+    target_step: float | None = None
+    target_s: float | None = None
+    training_s: float | None = None
+    targets_per_s: float | None = None
+    difference: Difference | None = None
+    p: float | None = None
+    verdict: str = ""

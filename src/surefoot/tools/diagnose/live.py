@@ -1,0 +1,194 @@
+"""The live diagnosis of a run.
+
+One line is printed when a finding appears or becomes more severe. Only `surefoot diagnose` prints
+notes. A resumed run does not repeat the findings of earlier sessions. The diagnosis takes at most
+1% of the run's time.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from surefoot.tools.diagnose.alert import Alert
+from surefoot.tools.diagnose.checks import in_a_line, verdicts
+from surefoot.tools.diagnose.finding import SEVERITIES, Check, Finding, worst_first
+from surefoot.tools.diagnose.history import History
+from surefoot.tools.diagnose.run_settings import RunDescription
+from surefoot.tracking.record import Record
+from surefoot.tracking.run_records import RunRecords
+
+_ASKED_AFTER = ("train", "eval", "slow_rank")
+_TIMES_AS_LONG = 100  # wait until the next check, in durations of the last check
+_NAMED = 3  # findings in the final message
+_GONE = 0.1  # fraction of all steps: a finding is printed again after a longer absence
+
+
+@dataclass
+class _Reported:
+    severity: int
+    gone_since: float = math.inf  # the first step without the finding
+
+
+class LiveFindings:
+    """A sink for records that prints the findings of one session on rank 0."""
+
+    def __init__(
+        self,
+        described: RunDescription,
+        *,
+        say: Callable[[str], None],
+        command: str | None,
+        alert: Alert | None = None,
+        earlier: Iterable[Record] = (),
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.described, self.say, self.command, self.now = described, say, command, now
+        self.alert, self.alerted = alert, set[str]()  # names of findings
+        self.records = RunRecords()
+        self.reported: dict[str, _Reported] = {}
+        self.broken: set[Check] = set()
+        self.not_before = 0.0
+        self.earlier: Iterable[Record] | None = (
+            earlier  # read after the first step, to start faster
+        )
+        self.waiting: list[Record] = []  # until `earlier` is read
+
+    def write(self, record: Record) -> None:
+        """Add a record, and print and send new findings if a check is due. Never raises."""
+        self._take(record)
+        if self.alert is not None:
+            if record["kind"] == "event":  # a session that failed looks for findings nowhere else
+                self.at_end()
+            self._say_problems(self.alert)
+
+    def _take(self, record: Record) -> None:
+        try:
+            if self.earlier is not None:
+                self.waiting.append(record)
+                if record["kind"] not in _ASKED_AFTER:
+                    return
+                self._go_on()
+            else:
+                self.records.add(record)
+            if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
+                self._remark()
+        except Exception as problem:  # a failed check does not end a run
+            self._give_up(problem)
+
+    def at_end(self) -> list[Finding]:
+        """Return the findings of the completed run without notes, the most severe first. Never
+        raises.
+        """
+        try:
+            self._go_on()
+            history = History(replace(self.described, standing="over"), self.records)
+            findings = verdicts(history, broken=self._warn_of)
+            self._send(worst_first(findings), history.step)
+        except Exception as problem:
+            self._give_up(problem)
+            return []
+        return [finding for finding in worst_first(findings) if finding.severity != "note"]
+
+    def sentence(self) -> str:
+        """Return a sentence with the final findings and the command that explains them. Returns ""
+        without findings.
+        """
+        if not (findings := self.at_end()):
+            return ""
+        names = [
+            each.name + (f" since step {each.step:,}" if each.step else "")
+            for each in findings[:_NAMED]
+        ]
+        names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
+        text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
+        if self.command is not None:
+            return f"{text}: {self.command}"
+        lines = [text, *(in_a_line(each, command=None) for each in findings)]
+        return "\n".join(
+            [
+                *lines,
+                "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records",
+            ]
+        )
+
+    def close(self) -> None:
+        """Wait a few seconds for alerts that are being sent."""
+        if self.alert is not None:
+            self.alert.close()
+            self._say_problems(self.alert)
+
+    def _send(self, findings: Iterable[Finding], step: int) -> None:
+        for finding in findings:
+            if (
+                self.alert is not None
+                and finding.severity == "error"
+                and finding.name not in self.alerted
+            ):
+                self.alerted.add(finding.name)
+                self.alert.send(finding, run=self.described.name, step=step)
+
+    def _say_problems(self, alert: Alert) -> None:
+        for text in alert.problems():
+            self.say(text)
+
+    def _go_on(self) -> None:
+        if self.earlier is None:
+            return
+        earlier, self.earlier = self.earlier, None
+        self.records.extend(earlier)
+        if self.records.count:
+            _, findings = self._current_findings()
+            self.alerted = {finding.name for finding in findings if finding.severity == "error"}
+            self.reported = {
+                _key(finding): _Reported(SEVERITIES.index(finding.severity)) for finding in findings
+            }
+        self.records.extend(self.waiting)
+        self.waiting = []
+
+    def _remark(self) -> None:
+        step, findings = self._current_findings()
+        self._send(findings, step)
+        new = None
+        for finding in findings:
+            severity, before = SEVERITIES.index(finding.severity), self.reported.get(_key(finding))
+            within = _GONE * max(step, self.described.steps or 0)
+            if (
+                before is not None
+                and severity >= before.severity
+                and step - before.gone_since <= within
+            ):
+                before.gone_since = math.inf
+            elif finding.severity != "note" and new is None:
+                new = finding
+                self.reported[_key(finding)] = _Reported(severity)
+        for name in self.reported.keys() - {_key(finding) for finding in findings}:
+            self.reported[name].gone_since = min(step, self.reported[name].gone_since)
+        if new is not None:
+            self.say(in_a_line(new, command=self.command))
+
+    def _current_findings(self) -> tuple[int, list[Finding]]:
+        start_s, history = self.now(), History(self.described, self.records)
+        findings = worst_first(verdicts(history, broken=self._warn_of))
+        end_s = self.now()
+        self.not_before = end_s + _TIMES_AS_LONG * (end_s - start_s)
+        return history.step, findings
+
+    def _give_up(self, problem: Exception) -> None:
+        if self.not_before < math.inf:
+            self.not_before = math.inf
+            self.say(
+                f"note: the checks for findings stopped: {type(problem).__name__}: {problem}; training continues"
+            )
+
+    def _warn_of(self, check: Check, problem: Exception) -> None:
+        if check not in self.broken:
+            self.broken.add(check)
+            self.say(
+                f"note: the check for {check.name} failed, which is a bug in surefoot:"
+                f" {type(problem).__name__}: {problem}; training continues"
+            )
+
+
+def _key(finding: Finding) -> str:
+    return f"{finding.name} {finding.numbers.get('rank', '')}"  # each slow rank is printed

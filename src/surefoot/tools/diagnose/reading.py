@@ -1,0 +1,55 @@
+"""The history of a run, read from its directory. Torch-free.
+
+The newest checkpoint provides the settings, and config.toml adds further settings. Unreadable
+records are skipped.
+"""
+
+from pathlib import Path
+
+from surefoot.config.paths import run_path
+from surefoot.tools.diagnose.history import History
+from surefoot.tools.diagnose.run_settings import RunDescription, kinds_of_models
+from surefoot.tracking.run_reader import (
+    Session,
+    missing_run,
+    read_run,
+    standing_of,
+    unreadable_records,
+)
+from surefoot.tracking.run_records import records_of
+
+
+def history_in(path: Path | str) -> History:
+    """Read the history of the run in a directory; raise `ConfigError` if the directory has no
+    run.
+    """
+    run = run_path(path, setting="path")
+    if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
+        raise missing_run(run, run.parent)
+    try:
+        records = records_of(run)
+    except OSError as problem:
+        raise unreadable_records(run / "metrics.jsonl", problem) from problem
+    return History(description_of(run), records)
+
+
+def description_of(run: Path) -> RunDescription:
+    """Return settings, kinds of models and progress of a run from its files alone; missing files
+    leave None.
+    """
+    files = read_run(run)
+    script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
+    watched = None if files.state is None else files.state.watched
+    return RunDescription(
+        identity=files.config.of_script if files.state is None else files.state.identity,
+        written={"workers": last.get("workers")} if script else files.config.flat,
+        program=str(files.config.program.get("kind", "script")),
+        kinds=kinds_of_models({} if files.state is None else files.state.architecture),
+        standing=standing_of(run),
+        name=str(run),
+        processors=last.get("processors"),
+        memory_bytes=last.get("memory_bytes"),
+        saved_step=files.step,
+        keeps_best=files.state is None or files.state.monitor is not None,
+        monitored=None if watched is None else (watched["direction"], watched["score"]),
+    )

@@ -1,0 +1,208 @@
+"""Checks of run length and schedule: an early end, a long warm-up, a high final learning rate, a
+still falling loss.
+"""
+
+from surefoot.tools.diagnose.finding import Unknown, Verdict, check, need, well, wrong
+from surefoot.tools.diagnose.history import History
+
+LONG_WARMUP = 0.25
+"""Fraction of a run above which a warm-up is too long. Usual warm-ups are 1% to 10% (Vaswani et al.
+2017: 4%; Brown et al. 2020: 0.1%). One-cycle schedules use 30%."""
+HIGH = 0.5
+"""Ratio of the last to the highest learning rate that is too high. All schedules that fall end
+below half. A fall to near 0 lowers the final loss (Hägele et al. 2024, section 3,
+https://arxiv.org/abs/2405.18392)."""
+LEAST_STEPS = 50
+"""Minimum number of steps. In a shorter run, the last record says little about the end of the
+schedule.
+"""
+STILL = 0.02
+"""Minimum relative fall of a split's loss over the last fifth of a run. A loss proportional to
+steps ** -0.1 falls as much (Kaplan et al. 2020, section 3: exponents of 0.05 to 0.1). Such a loss
+falls by 7% if the run is twice as long."""
+EVALUATIONS = 4
+"""Minimum number of evaluations, of which two or more lie at the end."""
+EXACT = (
+    "constant",
+    "inverse_sqrt",
+)  # schedules whose run can be extended with bitwise-equal results
+
+
+@check("ended-early")
+def ended_early(history: History) -> Verdict:
+    """Check for a run that ended before the last step of its schedule."""
+    described, how = history.described, history.ended_by
+    steps, step, saved_step = described.steps, history.last_step, described.saved_step
+    need(history.over, "the run is still training")
+    if steps is None:
+        return Unknown("the length of the run is not known")
+    need(
+        step < steps or history.step >= steps,
+        f"the checkpoint at step {saved_step:,} completes the run, but the records end at step"
+        f" {history.step:,}: some are missing (surefoot verify {described.in_shell})",
+    )
+    well(
+        history.complete,
+        f"all {steps:,} steps are completed" if step >= steps else "the run ended by itself",
+    )
+    well((how or "").startswith("diverged"), "the run diverged, which is a separate finding")
+    stop = described.present("stop_after")
+    was_requested = stop is not None if how is None else how.startswith("stopped")
+    rate, rate_step, highest = _rates(history)
+    places = ""
+    if saved_step != history.step:
+        places = f"the records end at step {history.step:,}; the newest checkpoint has step {saved_step:,}"
+    return wrong(
+        "note" if was_requested else "warning",
+        f"The run ended early, at step {step:,} of {steps:,}.",
+        (
+            f"{step:,} of {steps:,} steps"
+            + (f"; {how}" if how else "; killed, or the machine failed"),
+            places,
+            f"the learning rate at step {rate_step:,} was {rate:g}, {rate / highest:.0%} of its maximum:"
+            " the schedule was not over"
+            if highest > 0 and history.has_trained
+            else "",
+        ),
+        causes=(
+            f"stop_after is {stop}"
+            if stop
+            else how or "a killed process, or a failure of the machine",
+            "a time limit shorter than the run"
+            if not stop and (how is None or how.startswith("stopped by SIGTERM"))
+            else "",
+        ),
+        try_=(
+            ("correct the error, then " if (how or "").startswith("failed") else "")
+            + f"{described.go_on()}  # "
+            + (
+                f"continues bit for bit from step {saved_step:,}"
+                if saved_step
+                else "no training is saved: starts at step 0"
+            ),
+            f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}"
+            if history.has_trained
+            else "",
+        ),
+        step=step,
+        numbers={"made": step, "steps": steps},
+    )
+
+
+@check("long-warm-up")
+def long_warmup(history: History) -> Verdict:
+    """Measure the warm-up as a fraction of the schedule."""
+    described = history.described
+    steps, warmup = described.schedule_steps, described.warmup
+    if steps is None or described.shape is None:
+        return Unknown("the schedule is not known")
+    well(
+        warmup <= LONG_WARMUP * steps or described.shape == "one_cycle",
+        f"the warm-up is {warmup:,} of {steps:,} steps",
+    )
+    return wrong(
+        "warning",
+        f"The warm-up takes {warmup / steps:.0%} of the run.",
+        (f"{warmup:,} of {steps:,} steps; usual: 1% to 10%",),
+        causes=("a warm-up in steps that was chosen for a longer run",),
+        try_=(described.typed("schedule.warmup", "5%"),),
+        numbers={"share": warmup / steps},
+    )
+
+
+def _end(history: History) -> None:
+    need(history.over and history.complete, "the run is not finished")
+
+
+@check("still-improving", needs=_end)
+def still_improving(history: History) -> Verdict:
+    """Check for a finished run whose last evaluation is the best, and measure its improvement over
+    the last fifth.
+    """
+    described = history.described
+    losses = (
+        f"{split}/loss" for split, series in history.splits.items() if len(series) >= EVALUATIONS
+    )
+    direction, score = described.monitored or ("min", next(losses, ""))
+    series, sign = history.score(score), 1 if direction == "min" else -1
+    need(
+        len(series) >= EVALUATIONS,
+        f"{score} was not evaluated {EVALUATIONS} times"
+        if score
+        else f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
+    )
+    since = history.not_finite_since(score)
+    need(since is None, f"{score} is not finite since step {since}")
+    row = max(
+        int((series.step <= 0.8 * history.step).sum()) - 1, 0
+    )  # the last evaluation before the last fifth
+    before, end = float(series.value[row]), float(series.value[-1])
+    gained = sign * (before - end) / abs(before) if before else 0.0
+    well(
+        (sign * series.value).min() < sign * end or gained < STILL,
+        f"{score} improved by {max(gained, 0):.1%} over the last 20% of the run",
+    )
+    longer = f"{2 * (described.steps or history.step)} steps"
+    tries = (
+        f"a new run: {described.typed('length', longer)}",
+        f"{described.typed('schedule.name', 'wsd')}: such a run can be extended exactly, from a checkpoint before its cool-down",
+    )
+    if described.shape in EXACT:
+        tries = (
+            f"{described.go_on(longer)}  # continues exactly, with the same schedule ({described.shape})",
+            "",
+        )
+    elif described.shape == "wsd":
+        keep = "keep_every" if described.program == "script" else "--keep-every"
+        tries = (
+            f"{described.go_on(longer)}  # from a checkpoint before the cool-down ({keep} keeps them)",
+            "",
+        )
+    return wrong(
+        "note",
+        f"The run was still improving when it ended: {score} {'fell' if sign > 0 else 'rose'} by {gained:.1%} over the last 20%.",
+        (
+            f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best value",
+        ),
+        causes=("a run that is too short for this data set and model",),
+        try_=tries,
+        numbers={"gained": gained},
+    )
+
+
+@check("high-rate-at-end", needs=_end)
+def high_rate_at_end(history: History) -> Verdict:
+    """Compare the last learning rate of a finished run with its highest."""
+    described = history.described
+    rate, rate_step, highest = _rates(history)
+    need(
+        highest > 0 and history.step >= LEAST_STEPS,
+        f"no learning rates are recorded, or fewer than {LEAST_STEPS} steps are completed",
+    )
+    well(
+        rate < HIGH * highest or described.optimizer.get("name") == "schedule_free",
+        f"the learning rate ended at {rate / highest:.1%} of its maximum",
+    )
+    return wrong(
+        "note",
+        f"The learning rate was still at {rate / highest:.0%} of its maximum when the run ended.",
+        (
+            f"{rate:g} at step {rate_step:,}, maximum {highest:g}; schedule {described.shape or 'not known'}",
+        ),
+        causes=("a schedule that does not fall, or falls over more steps than the run has",),
+        try_=(
+            f"{described.go_on('...')}  # if the run is to continue"
+            if described.shape in EXACT
+            else "a run of the length that the schedule was made for",
+            described.typed("schedule.name", "wsd"),
+        ),
+        numbers={"share": rate / highest},
+    )
+
+
+def _rates(history: History) -> tuple[float, int, float]:
+    """Return the last learning rate, its step, and the highest learning rate."""
+    rates = history.column("lr").finite
+    if not len(rates):
+        return 0.0, 0, 0.0
+    return float(rates.value[-1]), int(rates.step[-1]), float(rates.value.max())

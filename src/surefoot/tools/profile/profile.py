@@ -1,0 +1,309 @@
+"""Profile a run's step: time, operators, memory, arithmetic, and faster variants."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from surefoot.config.paths import local_path
+from surefoot.errors import ConfigError, Setting, first_line, out_of_range
+from surefoot.optim.clipping import clear
+from surefoot.tools.profile.flops import count_flops, measure_peak_flops
+from surefoot.tools.profile.result import Profile, VariantGain, middle_half, write_profile
+from surefoot.tools.profile.timed_step import Stepping
+from surefoot.tools.profile.trace import copied_s, device_busy_s, memory_line, operators, run_profiler
+from surefoot.tools.profile.variants import USUAL, Variant, stepping, variants
+from surefoot.tools.report.figures import make_directory
+from surefoot.run.components import RunComponents
+from surefoot.run.run import Run, unchanged
+from surefoot.tracking.format import counted as number_of
+
+_WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4
+_PAIRS = (4, 25)  # at least, whatever the time, and at most
+
+
+def measure(
+    run: Run,
+    *,
+    what: str = "run",
+    out: str | Path | None = None,
+    steps: int = 12,
+    speedups: Sequence[str] = USUAL,
+    peak_flops: float | None = None,
+    shapes: bool = False,
+    max_seconds: float = 20.0,
+    progress_fn: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure time and memory of a run's steps, and variants that may be faster.
+
+    On several ranks every rank makes this call: each returns its own profile, rank 0 writes its
+    files, and no variant is tried. `communication` is then the wait for sums over the ranks. FSDP
+    gathers weights in the forward and backward passes, whose time includes that.
+
+    Steps use the run's data from its current step on, with a learning rate of 0; only an optimizer
+    with a closure keeps its rate. Afterwards the run and its directory are the same, bit for bit.
+
+    `steps` are timed after a warm-up, two more run under torch's profiler, and the operations of
+    one more are counted. Each variant in `speedups` (`surefoot.tools.profile.variants.NAMES`) alternates
+    with the unchanged run, step by step.
+
+    out: a directory for profile.json, profile.txt, trace.json.gz and memory.svg, and with the extra
+    `plots` memory.png. If None, nothing is written. peak_flops: the peak operations per second of
+    the device (such as 989e12). If None, the peak is measured with matrix products. shapes: list an
+    operator separately for each shape of its inputs. max_seconds: the approximate time of the whole
+    profile. The result names the variants left out for lack of time.
+
+    >>> data = torch.randn(64, 4), torch.randn(64, 1)
+    >>> run = Run(
+    ...     model=lambda: torch.nn.Linear(4, 1),
+    ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+    ...     train_data=data,
+    ...     optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
+    ...     batch_size=16,
+    ...     length="9 epochs",
+    ...     device="cpu",
+    ...     console=False,
+    ... )
+    >>> measured = measure(run, steps=4, speedups=(), peak_flops=1e9)
+    >>> isinstance(measured, Profile), measured.flops.by_phase, "forward" in measured.phases.seconds
+    (True, {'forward': 128, 'backward': 128}, True)
+
+    Raises `ConfigError` if the run has no loss function, or is in the middle of a step.
+    """
+    if steps < _LEAST_STEPS:
+        meaning = f"{_LEAST_STEPS} or more: the mean of the middle half needs them"
+        raise out_of_range("steps", steps, meaning)
+    directory = None if out is None or run.rank > 0 else local_path(out, setting="out")
+    if directory is not None and (directory / "checkpoints").is_dir():
+        raise ConfigError(
+            "profile-into-run",
+            problem=f"{directory} is the directory of a run",
+            remedy=("another directory for the profile:", Setting("out", "DIR")),
+            setting="out",
+            path=directory,
+        )
+    until = perf_counter() + max_seconds
+    tell = progress_fn if progress_fn is not None and run.rank == 0 else _say_nothing
+    with unchanged(run, call="sf.profile.measure()") as parts:
+        if directory is not None:
+            make_directory(directory)  # fails before the slow part
+        base = stepping(parts)
+        with closing(base.feed):
+            tell("warming up")
+            for _ in range(_WARM_UP):
+                base.make()
+            laps: list[dict[str, float]] = []
+            tell(f"timing {steps} steps")
+            while len(laps) < steps:
+                is_late = perf_counter() >= until - 0.7 * max_seconds
+                # clocks differ between ranks
+                if len(laps) >= _LEAST_STEPS and parts.world.from_main(is_late):
+                    break
+                laps.append(base.make())
+            tell("running torch's profiler")
+            trace = run_profiler(
+                base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False
+            )
+            if directory is not None:
+                _write_trace(trace, directory / "trace.json.gz")
+            memory = memory_line(base.make, parts.state, parts.device)
+            tell("counting FLOP")
+            micro_batches = base.feed.micro_batches(base.next)
+            base.next += 1
+            flops = count_flops(
+                parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0)
+            )
+            peak = peak_flops or measure_peak_flops(parts.device, parts.run_state.precision.name)
+            outcomes, left_out = _outcomes(
+                parts, base, speedups, until=until, limit_s=max_seconds, tell=tell
+            )
+        on_device = parts.device.type == "cuda"
+        measured = Profile(
+            what=what,
+            setting=_setting(parts),
+            phases=middle_half(laps),
+            operators=operators(trace, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device),
+            memory=memory,
+            flops=flops,
+            peak=peak,
+            peak_given=peak_flops is not None,
+            tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
+            tries=rank(outcomes),
+            not_tried=left_out,
+            ranks=parts.world.size,
+            busy_s=device_busy_s(trace, steps=_UNDER_PROFILER) if on_device else None,
+            copied_s=copied_s(trace, steps=_UNDER_PROFILER) if on_device else None,
+        )
+    return measured if directory is None else write_profile(measured, directory)
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _outcomes(
+    parts: RunComponents,
+    base: Stepping,
+    names: Sequence[str],
+    *,
+    until: float,
+    limit_s: float,
+    tell: Callable[[str], None],
+) -> tuple[list[VariantGain], list[str]]:
+    if parts.world.size > 1:
+        return [], []  # ranks would not agree on when to stop
+    outcomes: list[VariantGain] = []
+    offered = variants(parts, names)
+    base.seconds()
+    for index, variant in enumerate(offered):
+        eta_s = until - perf_counter()
+        if eta_s <= 0:
+            return outcomes, [other.flag for other in offered[index:]]
+        tell(f"trying {variant.flag}")
+        outcomes.append(
+            measure_variant(
+                variant, base, limit_s=min(eta_s / (len(offered) - index), 0.2 * limit_s)
+            )
+        )
+    return outcomes, []
+
+
+def _setting(parts: RunComponents) -> str:
+    sizes, device = parts.pipeline.sizes, parts.device
+    pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    words = (
+        f"{sizes.batch_size:,} {sizes.unit} per step{pieces}",
+        parts.run_state.precision.name,
+        f"cpu, {number_of(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else where,
+        f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
+        "compiled" if parts.compiled else "",
+        f"activation checkpointing ({parts.computed_again})" if parts.computed_again else "",
+        f"rank {parts.world.rank} of {parts.world.size} ({parts.parallel.kind})"
+        if parts.world.size > 1
+        else "",
+        f"from step {parts.state.step:,}",
+    )
+    return ", ".join(filter(None, words))
+
+
+def _write_trace(trace: Any, path: Path) -> None:
+    # for Chrome and Perfetto (https://ui.perfetto.dev)
+    try:
+        trace.export_chrome_trace(str(path))
+    except (OSError, RuntimeError) as problem:
+        raise ConfigError(
+            "trace-not-written",
+            problem=f"cannot write {path}: {problem}",
+            remedy=("another directory:", Setting("out", "DIR")),
+            setting="out",
+            path=path,
+        ) from problem
+
+
+def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
+    """Measure a variant for about `limit_s` seconds. An exception is stored in `problem`."""
+    try:
+        ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
+    except Exception as problem:
+        clear(base.plain_state.parameters)
+        base.plain_state.buffers.undo()
+        return VariantGain(
+            variant.name,
+            variant.flag,
+            variant.changes,
+            problem=first_line(problem) or type(problem).__name__,
+        )
+    low, high = interval(ratios)
+    return VariantGain(
+        variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s
+    )
+
+
+def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
+    """Sort variants: the largest gains first, then variants within the noise, slower variants, and
+    failures.
+    """
+    measured = [row for row in rows if row.problem is None]
+    failed = [row for row in rows if row.problem is not None]
+    return (
+        sorted(
+            measured,
+            key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup),
+        )
+        + failed
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return a confidence interval of the median: two values that enclose the median with a
+    probability of at least 0.95.
+
+    The interval is valid for any distribution (Conover 1999, Practical Nonparametric Statistics,
+    section 3.2). With fewer than six values, the interval is the whole range and has a lower
+    probability, such as 7/8 for four values.
+
+    >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
+    ((1.0, 3.0), (39, 60))
+    """
+    ordered, number = sorted(values), len(values)
+    spared, beyond = (
+        0,
+        1,
+    )  # `beyond` counts the cases, of all 2^number, with the median beyond one side
+    while 20 * 2 * (beyond + math.comb(number, spared + 1)) <= 2**number:
+        spared += 1
+        beyond += math.comb(number, spared)
+    return ordered[spared], ordered[number - 1 - spared]
+
+
+def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
+    ratios: list[float] = []
+    with variant.entered():
+        steps = variant.make()
+        first_s = steps.seconds()
+        steps.seconds()
+    base.seconds()
+    steps.begin(base.next)  # both steps of a pair use the same samples
+    start_s = perf_counter()
+    while len(ratios) < _PAIRS[0] or (
+        len(ratios) < _PAIRS[1] and perf_counter() - start_s < limit_s
+    ):
+        took_s: dict[bool, float] = {}
+        for changed in (True, False) if len(ratios) % 2 else (False, True):
+            with variant.entered() if changed else nullcontext():
+                took_s[changed] = (steps if changed else base).seconds()
+        ratios.append(took_s[False] / took_s[True])
+    steps.feed.close()
+    return ratios, first_s
+
+
+def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
+    # alternate in blocks of steps: workers prefetch during the other side's steps, so they end
+    # after each block
+    assert variant.workers is not None
+    usual_s, own_s, first_s, start_s = list[float](), list[float](), 0.0, perf_counter()
+    while len(own_s) < 2 * _PAIRS[0] or (
+        len(own_s) < _PAIRS[1] and perf_counter() - start_s < limit_s
+    ):
+        usual_s += _stretch(base, base.feed.workers)[1]
+        steps = variant.make()
+        with closing(steps.feed):
+            begin_s, stretch_s = _stretch(steps, variant.workers)
+        own_s += stretch_s
+        first_s = first_s or begin_s
+    return [median(usual_s) / each_s for each_s in own_s], first_s
+
+
+def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
+    # the first step, and four steps after the prefetched samples are used up
+    steps.begin(steps.next)
+    first_s = steps.seconds()
+    for _ in range(2 * workers):
+        steps.seconds()
+    return first_s, [steps.seconds() for _ in range(_PAIRS[0])]

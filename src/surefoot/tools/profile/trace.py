@@ -1,0 +1,288 @@
+"""Steps under torch's profiler: the slowest operators, and the memory over time."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from surefoot.distributed.shards import held_of
+from surefoot.memory import tensor_bytes
+from surefoot.optim.kinds.kind import state_tensors
+from surefoot.tools.profile.timed_step import RANGE, REST
+from surefoot.tools.report.charts import Chart, Line
+from surefoot.train.loop import State
+
+_POINTS = 400  # of a curve
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The bytes of a step's tensors by purpose."""
+
+    parameters: int
+    optimizer: int
+    buffers: int  # of models and their averages, with the averages' weights
+    gradients: int
+    activations: int  # and all other tensors of a step
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.optimizer + self.buffers + self.gradients + self.activations
+
+
+@dataclass(frozen=True)
+class MemoryLine:
+    """The memory of one step. `curve` has tuples of seconds, bytes and bytes of gradients; `phases`
+    has the peak of each phase.
+    """
+
+    peak: StepMemory
+    phases: dict[str, StepMemory]
+    curve: list[tuple[float, int, int]]
+    told_by_allocator: int | None = None  # the peak of CUDA's allocator
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a step. `self_s` excludes the time of nested operators."""
+
+    name: str
+    calls: float
+    self_s: float
+    share: float  # of the time of all
+    shapes: str = ""
+
+
+def run_profiler(
+    make: Callable[[], Any],
+    device: torch.device,
+    *,
+    times: int = 1,
+    shapes: bool,
+    memory: bool = True,
+) -> Any:
+    """Run `make` under torch's profiler, which also records the device on CUDA. Returns the
+    profiler.
+    """
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    trace = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
+    with _quiet():
+        trace.start()
+    try:
+        for _ in range(times):
+            make()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    finally:
+        with _quiet():
+            trace.stop()
+    return trace
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # torch 2.13's profiler writes to standard error at every log level
+    sys.stderr.flush()
+    stderr_copy, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
+        os.close(nowhere)
+
+
+def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[Operator]:
+    """Return the 15 operators that take most of the time of `steps` profiled steps, longest
+    first.
+    """
+    time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")  # in us
+    rows = [
+        (float(time_of(row)) / 1e6 / steps, row)
+        for row in trace.key_averages(group_by_input_shape=shapes)
+        if time_of(row) > 0 and not row.key.startswith((RANGE, "ProfilerStep"))
+    ]
+    total_s = sum(self_s for self_s, _ in rows)
+    rows.sort(key=itemgetter(0), reverse=True)
+    return [
+        Operator(
+            row.key,
+            row.count / steps,
+            self_s,
+            self_s / total_s,
+            str(row.input_shapes) if shapes else "",
+        )
+        for self_s, row in rows[:15]
+    ]
+
+
+def device_busy_s(trace: Any, *, steps: int) -> float:
+    """Return the seconds per step in which the device is busy: the union of its kernels and
+    copies.
+    """
+    spans = sorted(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in trace.profiler.kineto_results.events()
+        if event.device_type() == DeviceType.CUDA
+        and event.duration_ns()
+        and not event.name().startswith(RANGE)
+    )
+    busy_ns, end = 0, 0
+    for begin, stop in spans:
+        busy_ns += max(0, stop - max(begin, end))
+        end = max(end, stop)
+    return busy_ns / 1e9 / steps
+
+
+def copied_s(trace: Any, *, steps: int) -> float:
+    """Return the seconds per step of copies from the host, which overlap the work of the device."""
+    copies = [
+        event for event in trace.profiler.kineto_results.events() if "Memcpy HtoD" in event.name()
+    ]
+    return float(sum(event.duration_ns() for event in copies)) / 1e9 / steps
+
+
+def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> MemoryLine:
+    """Measure the memory of one step, which `make` runs, with torch's profiler."""
+    standing_bytes = 0
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        standing_bytes = torch.cuda.memory_allocated(device)
+    gradients: dict[Tensor, tuple[int, int]] = {}  # time of creation (ns), and bytes
+
+    def note_gradient(parameter: Tensor) -> None:
+        if (
+            parameter not in gradients and parameter.grad is not None
+        ):  # later gradients are added to it
+            gradients[parameter] = time.time_ns(), tensor_bytes([parameter.grad])
+
+    with ExitStack() as hooks:
+        for parameter in state.parameters:
+            hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
+        trace = run_profiler(make, device, shapes=False)
+    models, averages = (
+        state.models.values(),
+        [average.model for average in state.ema_models.values()],
+    )
+    own = tensor_bytes(
+        held_of(parameter)[0] for model in models for parameter in model.parameters()
+    )
+    optimizer = tensor_bytes(
+        each for trained in state.optimizers.values() for each in state_tensors(trained.optimizer)
+    )
+    buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
+    buffers += tensor_bytes(
+        held_of(parameter)[0] for average in averages for parameter in average.parameters()
+    )
+    at_least = own + optimizer + buffers
+
+    def breakdown(total: int, of_gradients: int) -> StepMemory:
+        extra = max(0, total - at_least)
+        return StepMemory(
+            own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra)
+        )
+
+    ranges, changes = _ranges_and_changes(
+        trace, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    )
+    start_ns = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
+    ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
+    now = max(standing_bytes, at_least)
+    curve, phases, peak, total_of = (
+        [(0.0, now, 0)],
+        dict[str, StepMemory](),
+        breakdown(now, 0),
+        attrgetter("total"),
+    )
+    for moment, change in changes:
+        now += change
+        here = breakdown(
+            now,
+            sum(size for then, size in gradients.values() if then <= moment)
+            if moment < ends
+            else 0,
+        )
+        curve.append(((moment - start_ns) / 1e9, now, here.gradients))
+        phase = min(
+            ((end - begin, name) for begin, end, name in ranges if begin <= moment <= end),
+            default=(0, REST),
+        )[1]
+        phases[phase] = max(phases.get(phase, here), here, key=total_of)
+        peak = max(peak, here, key=total_of)
+    size = -(
+        -len(curve) // _POINTS
+    )  # keep the highest point of each stretch, so that no peak is lost
+    thinned = [
+        max(curve[start : start + size], key=lambda point: point[1])
+        for start in range(0, len(curve), size)
+    ]
+    return MemoryLine(
+        peak,
+        phases,
+        thinned,
+        int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None,
+    )
+
+
+def _ranges_and_changes(
+    trace: Any, kind: DeviceType
+) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
+    # times are in ns
+    events = trace.profiler.kineto_results.events()
+    ranges = [
+        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
+        for event in events
+        if event.name().startswith(RANGE) and event.device_type() == DeviceType.CPU
+    ]
+    changes = [
+        event for event in events if event.name() == "[memory]" and event.device_type() == kind
+    ]
+    return ranges, sorted((event.start_ns(), event.nbytes()) for event in changes)
+
+
+def memory_chart(memory: MemoryLine) -> Chart:
+    """Chart the memory of a step over time: permanent memory at the bottom, gradients and
+    activations above.
+    """
+    peak = memory.peak
+    times_ms = [point[0] * 1e3 for point in memory.curve]
+    layers = {
+        "parameters": [peak.parameters] * len(times_ms),
+        "optimizer state": [peak.optimizer] * len(times_ms),
+        "buffers": [peak.buffers] * len(times_ms),
+        "gradients": [of_gradients for _, _, of_gradients in memory.curve],
+    }
+    below = peak.parameters + peak.optimizer + peak.buffers
+    layers["activations and results"] = [
+        max(0, now - below - of_gradients) for _, now, of_gradients in memory.curve
+    ]
+    lines: list[Line] = []
+    tops = [0] * len(times_ms)
+    for series, (name, sizes) in enumerate(layers.items()):
+        if not any(sizes):
+            continue
+        tops = [top + size for top, size in zip(tops, sizes, strict=True)]
+        points = tuple(zip(times_ms, map(float, tops), strict=True))
+        lines.insert(0, Line(name, points, series, area=True))  # a lower layer covers what is below
+    return Chart(
+        "memory",
+        "",
+        tuple(lines),
+        unit="bytes",
+        scale="linear",
+        zero=True,
+        wide=True,
+        x_from=times_ms[0],
+        x_name="ms since the step began, under the profiler",
+    )

@@ -1,0 +1,311 @@
+"""Variants of a run's own step that may be faster."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surefoot.config.batch_size import Batching
+from surefoot.config.tree import did_you_mean
+from surefoot.data.buckets import Buckets
+from surefoot.data.pipeline import DataPipeline
+from surefoot.errors import ConfigError
+from surefoot.optim.build import RunOptimizer
+from surefoot.optim.skip_step import skipping
+from surefoot.tools.profile.flops import kept_activations, recomputed_blocks
+from surefoot.tools.profile.timed_step import Stepping, stopwatch
+from surefoot.run.components import RunComponents
+from surefoot.train.compile import compiled, sole_or_all
+from surefoot.train.loop import State, Task
+from surefoot.train.precision import Precision
+
+NAMES = (
+    "workers",
+    "precision",
+    "fused",
+    "checkpointing",
+    "channels-last",
+    "micro-batch",
+    "compile",
+)
+USUAL = NAMES[:-1]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One variant to measure. `flag` is the text to type, `changes` describes how results differ,
+    `entered` modifies the run.
+    """
+
+    name: str
+    flag: str
+    make: Callable[[], Stepping]
+    entered: Callable[[], AbstractContextManager[Any]] = nullcontext
+    changes: str = ""
+    workers: int | None = (
+        None  # if set, it is measured alone, from its first step on, since workers prefetch
+    )
+
+
+def speedups_of(text: str) -> tuple[str, ...]:
+    """Return the names in `--speedups`, which is "none", "usual" (all but compile), "all", or names
+    separated by commas.
+
+    >>> speedups_of("workers,compile"), speedups_of("none")
+    (('workers', 'compile'), ())
+    """
+    sets = {"none": (), "usual": USUAL, "all": NAMES}
+    if text in sets:
+        return sets[text]
+    available = [*sets, *NAMES]
+    names = tuple(part.strip().replace("_", "-") for part in text.split(","))
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(
+                "speedup-unknown",
+                problem=f"no speedup is called {name!r}",
+                remedy=did_you_mean(name, NAMES, otherwise=f"available: {', '.join(available)}"),
+                setting="speedups",
+                value=name,
+            )
+    return names
+
+
+_DIGITS = {
+    "bf16": "bf16 has 3 decimal digits, fp32 has 7",
+    "tf32": "products have 4 decimal digits instead of 7",
+    "fp32": "more decimal digits",
+}
+_FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
+
+
+def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
+    """Return the variants of these names for a run. Names that do not apply to the run are
+    skipped.
+    """
+    kinds = (
+        _workers,
+        _precisions,
+        _fused,
+        _without_recompute,
+        _channels_last,
+        _micro_batches,
+        _compiled,
+    )
+    return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
+
+
+def stepping(
+    parts: RunComponents,
+    *,
+    task: Task | None = None,
+    state: State | None = None,
+    pipeline: DataPipeline | None = None,
+    workers: int | None = None,
+) -> Stepping:
+    """Return the steps of a run, with the given parts replaced."""
+    pipeline = pipeline or parts.pipeline
+    feed = pipeline.feed(workers=pipeline.workers if workers is None else workers)
+    return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
+
+
+def _precisions(parts: RunComponents) -> list[Variant]:
+    precision = parts.run_state.precision
+    if precision.loss_scale is not None:  # loss scaling would interfere
+        return []
+    return [
+        Variant(
+            name,
+            f"--precision {name}",
+            partial(stepping, parts),
+            partial(_using, precision, name),
+            _DIGITS[name],
+        )
+        for name in ("fp32", "tf32", "bf16")
+        if name != precision.name and (name != "tf32" or parts.device.type == "cuda")
+    ]
+
+
+@contextmanager
+def _using(precision: Precision, name: str) -> Iterator[None]:
+    before, precision.name = precision.name, name
+    try:
+        with precision.numerics():
+            yield
+    finally:
+        precision.name = before
+
+
+def _workers(parts: RunComponents) -> list[Variant]:
+    if (
+        parts.pipeline.feed(workers=0).gather is not None
+    ):  # batches are gathered from memory, without workers
+        return []
+    now, cores = parts.pipeline.workers, os.cpu_count() or 1
+    return [
+        Variant(
+            f"workers {count}",
+            f"--workers {count}",
+            partial(stepping, parts, workers=count),
+            workers=count,
+        )
+        for count in sorted({0, 1, 2, 4, 8, 2 * now} - {now})
+        if count <= min(2 * max(now, 1), cores)
+    ]
+
+
+def _micro_batches(parts: RunComponents) -> list[Variant]:
+    pipeline, sizes = parts.pipeline, parts.pipeline.sizes
+    min_size = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
+    divisors = [
+        size for size in range(min_size, sizes.batch_size + 1) if sizes.batch_size % size == 0
+    ]
+    below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
+    above = [size for size in divisors if size > sizes.micro_batch_size][:1]
+    normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
+    norm_note = "batch normalization averages over each micro-batch" if normed else ""
+    where = "other samples share a micro-batch" if isinstance(pipeline.plan, Buckets) else norm_note
+
+    def build(size: int) -> Stepping:
+        cut = Batching(sizes.batch_size, size, sizes.unit)
+        return stepping(parts, pipeline=replace(pipeline, plan=pipeline.plan_with(cut), sizes=cut))
+
+    flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
+    return [
+        Variant(
+            f"micro-batches of {size:,}", flag.format(size), partial(build, size), changes=where
+        )
+        for size in [*below, *above]
+    ]
+
+
+def _fused(parts: RunComponents) -> list[Variant]:
+    slow = {
+        name: trained
+        for name, trained in parts.state.optimizers.items()
+        if type(trained.optimizer) in _FUSED
+        and not trained.takes_closure
+        and not all(group.get("fused") for group in trained.optimizer.param_groups)
+    }
+    if not slow or parts.device.type not in ("cpu", "cuda"):
+        return []
+
+    def fused(trained: RunOptimizer) -> RunOptimizer:
+        groups = [
+            {
+                name: entry
+                for name, entry in group.items()
+                if name not in ("fused", "foreach", "capturable")
+            }
+            for group in trained.optimizer.param_groups
+        ]
+        optimizer_class: Any = type(trained.optimizer)
+        optimizer = optimizer_class(groups, lr=groups[0]["lr"], fused=True)
+        return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
+
+    def make() -> Stepping:
+        quick = parts.state.optimizers | {name: fused(trained) for name, trained in slow.items()}
+        return stepping(parts, state=replace(parts.state, optimizers=quick))
+
+    kinds = " and ".join(
+        dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values())
+    )
+    return [
+        Variant(
+            "fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding"
+        )
+    ]
+
+
+def _channels_last(parts: RunComponents) -> list[Variant]:
+    weights, last = (
+        [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)],
+        torch.channels_last,
+    )
+    last_already = [
+        weight.is_contiguous(memory_format=last) and not weight.is_contiguous()
+        for weight in weights
+    ]
+    if (
+        parts.compiled or parts.layout.channels_last or all(last_already)
+    ):  # true without convolutions too
+        return []
+
+    @contextmanager
+    def entered(precision: str | None = None) -> Iterator[None]:
+        with ExitStack() as afterwards:
+            if precision is not None:
+                afterwards.enter_context(_using(parts.run_state.precision, precision))
+            for weight in weights:
+                afterwards.callback(setattr, weight, "data", weight.data)
+                weight.data = weight.data.contiguous(memory_format=last)
+            for model in parts.state.models.values():
+                afterwards.callback(model.register_forward_pre_hook(_inputs_too).remove)
+            yield
+
+    how = "--channels-last"
+    make = partial(stepping, parts)
+    alone = Variant("channels last", how, make, entered, "equal up to rounding")
+    if parts.run_state.precision.name != "fp32":
+        return [alone]
+    both = f"--precision bf16 {how}"  # a choice of "auto"
+    return [
+        alone,
+        Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"]),
+    ]
+
+
+def _without_recompute(parts: RunComponents) -> list[Variant]:
+    blocks = recomputed_blocks(parts.state)
+    if not blocks or parts.compiled:
+        return []
+    make, entered = partial(stepping, parts), partial(kept_activations, blocks)
+    return [
+        Variant(
+            "activations kept",
+            "--activation-checkpointing off",
+            make,
+            entered,
+            "more memory, identical results",
+        )
+    ]
+
+
+def _compiled(parts: RunComponents) -> list[Variant]:
+    takes_closure = any(trained.takes_closure for trained in parts.state.optimizers.values())
+    if (
+        parts.compiled
+        or takes_closure
+        or isinstance(parts.pipeline.plan, Buckets)
+        or parts.world.size > 1
+    ):
+        return []
+
+    return [
+        Variant(
+            "compiled",
+            "--compile",
+            lambda: stepping(
+                parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))
+            ),
+            changes="equal up to rounding",
+        )
+    ]
+
+
+def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        x.contiguous(memory_format=torch.channels_last)
+        if isinstance(x, Tensor) and x.ndim == 4
+        else x
+        for x in inputs
+    )
+
+
+def _modules(parts: RunComponents) -> list[nn.Module]:
+    return [part for model in parts.state.models.values() for part in model.modules()]

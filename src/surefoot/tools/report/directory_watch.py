@@ -1,0 +1,249 @@
+"""The runs of a directory for a page that is updated: rows from the cache at once, new records from
+a thread.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from surefoot.tools.diagnose.alert import Alert
+from surefoot.tools.diagnose.checks import verdicts
+from surefoot.tools.diagnose.finding import Finding, worst_first
+from surefoot.tools.diagnose.history import History
+from surefoot.tools.diagnose.reading import description_of
+from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.tools.report.charts import Chart
+from surefoot.tools.report.followed import BROKEN, FollowedRun, prune_cache, read_followed, read_head
+from surefoot.tools.report.page import render
+from surefoot.tools.report.run_signals import Request, signal_run
+from surefoot.tools.report.series import ReportedRun
+from surefoot.tools.report.several_runs import overlaid_charts
+from surefoot.tools.report.watched_run import WatchedRun, began_at, no_files, row_of, runs_in, stamp_of
+from surefoot.tracking.run_reader import lock_holder, read_run
+
+EVERY_S = 2.0
+_MOST_RUNS = 500  # the newest
+_MOST_OPEN = 16  # runs whose curves stay in memory
+_MOST_DRAWN = 12  # runs whose curves are overlaid
+_MOST_METRICS = 12
+_DEPTH = 2  # `compare` writes its runs into a directory of its own
+_FINDINGS_S, _TIMES_AS_LONG = (
+    10.0,
+    100,
+)  # seconds between two checks of a run, and in durations of a check
+_SAVED_S = 30.0  # between two writes of the cache
+
+
+class DirectoryWatch:
+    """The page of a directory of runs. `look` lists the runs, `work` reads some of the new records;
+    `start` does both in a thread.
+    """
+
+    def __init__(
+        self, directory: Path, *, alert: Alert | None = None, say: Callable[[str], None] = print
+    ) -> None:
+        self.directory, self.alert, self.say = directory, alert, say
+        self.runs: dict[str, WatchedRun] = {}
+        self.open: dict[str, FollowedRun] = {}  # the last used is last
+        self.lock, self.asking = threading.Lock(), threading.Lock()
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._follow, name="surefoot reads runs", daemon=True)
+
+    def look(self) -> None:
+        """List the runs and the sizes of their records. A new run gets its row from the cache."""
+        newest: list[tuple[float, Path]] = []
+        for path in runs_in(self.directory, _DEPTH):
+            with suppress(OSError):
+                newest.append((began_at(path), path))
+        paths = {}
+        for began, path in sorted(newest, reverse=True)[:_MOST_RUNS]:
+            name = str(path.relative_to(self.directory))
+            paths[sha256(os.fsencode(name)).hexdigest()[:16]] = began, path, name
+        runs = {}
+        for key, (began, path, name) in paths.items():
+            run = self.runs.get(key) or self._from_cache(WatchedRun(path, name, key))
+            run.began, run.stamp = began, stamp_of(path)
+            run.watched |= run.running
+            runs[key] = run
+        with self.lock:
+            self.runs = runs
+            for key in self.open.keys() - runs.keys():
+                del self.open[key]
+
+    def work(self) -> bool:
+        """Read a part of the new records of each running run, and of one other run; return True if
+        there are more.
+        """
+        waiting = [run for run in list(self.runs.values()) if run.read != run.stamp]
+        others = [run for run in waiting if not run.running]
+        more = len(others) > 1
+        for run in [run for run in waiting if run.running] + others[:1]:
+            if self.over.is_set():
+                break
+            with self.lock:
+                more |= self._advance(run)
+        return more
+
+    def start(self) -> None:
+        self.look()
+        prune_cache()
+        self.thread.start()
+
+    def close(self) -> None:
+        """End the thread and write the cache of the runs that were read since."""
+        self.over.set()
+        if self.thread.is_alive():
+            self.thread.join()
+        with self.lock:
+            for key in list(self.open):
+                self._put_away(key)
+        if self.alert is not None:
+            self.alert.close()
+            self._say_problems()
+
+    def page(
+        self, chosen: Sequence[str], *, script: str, policy: str
+    ) -> tuple[str, tuple[Any, ...]]:
+        """Return the page with the curves of the chosen runs overlaid, and a value that differs if
+        the page does.
+        """
+        runs = self.runs  # replaced as a whole: a page without curves waits for no reading
+        drawn = [runs[key] for key in chosen if key in runs][:_MOST_DRAWN]
+        signatures = [
+            (run.key, run.stamp, run.state, run.fraction, run.note, run.row)
+            for run in runs.values()
+        ]
+        charts: list[Chart] = []
+        if drawn:
+            with self.lock:
+                charts = self._charts(drawn)
+        values = {
+            "title": self.directory.resolve().name,
+            "runs": list(runs.values()),
+            "series": {run.key: index for index, run in enumerate(drawn)},
+            "running": sum(run.running for run in runs.values()),
+            "charts": charts,
+            "most": _MOST_DRAWN,
+        }
+        common = {"script": script, "policy": policy, "state": "", "left_out": ""}
+        return render("directory.html", common, [values]), (signatures, [run.key for run in drawn])
+
+    def _charts(self, drawn: Sequence[WatchedRun]) -> list[Chart]:
+        reported = [
+            ReportedRun(no_files(run.path), self._opened(run).records, running=run.running)
+            for run in drawn
+        ]
+        names = list(dict.fromkeys(name for run in reported for name in run.scores))[:_MOST_METRICS]
+        return overlaid_charts(
+            [run.name for run in drawn], reported, names, max(20, 300 // len(drawn))
+        )
+
+    def request(self, key: str, request: Request) -> str:
+        """Signal the process of a run, and return the answer. Raises `ConfigError` as `signal_run`
+        does.
+        """
+        with self.asking:
+            run = self.runs[key]
+            try:
+                if request == "stop" and run.stopped and run.stopped == lock_holder(run.path):
+                    raise ConfigError(
+                        "stop-already-requested",
+                        problem=f"process {run.stopped} was asked before",
+                        reason="a second signal would not let it save",
+                        path=run.path,
+                        pid=run.stopped,
+                    )
+                number, when = signal_run(run.path, request), time.strftime("%H:%M:%S")
+            except SurefootError as problem:
+                run.note = first_line(problem)
+                raise
+            run.stopped = number if request == "stop" else run.stopped
+            run.note = f"process {number} was asked to {'save' if request == 'save' else 'save and stop'} at {when}"
+            return run.note
+
+    def _follow(self) -> None:
+        reported = ""
+        while not self.over.is_set():
+            more = False
+            try:
+                self.look()
+                more = self.work()
+            except Exception as problem:  # the page goes on with what it has
+                text = f"{type(problem).__name__}: {first_line(problem)}"
+                if text != reported:
+                    self.say(f"note: {self.directory} could not be read: {text}")
+                    reported = text
+            self._say_problems()
+            self.over.wait(0.0 if more else EVERY_S)
+
+    def _say_problems(self) -> None:
+        for line in self.alert.problems() if self.alert is not None else ():
+            self.say(line)
+
+    def _from_cache(self, run: WatchedRun) -> WatchedRun:
+        if (head := read_head(run.path)) is not None:
+            run.row, run.fraction, run.alerted = head["row"], 1.0, head["row"]["alerted"]
+            if head["row"]["state"] != "running":  # the findings of a run that was killed differ
+                run.read = (*head["size_and_time"], False)
+        return run
+
+    def _opened(self, run: WatchedRun) -> FollowedRun:
+        followed = self.open.pop(run.key, None) or read_followed(run.path)
+        while len(self.open) >= _MOST_OPEN:
+            self._put_away(next(iter(self.open)))
+        self.open[run.key] = followed
+        return followed
+
+    def _put_away(self, key: str) -> None:
+        followed, run = self.open.pop(key), self.runs.get(key)
+        if run is not None and run.row is not None and run.dirty:
+            self._save(run, followed)
+
+    def _save(self, run: WatchedRun, followed: FollowedRun) -> None:
+        assert run.row is not None
+        followed.save(run.row)
+        run.saved_at, run.dirty = time.monotonic(), False
+
+    def _advance(self, run: WatchedRun) -> bool:
+        stamp, followed = run.stamp, self._opened(run)
+        try:
+            more = followed.advance()
+        except OSError as problem:
+            run.read, run.note = (
+                stamp,
+                f"metrics.jsonl cannot be read: {problem.strerror or problem}",
+            )
+            return False
+        now, run.dirty = time.monotonic(), True
+        is_due = not more and (now >= run.checked_at or not run.running)
+        if run.files is None or is_due:
+            run.files = read_run(run.path)
+        findings = self._findings(run, followed) if is_due else None
+        run.fraction = min(1.0, followed.reader.offset / max(1, followed.reader.size_and_time[0]))
+        run.row = row_of(run, followed, findings)
+        if not more:
+            run.read = stamp
+            if not run.running or now - run.saved_at >= _SAVED_S:
+                self._save(run, followed)
+        return more
+
+    def _findings(self, run: WatchedRun, followed: FollowedRun) -> list[Finding]:
+        started = time.monotonic()
+        try:
+            history = History(description_of(run.path), followed.records)
+            findings = worst_first(verdicts(history, broken=lambda _check, _problem: None))
+        except BROKEN:  # records that another program wrote
+            findings = []
+        ended = time.monotonic()
+        run.checked_at = ended + max(_FINDINGS_S, _TIMES_AS_LONG * (ended - started))
+        for finding in findings:
+            is_new = finding.severity == "error" and finding.name not in run.alerted
+            if self.alert is not None and run.watched and is_new:
+                self.alert.send(finding, run=run.path, step=followed.records.last_step)
+                run.alerted.append(finding.name)
+        return findings

@@ -1,0 +1,100 @@
+"""A run as a report reads it: its files, and the curves of its records."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from surefoot.tools.report.curves import Curve, curve_of
+from surefoot.tools.report.followed import FollowedRun
+from surefoot.tracking.record import BY_OPTIMIZER, OWN
+from surefoot.tracking.run_reader import (
+    RunFiles,
+    is_running,
+    missing_run,
+    read_run,
+    refuse_other_format,
+)
+from surefoot.tracking.run_records import RunRecords, records_of
+from surefoot.tracking.table import Table
+
+_DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets_per_s", "ms_per_step"}
+_DRAWN |= {"lr", "momentum"}  # and those that begin like BY_OPTIMIZER
+_DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
+_MOST_CURVES = 60  # names of one kind; further names are left out
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """The data of a run's directory for a report. `running` is True if a process was training in
+    the directory.
+    """
+
+    files: RunFiles
+    records: RunRecords
+    problems: tuple[str, ...] = ()
+    running: bool = False
+
+    @cached_property
+    def train(self) -> dict[str, Curve]:
+        """The curves of training that have a chart."""
+        names = [name for name in self.records.train.names if not self._is_of_user(name)]
+        drawn = (name for name in names if name in _DRAWN or name.startswith(BY_OPTIMIZER))
+        return _curves(self.records.train, drawn)
+
+    @cached_property
+    def users(self) -> dict[str, Curve]:
+        """The curves of the values of `step.log`."""
+        return _curves(self.records.train, filter(self._is_of_user, self.records.train.names))
+
+    @cached_property
+    def scores(self) -> dict[str, Curve]:
+        """The curves of the scores of evaluations."""
+        return _curves(self.records.scores, self.records.scores.names)
+
+    def _is_of_user(self, name: str) -> bool:
+        if name in self.records.user_rates:
+            return True
+        return name not in OWN and not name.startswith(BY_OPTIMIZER)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that is known to be complete, from the records or the newest checkpoint."""
+        return max(self.records.last_step, self.files.step)
+
+    @property
+    def count_unit(self) -> str:
+        """The unit of the run's targets, such as "tokens"."""
+        return (
+            str(self.files.sessions[-1].get("count_unit", "targets"))
+            if self.files.sessions
+            else "targets"
+        )
+
+
+def read_reported_run(path: Path, *, followed: FollowedRun | None = None) -> ReportedRun:
+    """Read a run for a report; of a `followed` one, only what is new.
+
+    Raises `ConfigError` if the directory does not exist.
+    """
+    if not path.is_dir():
+        raise missing_run(path, path.parent)
+    refuse_other_format(path)
+    files = read_run(path)
+    problems = list(files.problems)
+    records = RunRecords()
+    try:
+        if followed is None:
+            records = records_of(path)
+        elif (path / "metrics.jsonl").exists():
+            while followed.advance():
+                pass
+            records = followed.records
+    except OSError as problem:
+        problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
+    return ReportedRun(files, records, tuple(problems), is_running(path))
+
+
+def _curves(values: Table, names: Iterable[str]) -> dict[str, Curve]:
+    return {name: curve_of(values, name) for name in islice(names, _MOST_CURVES)}

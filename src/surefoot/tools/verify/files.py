@@ -1,0 +1,245 @@
+"""Checks of a run directory without building the run: every byte of every checkpoint, and
+consistency.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefoot.checkpoint.format import Checkpoint, DamageError
+from surefoot.checkpoint.manifest import Manifest
+from surefoot.checkpoint.reader import interpreted, opened, read_manifest
+from surefoot.checkpoint.reader import verify as wrong_in
+from surefoot.checkpoint.state_json import SavedState
+from surefoot.checkpoint.store import Store, without_checkpoint
+from surefoot.config import user_code
+from surefoot.config.toml import without_none
+from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tracking.run_reader import Session, read_sessions, read_settings
+from surefoot.train.run_identity import differences
+from surefoot.tools.verify import metrics_log as logs
+from surefoot.tools.verify.metrics_log import FILE, Log, Noted
+from surefoot.tools.verify.verdict import Problem
+
+_MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """An intact checkpoint with tensors on disk, after a check of every byte."""
+
+    path: Path
+    manifest: Manifest
+    checkpoint: Checkpoint
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step
+
+    @property
+    def state(self) -> SavedState:
+        return self.checkpoint.saved
+
+
+@dataclass(frozen=True)
+class Files:
+    """The content of a run directory: intact checkpoints by step, records, sessions, and
+    problems.
+    """
+
+    path: Path
+    checkpoints: dict[int, StoredStep]
+    log: Log
+    sessions: Sequence[Session]
+    problems: list[Problem]
+    notes: list[str]
+
+    @property
+    def newest(self) -> StoredStep:
+        return self.checkpoints[max(self.checkpoints)]
+
+    def machine_of(self, step: int, *, otherwise: Checkpoint) -> Mapping[str, Any]:
+        """Return the machine of a step's session; the machine of the checkpoint `otherwise` if no
+        session is recorded.
+        """
+        # the last session that began at or before the step: each later session computes its steps
+        # anew
+        return next(
+            (each["machine"] for each in reversed(self.sessions) if each["step"] <= step),
+            otherwise.saved.machine,
+        )
+
+
+def check_files(path: Path) -> Files:
+    """Check a run directory, without changes or locks; raise `CheckpointError` if the run has no
+    checkpoint.
+    """
+    checkpoints, problems = _checkpoints(Store(path / "checkpoints"))
+    if not checkpoints and not problems:
+        raise without_checkpoint(path)
+    # read last, so that the file covers all checkpoints of a running run
+    data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
+    log = logs.read(
+        data,
+        [
+            Noted(each.step, *each.manifest.log)
+            for each in checkpoints.values()
+            if each.manifest.log
+        ],
+    )
+    sessions, unread = _sessions(path)
+    # the damaged file had further sessions
+    sessions = [] if (path / "environment.damaged.json").exists() else sessions
+    problems += [*log.problems, *unread]
+    notes: list[str] = []
+    if checkpoints:
+        with interpreted(checkpoints[max(checkpoints)].path):
+            problems += [*_other_runs(checkpoints), *_wrong_sessions(checkpoints, sessions, log)]
+            problems += _script(path, checkpoints[max(checkpoints)])
+            notes += _other_scores(checkpoints)
+    return Files(path, checkpoints, log, sessions, problems, notes + program_notes(path))
+
+
+def program_notes(path: Path) -> list[str]:
+    """Return notes on program changes since the run last started or resumed."""
+    with suppress(OSError, UnicodeDecodeError, ConfigError):
+        program = read_settings(path).program
+        file, digest = program.get("path"), program.get("sha256")
+        if (
+            isinstance(file, str)
+            and isinstance(digest, str)
+            and user_code.digest(Path(file)) != digest
+        ):
+            changed = "has changed since the run last started or resumed: steps are repeated with the current program"
+            return [f"{file} {changed if Path(file).is_file() else 'no longer exists'}"]
+    return []
+
+
+def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
+    checkpoints: dict[int, StoredStep] = {}
+    problems: list[Problem] = []
+    shared: dict[Path, list[str]] = {}  # problems of the files that several checkpoints refer to
+    for step, path in sorted(store.all()):
+        wrong = wrong_in(path, checked=shared)
+        try:
+            if not wrong:
+                stored = StoredStep(path, read_manifest(path), opened(path))
+                if stored.state and stored.step == step:
+                    checkpoints.setdefault(step, stored)
+                    continue
+                wrong = [f"manifest.json: is for step {stored.step}"]
+        except DamageError as error:
+            wrong = [error.damage.problem]
+        except CheckpointError as problem:
+            wrong = [str(problem).splitlines()[0]]
+        for line in wrong if path.is_dir() else ():  # a running run may have deleted the directory
+            file = line.partition(":")[0]
+            problems.append(
+                Problem(
+                    "damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file
+                )
+            )
+    return checkpoints, problems
+
+
+def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
+    newest, problems = checkpoints[max(checkpoints)], []
+    for step, checkpoint in sorted(checkpoints.items()):
+        then, now = _lasting(checkpoint.state.identity), _lasting(newest.state.identity)
+        if any(
+            "data" in each["changed"] and each["step"] >= step
+            for each in newest.state.fingerprints["accepted"]
+        ):
+            then["data"] = now["data"]
+        if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
+            then["architecture"], now["architecture"] = (
+                each.state.architecture for each in (checkpoint, newest)
+            )
+        what = f"{checkpoint.path.name} is from a different run than {newest.path.name}"
+        problems += [
+            Problem("inconsistent", f"{what}: {line}", step=step)
+            for line in differences(then, now)[:1]
+        ]
+    return problems
+
+
+def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in identity.items() if name not in _MAY_CHANGE}
+
+
+def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
+    newest = checkpoints[max(checkpoints)].state.splits
+    return [
+        f"the data of split {name} has changed since step {step:,}: metrics before and after the change are not comparable"
+        for step, checkpoint in sorted(checkpoints.items())
+        for name, identity in checkpoint.state.splits.items()
+        if name in newest and newest[name] != identity
+    ][:1]
+
+
+def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
+    file, why = "environment.json", "is damaged: it lists no sessions"
+    try:
+        with suppress(ValueError):
+            sessions = read_sessions(path)
+            if all("step" in session and "machine" in session for session in sessions):
+                return sessions, []
+    except OSError as problem:
+        why = (
+            "is missing"
+            if isinstance(problem, FileNotFoundError)
+            else f"cannot be read: {problem.strerror}"
+        )
+    return [], [Problem("damaged", f"{file} {why}", file=file)]
+
+
+def _wrong_sessions(
+    checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log
+) -> list[Problem]:
+    if not sessions:
+        return []
+    problems = []
+    session_steps = iter([session["step"] for session in sessions])
+    resumed = (line.step for line in log.lines if line.kind == "resume")
+    lost = next(
+        (step for step in resumed if step not in session_steps), None
+    )  # consumes the iterator, so order counts
+    if lost is not None and not log.problems:
+        problems.append(f"lists no session that resumed at step {lost}, but {FILE} does")
+    for step, checkpoint in sorted(checkpoints.items()):
+        machine = dict(checkpoint.state.machine)
+        now = {"threads": machine["threads"]}  # the user may change the number of threads
+        if all(differences({**session["machine"], **now}, machine) for session in sessions):
+            problems.append(f"lists no session on the machine that saved {checkpoint.path.name}")
+        data = [session["data"] for session in sessions if session.get("data") is not None]
+        if data and checkpoint.state.identity["data"] not in data:
+            problems.append(
+                f"lists different training data than {checkpoint.path.name}, at step {step:,}"
+            )
+    return [
+        Problem("inconsistent", f"environment.json {line}", file="environment.json")
+        for line in problems[:1]
+    ]
+
+
+def _script(path: Path, newest: StoredStep) -> list[Problem]:
+    try:
+        settings = read_settings(path)
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return [
+            Problem(
+                "damaged", "config.toml is missing or is not a settings file", file="config.toml"
+            )
+        ]
+    if not settings.of_script:
+        return []
+    lines = differences(_comparable(settings.of_script), _comparable(newest.state.identity))
+    what = f"config.toml does not belong to the run in {newest.path.name}"
+    return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in lines[:1]]
+
+
+def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(without_none(json.loads(json.dumps(_lasting(identity)))))

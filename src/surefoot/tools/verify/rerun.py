@@ -1,0 +1,278 @@
+"""Replays of step windows from checkpoints, compared with every record and checkpoint inside each
+window.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from surefoot.checkpoint.format import Checkpoint
+from surefoot.errors import CheckpointError, first_line
+from surefoot.tools.replay.rerun import Execution, FinishedStep, describe_changes, execution
+from surefoot.run import periodic
+from surefoot.run.components import RunComponents
+from surefoot.tracking.record import is_rate, logged_names
+from surefoot.train.meter import derived
+from surefoot.tools.verify.compare import numbers, rescale, tensors
+from surefoot.tools.verify.files import Files, StoredStep
+from surefoot.tools.verify.metrics_log import FILE, curve
+from surefoot.tools.verify.records import shortened
+from surefoot.tools.verify.verdict import Difference, Outcome, Problem, Window, as_problem
+
+STEPS, WINDOWS = 100, 5  # the defaults
+
+
+def plan_windows(
+    starts: Sequence[int],
+    points: Sequence[int],
+    *,
+    steps: int | None,
+    windows: int,
+    seed: int | None = None,
+) -> list[Window]:
+    """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps`
+    is None.
+
+    `starts` are the steps of usable checkpoints. `points` are the steps with a record or a
+    checkpoint to compare. A window ends at the last point at most `steps` steps after its start, or
+    else at the first later point. Windows never overlap. `seed` selects windows at random. Without
+    `seed`, the first, the last and evenly spaced windows are selected.
+
+    >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
+    [Window(start=0, stop=20), Window(start=80, stop=100)]
+    >>> plan_windows([0, 80], [10, 80, 85], steps=None, windows=5)
+    [Window(start=0, stop=85)]
+    """
+    usable = [start for start in sorted(starts) if any(point > start for point in points)]
+    if not usable or windows < 1:
+        return []
+    if steps is None:
+        return [Window(usable[0], max(points))]
+    possible = _without_overlap([_from(start, points, steps) for start in usable], end=max(points))
+    if len(possible) <= windows:
+        return possible
+    if seed is not None:
+        return sorted(
+            random.Random(seed).sample(possible, windows), key=lambda window: window.start
+        )
+    if windows == 1:
+        return possible[-1:]
+    return [
+        possible[round(index * (len(possible) - 1) / (windows - 1))] for index in range(windows)
+    ]
+
+
+def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
+    """Return the ranges up to `end` that no window covers.
+
+    >>> gaps([Window(0, 20), Window(80, 100)], end=110)
+    [Window(start=20, stop=80), Window(start=100, stop=110)]
+    """
+    in_order = sorted(windows, key=lambda window: window.start)
+    begins, ends = (
+        [0, *(window.stop for window in in_order)],
+        [*(window.start for window in in_order), end],
+    )
+    return [Window(begin, stop) for begin, stop in zip(begins, ends, strict=True) if stop > begin]
+
+
+def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
+    """Return the number of steps from the last checkpoint before a gap to its end, or None without
+    such a checkpoint.
+
+    >>> cost_steps(Window(20, 80), [0, 10, 80])
+    70
+    """
+    before = max((start for start in starts if start <= gap.start), default=None)
+    return None if before is None else gap.stop - before
+
+
+def _from(start: int, points: Sequence[int], steps: int) -> Window:
+    later = [point for point in points if point > start]
+    return Window(
+        start, max((point for point in later if point <= start + steps), default=min(later))
+    )
+
+
+def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
+    last = next((window for window in possible if window.stop == end), possible[-1])
+    separate: list[Window] = []
+    for window in possible:
+        if window.start >= (separate[-1].stop if separate else 0) and window.stop <= last.start:
+            separate.append(window)
+    return [*separate, last]
+
+
+def replay_window(
+    parts: RunComponents,
+    files: Files,
+    window: Window,
+    *,
+    tolerance: float,
+    watch: Callable[[], None],
+) -> Outcome:
+    """Replay a window, and compare every record and checkpoint in the window with the results.
+
+    After a checkpoint that differs, the replay continues from the computed state. After two such
+    checkpoints in a row, the replay continues from the saved state.
+    """
+    replay = _WindowReplay(parts, files, window, tolerance=tolerance, watch=watch)
+    start: StoredStep | None = files.checkpoints[window.start]
+    while start is not None and start.step < window.stop:
+        try:
+            start = replay.replay_from(start)
+        except CheckpointError as problem:
+            if all(checkpoint.path.is_dir() for checkpoint in files.checkpoints.values()):
+                raise
+            replay.outcome.lost = first_line(problem)
+            break
+    return replay.outcome
+
+
+class _WindowReplay:
+    def __init__(
+        self,
+        parts: RunComponents,
+        files: Files,
+        window: Window,
+        *,
+        tolerance: float,
+        watch: Callable[[], None],
+    ) -> None:
+        self.parts, self.files, self.window = parts, files, window
+        self.tolerance, self.watch = tolerance, watch
+        self.lines = {line.step: line for line in files.log.lines_of("train")}
+        self.known = {name for line in self.lines.values() for name in line.record}
+        self.resumed = {int(record["step"]) for record in files.log.of("resume")}
+        self.outcome = Outcome(window, exact=True)
+        self.astray = False  # True if the last checkpoint differed
+
+    def replay_from(self, start: StoredStep) -> StoredStep | None:
+        with execution(
+            self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]
+        ) as stand:
+            self._on(stand, start.step, start.checkpoint)
+            for finished in stand.steps(self.window.stop):
+                self.outcome.loss_counts |= isinstance(finished.step.target_count, torch.Tensor)
+                self._record(finished, stand)
+                self.watch()
+                checkpoint = self.files.checkpoints.get(stand.done)
+                if checkpoint is not None and not self._checkpoint(checkpoint, stand):
+                    return checkpoint
+                self._on(stand, stand.done, start.checkpoint)
+        return None
+
+    def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
+        if step >= self.window.stop:
+            return
+        machine = self.files.machine_of(step, otherwise=otherwise)
+        if stand.parts.device.type == "cpu":
+            torch.set_num_threads(int(machine.get("threads", torch.get_num_threads())))
+        if other := describe_changes(machine, stand.parts.machine()):
+            self.outcome.exact, self.outcome.unlike = False, self.outcome.unlike or other
+
+    def _record(self, finished: FinishedStep, stand: Execution) -> None:
+        outcome, step = self.outcome, finished.index + 1
+        outcome.met_records += step in self.lines
+        if (
+            step not in self.lines or finished.window is None
+        ):  # the record covers steps before the checkpoint
+            return
+        line = self.lines[step]
+        rates = stand.parts.recorded_rates()
+        logged = logged_names(line.record)
+        # 0.1.0 recorded only `lr`, and left the other names to the user's code
+        has_rates = "ms_per_step" in line.record
+        computed: dict[str, Any] = {
+            name: rate
+            for name, rate in rates.items()
+            if name == "lr" or (has_rates and name in line.record and name not in logged)
+        }
+        computed |= finished.window
+        computed |= derived(stand.parts.settings.derived, finished.window)
+        if "ms_per_step" not in self.known:
+            logged += [name for name in line.record if is_rate(name)]
+        outcome.unknown |= {name for name in logged if name not in computed}
+        unequal = numbers(line.record, computed, known=self.known, exact=outcome.exact)
+        wrong = self._beyond(unequal, f"the record of step {step}", "records")
+        if not wrong:
+            outcome.records.append(step)
+            return
+        count = step - max((earlier for earlier in self.lines if earlier < step), default=0)
+        over = f"over {count} steps; " if count > 1 else ""
+        too = f"; also {', '.join(each.where for each in wrong[1:])}" if len(wrong) > 1 else ""
+        name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
+        text = (
+            f"step {step}: {name} was logged as {saved}, and is {now} when recomputed"
+            f" ({over}{FILE} line {line.number}{too})"
+        )
+        outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
+
+    def _checkpoint(self, checkpoint: StoredStep, stand: Execution) -> bool:
+        outcome, step = self.outcome, checkpoint.step
+        cleared = self._cleared(checkpoint, stand)
+        now = stand.parts.packed()
+        differences = tensors(checkpoint.checkpoint, now, exact=outcome.exact, without=cleared)
+        if not outcome.exact:
+            buffers = {
+                name
+                for model in stand.parts.state.models.values()
+                for name, _ in model.named_buffers()
+            }
+            differences = rescale(checkpoint.checkpoint, now, differences, buffers=buffers)
+        outcome.has_user_state |= bool(checkpoint.state.user_state)
+        wrong = self._beyond(differences, checkpoint.path.name, "tensors")
+        outcome.checkpoints += [] if wrong else [step]
+        outcome.problems += _of_checkpoint(wrong, checkpoint)
+        both, self.astray = wrong and self.astray, bool(wrong)
+        return not (both or (cleared and step in self.resumed))
+
+    def _cleared(self, checkpoint: StoredStep, stand: Execution) -> tuple[str, ...]:
+        if checkpoint.manifest.log is None:
+            return ()
+        # prefixes of entries that a diverged run clears in its last checkpoint (`divergence.ended`)
+        before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
+        if any(line.kind == "train" and line.step > checkpoint.step for line in before):
+            return (
+                "meter/",
+                "skipped_in_a_row",
+            )  # of the last good step: later steps were recorded, not applied
+        latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
+        return (
+            ("bad_in_a_row/", "skipped_in_a_row")
+            if latched and not checkpoint.state.skipped_in_a_row
+            else ()
+        )
+
+    def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
+        if self.outcome.exact:
+            return differences
+        for difference in differences:
+            largest = self.outcome.largest.get(kind)
+            if difference.relative <= self.tolerance and (
+                largest is None or difference.relative > largest.relative
+            ):
+                together = f" {difference.more}" if difference.more.startswith("with") else ""
+                self.outcome.largest[kind] = replace(
+                    difference, where=f"{what}, {difference.where}{together}"
+                )
+        return [difference for difference in differences if difference.relative > self.tolerance]
+
+
+def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
+    first: dict[
+        str, Difference
+    ] = {}  # a value may exceed the limit both alone and within its group
+    for difference in wrong:
+        first.setdefault(difference.where, difference)
+    weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
+    return shortened(
+        (
+            as_problem(each, step=checkpoint.step, what=checkpoint.path.name)
+            for each in weights_first
+        ),
+        of="more tensors",
+    )
