@@ -45,8 +45,8 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.config.speed_table import BF16_WORTH_IT, LAYOUT_WORTH_IT, Facts
 from surefoot.memory import instruction_set
-from surefoot.tools.profile.profile import interval
 from surefoot.recipes.translation.corpus import cross_entropy, targets_of
+from surefoot.tools.profile.profile import interval
 from surefoot.train.auto_precision import run_facts
 
 TABLE = Path(__file__).parents[1] / "src" / "surefoot" / "config" / "speed_table.py"

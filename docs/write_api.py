@@ -21,6 +21,12 @@ from surefoot.config.setting import KeywordsDoc
 
 SOURCE = Path(surefoot.__file__).parent
 REFERENCE = Path(__file__).parent / "reference"
+OF_RESULTS = (
+    "surefoot.recipes.export",
+    "surefoot.tools.diagnose",
+    "surefoot.tools.replay",
+    "surefoot.tools.verify",
+)
 HEAD = """# Public names
 
 Each name in the stubs (`.pyi`) of `surefoot` and of its packages has an entry with an example.
@@ -45,14 +51,16 @@ def public_names() -> dict[str, Any]:
     packages of results.
     """
     names = dict[str, Any]()
-    for stub in [SOURCE / "__init__.pyi", *sorted(SOURCE.glob("*/__init__.pyi"))]:
-        package = ".".join(stub.parent.relative_to(SOURCE.parent).parts)
-        prefix = re.sub(r"^surefoot\b", "sf", package) if package in _namespaces() else package
+    for prefix, package in _namespaces().items():
+        stub = SOURCE.parent / package.replace(".", "/") / "__init__.pyi"
         module = importlib.import_module(package)
         for line in ast.parse(stub.read_text()).body:
             if isinstance(line, ast.ImportFrom) and line.module is not None:
+                values = {each.name: getattr(module, each.name) for each in line.names}
                 names |= {
-                    f"{prefix}.{each.name}": getattr(module, each.name) for each in line.names
+                    f"{prefix}.{name}": value
+                    for name, value in values.items()
+                    if not inspect.ismodule(value)
                 }
     return names
 
@@ -96,7 +104,7 @@ def pages(names: dict[str, Any]) -> dict[str, str]:
     index, written = [HEAD], dict[str, str]()
     for package, members in packages.items():
         file = f"api/{package.rpartition('.')[2]}.md"
-        about = _linked(_first_line(importlib.import_module(re.sub(r"^sf\b", "surefoot", package))))
+        about = _linked(_first_line(importlib.import_module(_namespaces().get(package, package))))
         index.append(f"## [{package}]({file})\n\n{about}\n")
         index.append("\n".join(f"* [`{name}`]({file}#{_anchor(name)})" for name in members) + "\n")
         entries = [entry for name in members for entry in _entry(name, names[name], chosen[name])]
@@ -123,10 +131,19 @@ def _entry(name: str, value: Any, example: Example | None) -> Iterator[str]:
         yield "\n".join(f"* `.{member}`: {_linked(text)}" for member, text in members) + "\n"
 
 
-def _namespaces() -> set[str]:
-    lines = ast.parse((SOURCE / "__init__.pyi").read_text()).body
-    imports = [line for line in lines if isinstance(line, ast.ImportFrom) and line.module is None]
-    return {"surefoot", *(f"surefoot.{each.name}" for line in imports for each in line.names)}
+def _namespaces() -> dict[str, str]:
+    """{"sf.data": "surefoot.data"}: the package of each namespace, and the packages of results."""
+    packages = {name: name for name in OF_RESULTS}
+    for line in ast.parse((SOURCE / "__init__.pyi").read_text()).body:
+        if not isinstance(line, ast.ImportFrom):
+            continue
+        for each in line.names:
+            parts = ["surefoot", *(line.module or "").split("."), each.name]
+            package = ".".join(part for part in parts if part)
+            if (SOURCE.parent / package.replace(".", "/")).is_dir():
+                packages[f"sf.{each.name}"] = package
+    names = sorted(packages, key=lambda name: name.rpartition(".")[2])
+    return {"sf": "surefoot"} | {name: packages[name] for name in names}
 
 
 def _example_of(value: Any) -> str:

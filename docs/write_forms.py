@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.recipes.readers.images import arrays
-from surefoot.recipes.readers.images.labels_file import FILE_COLUMNS, LABEL_COLUMNS
 from surefoot.data.part_names import PARTS
 from surefoot.data.scan import ARROW, COMPRESSED, JSON_LINES, PARQUET, PICTURES, TABLES, TEXT
+from surefoot.recipes.finetune.forms import FORMS
+from surefoot.recipes.readers.images import arrays
+from surefoot.recipes.readers.images.labels_file import FILE_COLUMNS, LABEL_COLUMNS
 from surefoot.recipes.readers.text import token_files
 from surefoot.recipes.readers.text.documents import NO_PROSE
-from surefoot.recipes.finetune.forms import FORMS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "guides" / "files.md"

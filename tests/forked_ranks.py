@@ -28,12 +28,11 @@ import torch.utils.tensorboard  # noqa: F401
 import small_program
 from forked import Forked
 from surefoot.cli.main import main, run_or_exit
-from surefoot.distributed import rendezvous
+from surefoot.distributed import launcher, process_group, rendezvous
 from surefoot.distributed.environment import tie_to_launcher
 from surefoot.distributed.heartbeat import Heartbeat
-from surefoot.launch import launcher, process_group
-from surefoot.launch.launcher import launch
-from surefoot.launch.process_count import Slots, parse_nproc
+from surefoot.distributed.launcher import launch
+from surefoot.distributed.process_count import Slots, parse_nproc
 from surefoot.tracking.jsonl import records
 from waiting import HANG_S, wait_until
 

@@ -78,4 +78,5 @@ def test_chains_of_three_dots_that_begin_with_an_object() -> None:
 def test_a_plain_run_loads_the_loop_and_no_recipe() -> None:
     loaded = measure.loaded_by_a_plain_run()
     assert "surefoot.train.loop" in loaded
-    assert not any(name.startswith("surefoot.recipes.") for name in loaded)
+    of_recipes = [name for name in loaded if name.startswith("surefoot.recipes.")]
+    assert of_recipes == ["surefoot.recipes.readers"]  # names of `sf.data`

@@ -205,7 +205,11 @@ def test_the_wheel_holds_the_package_and_its_license_and_nothing_else(dist: Path
         for path in (source / "surefoot").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"surefoot/py.typed", "surefoot/__init__.pyi", "surefoot/tools/report/page.html"} < package
+    assert {
+        "surefoot/py.typed",
+        "surefoot/__init__.pyi",
+        "surefoot/tools/report/page.html",
+    } < package
     about = f"surefoot-{sf.__version__}.dist-info"
     notes = {
         f"{about}/{name}"

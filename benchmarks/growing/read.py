@@ -105,9 +105,9 @@ def in_process(way: str, run: Path, *, cpu: bool) -> tuple[float, float]:
 def main() -> None:
     import numpy  # noqa: F401  # before the clock starts
 
+    from surefoot.saved_run import load
     from surefoot.tools.report.series import read_reported_run
     from surefoot.tools.report.write import write_page
-    from surefoot.saved_run import load
 
     ways: dict[str, Callable[[Path], object]] = {
         "read": read_reported_run,

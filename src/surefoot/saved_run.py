@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from surefoot.checkpoint.format import Checkpoint
-    from surefoot.tools.diagnose.finding import Finding
-    from surefoot.recipes.export.export import ExportResult, Layout, Weights
     from surefoot.program import Program
+    from surefoot.recipes.export.export import ExportResult, Layout, Weights
+    from surefoot.run.run import Run
+    from surefoot.tools.diagnose.finding import Finding
     from surefoot.tools.replay.replay import Replay
     from surefoot.tools.report.headline import State
     from surefoot.tools.report.series import ReportedRun
-    from surefoot.run.run import Run
-    from surefoot.tracking.panels_file import Panels
-    from surefoot.tracking.record import Record
     from surefoot.tools.verify.verdict import Verdict
     from surefoot.tools.verify.verify import Steps, Watching
+    from surefoot.tracking.panels_file import Panels
+    from surefoot.tracking.record import Record
 
 _BY_SCRIPT = (
     "only the script that built this run can rebuild it; add to it: print(sf.load(run).verify())"
@@ -67,8 +67,8 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
                 value=str(path),
             )
         return SavedRun(path, run_changed_program=run_changed_program)
-    from surefoot.tools.replay.rerun import refuse_open_run
     from surefoot.run.run import Run, without_directory
+    from surefoot.tools.replay.rerun import refuse_open_run
 
     if not isinstance(run, Run):
         raise ConfigError(
@@ -392,9 +392,9 @@ class SavedRun:
     def _copy_statistics(
         self, run: Run, model: nn.Module, mean: Checkpoint, *, name: str, weights: Weights
     ) -> None:
+        from surefoot.tools.verify.verify import as_before
         from surefoot.train.model_weights import norms_with_statistics
         from surefoot.train.renewed_statistics import copy_statistics, renew_statistics
-        from surefoot.tools.verify.verify import as_before
 
         if not norms_with_statistics({name: model}):
             return
@@ -427,8 +427,8 @@ class SavedRun:
     @contextmanager
     def _run_at(self, checkpoint: str | int, *, computes: str) -> Iterator[Run]:
         """Yield the run with the weights of a checkpoint."""
-        from surefoot.recipes.optimizer_settings import note
         from surefoot.program import choose_checkpoint
+        from surefoot.recipes.optimizer_settings import note
         from surefoot.tools.verify.verify import as_before
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))

@@ -36,10 +36,10 @@ from surefoot.cli.compare_runs import _said_first as said_first
 from surefoot.cli.compare_runs import compare_existing
 from surefoot.cli.main import main
 from surefoot.cli.options import verb_options
+from surefoot.program import find_program
 from surefoot.tools.compare import plan as planned
 from surefoot.tools.compare import runner
 from surefoot.tools.compare.runner import InOrder
-from surefoot.program import find_program
 from surefoot.tracking.jsonl import records
 from waiting import wait_until
 from written_runs import scores, written

@@ -293,8 +293,8 @@ def test_a_plan_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_command_of_a_plan_has_the_settings_of_the_data() -> None:
     from surefoot.cli.plan import _look_at
-    from surefoot.recipes import finetune, translation
     from surefoot.program import find_program
+    from surefoot.recipes import finetune, translation
 
     data = translation.Data(path="pairs", source="fr", target="nl", max_source_tokens=64)
     line = _look_at(find_program("translation"), translation.Config(data=data))

@@ -127,6 +127,8 @@ def test_a_finding_that_fails_is_named_and_ends_nothing(
     def wrong(_: object) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("surefoot.tools.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
+    monkeypatch.setattr(
+        "surefoot.tools.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),)
+    )
     main(["diagnose", str(made(tmp_path / "run", train()))])
     assert "warning: check wrong failed: ZeroDivisionError: of ours" in capsys.readouterr().err

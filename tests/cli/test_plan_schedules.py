@@ -15,10 +15,10 @@ from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.config.extras import is_installed
 from surefoot.recipes import images
-from surefoot.tools.report.figures import RASTERIZER, drawn_line
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
+from surefoot.tools.report.figures import RASTERIZER, drawn_line
 
 LENGTH = Length(steps=1000, samples_per_epoch=100, batch_size=10)
 Capture = pytest.CaptureFixture[str]

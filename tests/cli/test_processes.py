@@ -15,11 +15,11 @@ import pytest
 
 from refused import refused
 from surefoot.cli.main import main
-from surefoot.cli.processes import Several
+from surefoot.cli.processes import Several, sizes_of
 from surefoot.cli.train import NoSettings
 from surefoot.config.toml import to_toml
-from surefoot.launch import launcher
-from surefoot.launch.process_count import ProcessCount, Sizes, Slots, parse_nproc, sizes_of
+from surefoot.distributed import launcher
+from surefoot.distributed.process_count import ProcessCount, Sizes, Slots, parse_nproc
 from surefoot.program import find_program
 from written_runs import state_json
 
@@ -217,13 +217,13 @@ def test_a_run_that_is_there_keeps_its_micro_batches(tmp_path: Path) -> None:
     held = state_json()
     held["identity"] |= {"batch_size": 64, "micro_batch_size": 16}
     state.write_text(json.dumps(held))
-    assert sizes_of(64, None, out=tmp_path) == Sizes(64, 16, is_resumed=True)
+    assert sizes_of(64, None, run_dir=tmp_path) == Sizes(64, 16, is_resumed=True)
     with refused("more-ranks-than-micro-batches", micro_batches=4) as caught:
-        sizes_of(64, None, out=tmp_path).refuse(5)
+        sizes_of(64, None, run_dir=tmp_path).refuse(5)
     assert len(caught.value.remedies) == 1
-    sizes_of(64, None, out=tmp_path).refuse(3)
-    assert sizes_of(32, None, out=tmp_path) == Sizes(32, None)
-    assert sizes_of(64, 32, out=tmp_path) == Sizes(64, 32, is_resumed=True)
+    sizes_of(64, None, run_dir=tmp_path).refuse(3)
+    assert sizes_of(32, None, run_dir=tmp_path) == Sizes(32, None)
+    assert sizes_of(64, 32, run_dir=tmp_path) == Sizes(64, 32, is_resumed=True)
 
 
 def test_python_m_surefoot_is_the_command_line() -> None:

@@ -150,8 +150,8 @@ def test_of_another_run_it_is_said_that_its_steps_cannot_be_made_and_not_how_to_
 
 def test_a_run_is_held_by_one_process_whole_whatever_shared_it() -> None:
     from surefoot.config.parallel import FSDPSettings
-    from surefoot.recipes.images.config import Config
     from surefoot.program import for_one_process
+    from surefoot.recipes.images.config import Config
 
     config = Config(parallel="fsdp", fsdp=FSDPSettings(replicas=2, gather_dtype="bf16"))
     held, sharded = (

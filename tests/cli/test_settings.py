@@ -13,8 +13,8 @@ import pytest
 from surefoot.cli.main import main
 from surefoot.cli.options import ProgramOptions
 from surefoot.cli.settings import program_settings
-from surefoot.recipes import NAMES
 from surefoot.program import find_program
+from surefoot.recipes import NAMES
 
 SMALL = [
     "--data.path=text.txt",

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refused import refused
+from surefoot.config.tree import flatten
+from surefoot.recipes.gpt.config import Config
 from surefoot.tools.compare import plan as planned
 from surefoot.tools.compare.plan import Planned, continue_plan
 from surefoot.tools.compare.variants import (
@@ -21,8 +23,6 @@ from surefoot.tools.compare.variants import (
     refuse_duplicates,
     run_labels,
 )
-from surefoot.config.tree import flatten
-from surefoot.recipes.gpt.config import Config
 
 VALUES = st.one_of(
     st.floats(allow_nan=False), st.integers(), st.text(max_size=9), st.booleans(), st.none()

@@ -17,12 +17,12 @@ from torch.utils.data import Subset, TensorDataset
 
 import surefoot as sf
 from small_runs import build
-from surefoot.tools import leakage_check as looking
+from surefoot.data.text.windows import EvalWindows, TrainWindows
 from surefoot.recipes.readers.images.arrays import digits
 from surefoot.recipes.readers.images.dataset import ImageArrays
-from surefoot.tools.leakage_check import first_look
-from surefoot.data.text.windows import EvalWindows, TrainWindows
 from surefoot.recipes.readers.pairs.pairs import TokenPairs
+from surefoot.tools import leakage_check as looking
+from surefoot.tools.leakage_check import first_look
 from surefoot.tracking.jsonl import records
 
 SAMPLES = 40

@@ -11,13 +11,13 @@ from refused import refused
 from surefoot.data import sample_arguments
 from surefoot.data.dataset_checks import check_samples
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
-from surefoot.tools.leakage_check import first_look
 from surefoot.data.loader import Feed, in_order
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import Order
 from surefoot.data.sample_arguments import SampleArguments
 from surefoot.errors import DataError
 from surefoot.seeding import fold, stream_key
+from surefoot.tools.leakage_check import first_look
 
 CPU = torch.device("cpu")
 

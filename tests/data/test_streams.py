@@ -29,13 +29,13 @@ from rank_processes import Ranks
 from refused import refused
 from stated import numbers_in
 from stream_runs import Drawn, build, endless, finite, noisy, row, train
-from surefoot.tools import leakage_check
 from surefoot.data.dataset_checks import fingerprint
 from surefoot.data.streams import opening
 from surefoot.data.streams.opening import PREFIX
 from surefoot.data.streams.rows import NotRecordableError, decode, encode
 from surefoot.data.streams.shards import Shards
 from surefoot.errors import ConfigError, DataError
+from surefoot.tools import leakage_check
 from waiting import wait_until
 
 SIGKILLED = -signal.SIGKILL

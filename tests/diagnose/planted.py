@@ -26,8 +26,8 @@ from torch.utils.data import TensorDataset
 
 import surefoot as sf
 from surefoot.config.tree import layered
-from surefoot.tools.diagnose.finding import Finding
 from surefoot.recipes import gpt, images, translation
+from surefoot.tools.diagnose.finding import Finding
 
 EVERY: dict[str, Any] = {
     "log_every": "2 steps",

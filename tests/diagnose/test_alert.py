@@ -24,11 +24,11 @@ from small_runs import build
 from small_runs import train as trained
 from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.main import main
+from surefoot.errors import DivergedError
 from surefoot.tools.diagnose import alert as alerts
 from surefoot.tools.diagnose.alert import Alert
 from surefoot.tools.diagnose.finding import Finding
 from surefoot.tools.diagnose.live import LiveFindings
-from surefoot.errors import DivergedError
 from surefoot.tools.report.directory_watch import DirectoryWatch
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory

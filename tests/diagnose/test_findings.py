@@ -34,13 +34,13 @@ from diagnose.histories import (
 from in_one import in_one
 from stated import numbers_in
 from surefoot.config.behavior import AVERAGES
+from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.tools.diagnose.checks import CHECKS, findings, format_findings, verdicts
 from surefoot.tools.diagnose.finding import Finding, Healthy, Unknown
 from surefoot.tools.diagnose.generalization import smoothed_floor
 from surefoot.tools.diagnose.gradients import noise_scale
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.run_settings import RunDescription
-from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.tracking.record import Record
 
 

@@ -860,7 +860,9 @@ def test_every_number_by_which_a_finding_decides_is_in_the_table() -> None:
                 else []
             )
             for name in names:
-                constant = getattr(importlib.import_module(f"surefoot.tools.diagnose.{file.stem}"), name)
+                constant = getattr(
+                    importlib.import_module(f"surefoot.tools.diagnose.{file.stem}"), name
+                )
                 first = constant[0] if isinstance(constant, tuple) and constant else constant
                 if name.isupper() and not name.startswith("_") and isinstance(first, int | float):
                     numbers.add(f"{file.stem}.{name}")

@@ -21,8 +21,8 @@ from surefoot.distributed.ddp import synchronized
 from surefoot.distributed.sync_batch_norm import synchronize_on_cpu
 from surefoot.distributed.world import joined
 from surefoot.models import ResNet
-from surefoot.tools.plan import summary
 from surefoot.run.build_state import refuse_unequal_passes
+from surefoot.tools.plan import summary
 
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 needs_one = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

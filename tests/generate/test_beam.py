@@ -13,9 +13,9 @@ from torch import nn
 
 from refused import refused
 from surefoot.errors import DataError, DivergedError
-from surefoot.recipes.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty
 from surefoot.models.seq2seq import Seq2Seq
 from surefoot.models.seq2seq_layers import Seq2SeqConfig
+from surefoot.recipes.generate.beam import BEGIN, END, Hypothesis, beam_search, penalty
 
 
 def seq2seq(vocab_size: int = 14, *, seed: int = 5, std: float = 0.4) -> Seq2Seq:

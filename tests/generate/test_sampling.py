@@ -13,9 +13,9 @@ from torch import nn
 from in_one import in_one
 from refused import refused
 from surefoot.errors import ConfigError, DivergedError
-from surefoot.recipes.generate.sampling import sample, sample_batch, stream
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
+from surefoot.recipes.generate.sampling import sample, sample_batch, stream
 from surefoot.seeding import fold
 
 VOCABULARY = 5

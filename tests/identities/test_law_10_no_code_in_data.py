@@ -29,8 +29,8 @@ from surefoot.checkpoint.reader import read, read_manifest, verify
 from surefoot.cli.main import main
 from surefoot.data.text.shards import TokenShards, write_shards
 from surefoot.errors import CheckpointError, DataError
-from surefoot.tracking.jsonl import records
 from surefoot.tools.verify.verdict import Verdict
+from surefoot.tracking.jsonl import records
 from written_runs import written
 
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "surefoot").rglob("*.py"))

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from in_one import in_one
-from surefoot.recipes.generate.sampling import sample
 from surefoot.losses.dense import chunked_cross_entropy, cross_entropy
 from surefoot.models.attention import _TILED, causal_attention, masked_attention, rotate, rotations
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
+from surefoot.recipes.generate.sampling import sample
 from surefoot.train.activation_checkpointing import compute_again
 
 SMALL = GPTConfig(layers=2, heads=2, width=32, context=16, vocab_size=50)

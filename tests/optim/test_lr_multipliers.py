@@ -24,8 +24,8 @@ from surefoot.optim.lr_multipliers import factors_of
 from surefoot.optim.optimizers import named
 from surefoot.optim.param_groups import parameter_groups
 from surefoot.optim.validation import DECLARED
-from surefoot.tools.plan import summary
 from surefoot.recipes.optimizer_settings import Optimizer
+from surefoot.tools.plan import summary
 from surefoot.tracking.jsonl import records
 
 

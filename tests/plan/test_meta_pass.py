@@ -16,10 +16,10 @@ import surefoot as sf
 from refused import refused
 from surefoot.distributed.world import on_meta
 from surefoot.memory import peak
-from surefoot.tools.plan.measure import measure
-from surefoot.tools.plan.meta_pass import MetaMode, dry_pass
 from surefoot.recipes import gpt, images, translation
 from surefoot.recipes.images.networks import Model as ImageModel
+from surefoot.tools.plan.measure import measure
+from surefoot.tools.plan.meta_pass import MetaMode, dry_pass
 from surefoot.train.scratch import timed_pass
 
 PLAIN: dict[str, Any] = {"precision": "fp32", "run_dir": None, "device": "cpu"}

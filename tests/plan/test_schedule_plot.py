@@ -13,11 +13,11 @@ import surefoot as sf
 from refused import refused
 from surefoot.config.durations import Length
 from surefoot.config.extras import is_installed
+from surefoot.schedules.joined import Joined
+from surefoot.schedules.lr_schedule import Schedule
 from surefoot.tools.plan import schedule_plot
 from surefoot.tools.plan.schedule_plot import trace_schedules
 from surefoot.tools.report.figures import RASTERIZER
-from surefoot.schedules.joined import Joined
-from surefoot.schedules.lr_schedule import Schedule
 
 SOME: dict[str, Schedule | Joined] = {
     "cosine": sf.schedules.cosine("5%"),

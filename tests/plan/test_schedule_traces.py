@@ -9,11 +9,11 @@ import pytest
 import surefoot as sf
 from in_one import in_one
 from surefoot.config.durations import Length
-from surefoot.tools.plan import schedule_plot
-from surefoot.tools.plan.schedule_plot import Trace, table, trace_schedules
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined
 from surefoot.schedules.lr_schedule import Schedule
+from surefoot.tools.plan import schedule_plot
+from surefoot.tools.plan.schedule_plot import Trace, table, trace_schedules
 
 
 def of_steps(steps: int) -> Length:

@@ -29,12 +29,12 @@ from surefoot.cli.main import main
 from surefoot.distributed.shards import held_of
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
+from surefoot.run.run import unchanged
 from surefoot.tools.profile.flops import Flops, count_flops
 from surefoot.tools.profile.profile import interval, measure, measure_variant, rank
 from surefoot.tools.profile.result import VariantGain, _suggestion
 from surefoot.tools.profile.trace import memory_chart, memory_line
 from surefoot.tools.profile.variants import NAMES, stepping, variants
-from surefoot.run.run import unchanged
 from waiting import HANG_S, LogicalClock
 
 

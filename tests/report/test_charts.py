@@ -13,7 +13,16 @@ import pytest
 from PIL import Image
 
 from in_one import in_one
-from surefoot.tools.report.charts import Axis, Chart, Line, Mark, axes, format_tick, format_value, ticks
+from surefoot.tools.report.charts import (
+    Axis,
+    Chart,
+    Line,
+    Mark,
+    axes,
+    format_tick,
+    format_value,
+    ticks,
+)
 from surefoot.tools.report.heatmap import group_names, heat_map
 from surefoot.tools.report.page import environment
 

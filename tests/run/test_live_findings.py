@@ -164,7 +164,9 @@ def test_a_fault_in_a_finding_is_said_once_and_ends_nothing(
     def wrong(history: History) -> Any:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("surefoot.tools.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),))
+    monkeypatch.setattr(
+        "surefoot.tools.diagnose.checks.CHECKS", (Check("wrong", lambda _: None, wrong),)
+    )
     said: list[str] = []
     made = of(said)
     for record in train():

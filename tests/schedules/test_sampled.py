@@ -22,8 +22,8 @@ from forked import Forked
 from in_one import in_one
 from refused import refused
 from surefoot.config.durations import Length
-from surefoot.tools.plan.summary import learning_rates
 from surefoot.schedules.joined import bound
+from surefoot.tools.plan.summary import learning_rates
 
 STEPS = 12
 LENGTH = Length(steps=STEPS, samples_per_epoch=100, batch_size=10)

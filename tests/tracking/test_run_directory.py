@@ -29,19 +29,19 @@ from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import Checkpoint, DamageError, write
 from surefoot.cli.report import _could_have_panels
-from surefoot.tools.compare.trained import read_run as read_trained
-from surefoot.tools.compare.trials import Trials
 from surefoot.config.paths import open_no_follow, read_regular, write_whole
 from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.distributed.liveness import Lost
 from surefoot.errors import Command
+from surefoot.tools.compare.trained import read_run as read_trained
+from surefoot.tools.compare.trials import Trials
 from surefoot.tools.report.series import read_reported_run
+from surefoot.tools.verify.files import check_files
 from surefoot.tracking.console import RankLog
 from surefoot.tracking.jsonl import JsonLines, records
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.run_directory import RunDirectory, directory_of_start
 from surefoot.tracking.tensorboard import TensorBoard
-from surefoot.tools.verify.files import check_files
 from waiting import wait_until
 
 STEPS = 14

@@ -28,8 +28,8 @@ from surefoot.config import speed_table
 from surefoot.config.speed_table import BF16_WORTH_IT, Facts, Row, look_up
 from surefoot.config.toml import with_choices
 from surefoot.memory import instruction_set
-from surefoot.tools.plan import summary
 from surefoot.recipes import gpt, images, translation
+from surefoot.tools.plan import summary
 from surefoot.train import auto_precision
 from surefoot.train.precision import precision
 

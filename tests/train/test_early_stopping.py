@@ -18,9 +18,9 @@ from torch import nn
 import surefoot as sf
 from refused import refused
 from scored_runs import Count, build, rows, scored
-from surefoot.tools.plan import summary
 from surefoot.recipes.optimizer_settings import EarlyStopping as Flags
 from surefoot.run import messages
+from surefoot.tools.plan import summary
 from surefoot.tracking.jsonl import records
 from surefoot.train.auto_precision import AutoChoices
 from surefoot.train.patience import Best, Standing, Watch, following

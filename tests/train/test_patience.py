@@ -24,9 +24,9 @@ from refused import refused
 from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.config.tree import layered
-from surefoot.tools.plan import summary
 from surefoot.recipes import images
 from surefoot.recipes.optimizer_settings import Plateau
+from surefoot.tools.plan import summary
 from surefoot.tracking.jsonl import records
 from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, Watch, following
 

@@ -172,7 +172,9 @@ def test_what_would_take_more_than_the_cpu_has_is_not_tried(
     whole = (
         sf.tune.find_batch_size(mlp_run(batch_size=1024), memory="1 GB").tried[-1].memory_bytes or 0
     )
-    monkeypatch.setattr("surefoot.tools.tune.find_batch.free_bytes", lambda device: int(whole * 0.6))
+    monkeypatch.setattr(
+        "surefoot.tools.tune.find_batch.free_bytes", lambda device: int(whole * 0.6)
+    )
     for memory in (None, "1 GB"):
         found = sf.tune.find_batch_size(mlp_run(batch_size=1024), memory=memory)
         assert found.tried[-1].size == 1024
@@ -340,8 +342,8 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
     """Of a loss that takes 2 ms whatever its batch, and an update of 4 ms, by a clock that nothing
     else moves.
     """
-    from surefoot.train import scratch
     from surefoot.tools.tune import micro_batch_trial
+    from surefoot.train import scratch
 
     def updated(step: Any) -> None:
         now[0] += 0.004
@@ -375,8 +377,8 @@ def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
     """With a learning rate of 0, a line search divides by 0, and LBFGS without one stops at once
     and keeps no history.
     """
-    from surefoot.train import scratch
     from surefoot.tools.tune import micro_batch_trial
+    from surefoot.train import scratch
 
     now = [0.0]
     for module, clock in (

@@ -26,8 +26,8 @@ import surefoot as sf
 from refused import refused
 from stated import numbers_in
 from surefoot.errors import CheckpointError
-from surefoot.tools.report.series import read_reported_run
 from surefoot.run.components import RunComponents
+from surefoot.tools.report.series import read_reported_run
 from surefoot.tools.verify.compare import TOLERANCE
 from surefoot.tools.verify.files import check_files
 from surefoot.tools.verify.verdict import Problem, Verdict

@@ -12,12 +12,12 @@ from surefoot.cli.options import (
     refuse_misspelled,
     verb_options,
 )
-from surefoot.tools.compare.plan import FILE
 from surefoot.config.extras import refuse_missing
 from surefoot.config.keywords import parsed
 from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, out_of_range
 from surefoot.program import find_program
+from surefoot.tools.compare.plan import FILE
 
 _OUT = "runs/compare"
 

@@ -18,6 +18,10 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed, without_settings
+from surefoot.config.tree import flatten, layered
+from surefoot.distributed.process_count import cores_each
+from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
+from surefoot.program import Program, program_again
 from surefoot.tools.compare.plan import Planned
 from surefoot.tools.compare.search import Pruner, Sampler, corners, parameter, trial_name
 from surefoot.tools.compare.variants import (
@@ -28,10 +32,6 @@ from surefoot.tools.compare.variants import (
     refuse_baseline,
     refuse_duplicates,
 )
-from surefoot.config.tree import flatten, layered
-from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
-from surefoot.launch.process_count import cores_each
-from surefoot.program import Program, program_again
 
 _SHOWN = 3  # wrong combinations in one error
 _FORM = "SETTING=VALUE, such as optimizer.lr=1e-3"

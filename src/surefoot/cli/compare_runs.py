@@ -11,15 +11,6 @@ from typing import Any
 from surefoot.cli.compare_plan import Compare, check_baseline, program_of, trial
 from surefoot.cli.compare_worker import build_facts, command, scores_by_batch
 from surefoot.cli.options import find_run, needs_option, not_of
-from surefoot.tools.compare import plan as planned
-from surefoot.tools.compare import runner
-from surefoot.tools.compare.plan import Planned, automatic_choices
-from surefoot.tools.compare.presentation import as_json, charts, markdown, text, tsv
-from surefoot.tools.compare.results import Comparison, compared
-from surefoot.tools.compare.search import Search
-from surefoot.tools.compare.trained import Compared, Trained, read_run
-from surefoot.tools.compare.trials import Trials, outcome_of
-from surefoot.tools.compare.variants import Variant, flags, run_labels
 from surefoot.config.keywords import parsed
 from surefoot.config.paths import run_path
 from surefoot.config.tree import layered
@@ -32,8 +23,17 @@ from surefoot.errors import (
     together,
 )
 from surefoot.program import build_run, in_directory, program_again, program_and_config
-from surefoot.tools.report.figures import draw_beside
 from surefoot.run.signals import Signals, to_terminal
+from surefoot.tools.compare import plan as planned
+from surefoot.tools.compare import runner
+from surefoot.tools.compare.plan import Planned, automatic_choices
+from surefoot.tools.compare.presentation import as_json, charts, markdown, text, tsv
+from surefoot.tools.compare.results import Comparison, compared
+from surefoot.tools.compare.search import Search
+from surefoot.tools.compare.trained import Compared, Trained, read_run
+from surefoot.tools.compare.trials import Trials, outcome_of
+from surefoot.tools.compare.variants import Variant, flags, run_labels
+from surefoot.tools.report.figures import draw_beside
 from surefoot.tracking.console import TextWriter
 from surefoot.tracking.format import counted
 from surefoot.tracking.run_directory import RunDirectory

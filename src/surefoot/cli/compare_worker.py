@@ -18,15 +18,15 @@ import torch
 from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import run_or_exit
-from surefoot.tools.compare import plan as planned
-from surefoot.tools.compare.resampling import resampled_scores
-from surefoot.tools.compare.trained import Trained, read_run
-from surefoot.tools.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.config.toml import with_choices
 from surefoot.config.tree import layered
 from surefoot.distributed.environment import die_with
 from surefoot.errors import CheckpointError
 from surefoot.run.run import Run
+from surefoot.tools.compare import plan as planned
+from surefoot.tools.compare.resampling import resampled_scores
+from surefoot.tools.compare.trained import Trained, read_run
+from surefoot.tools.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import is_running
 from surefoot.train.auto_precision import settle_choices

@@ -72,8 +72,8 @@ def _prepare(arguments: list[str]) -> None:
     if options.tokenizer in (None, "bpe", "characters"):  # the last two are trained with a run
         meaning = "gpt2, bytes, or the file or directory of a tokenizer, such as a run's"
         raise out_of_range("tokenizer", options.tokenizer, meaning)
-    from surefoot.recipes.readers.text.prepare_shards import prepare_shards
     from surefoot.recipes.gpt.corpus import named_tokenizer
+    from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 
     try:
         tokenizer = named_tokenizer(options.tokenizer, end_token=options.end_token)

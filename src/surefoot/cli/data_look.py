@@ -13,8 +13,8 @@ from surefoot.cli.options import by_flag, limited, option_names, refuse_unknown,
 from surefoot.cli.settings import layers_below, read_settings
 from surefoot.config.paths import local_path, write_whole
 from surefoot.errors import ConfigError, SurefootError, visible
-from surefoot.recipes import NAMES
 from surefoot.program import find_program
+from surefoot.recipes import NAMES
 
 if TYPE_CHECKING:
     from surefoot.recipes.data_look import Piece

@@ -23,9 +23,9 @@ from surefoot.cli.options import (
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError, out_of_range
+from surefoot.program import Program, build_run, choose_checkpoint, in_directory
 from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
-from surefoot.program import Program, build_run, choose_checkpoint, in_directory
 from surefoot.tracking.format import number
 from surefoot.tracking.run_directory import run_file_not_written
 

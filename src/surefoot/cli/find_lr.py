@@ -28,8 +28,8 @@ from surefoot.config.toml import values
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.errors import out_of_range
-from surefoot.recipes import NAMES
 from surefoot.program import build_run, choose_checkpoint, find_program, in_directory
+from surefoot.recipes import NAMES
 
 if TYPE_CHECKING:
     from surefoot.tools.tune.lr_range_test import LRRangeTest

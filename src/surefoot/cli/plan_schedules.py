@@ -15,8 +15,8 @@ from surefoot.config.closest import closest
 from surefoot.config.durations import Length, in_steps, planned
 from surefoot.config.tree import flatten
 from surefoot.errors import ConfigError, SurefootError, out_of_range, together
-from surefoot.recipes.optimizer_settings import Schedule
 from surefoot.program import build_run, find_program
+from surefoot.recipes.optimizer_settings import Schedule
 from surefoot.schedules.checks import check_shape
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import Joined, join

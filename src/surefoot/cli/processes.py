@@ -16,9 +16,10 @@ from surefoot.config.paths import run_path
 from surefoot.config.setting import number
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
+from surefoot.distributed.process_count import ProcessCount, Sizes, Slots, parse_nproc
 from surefoot.errors import ConfigError, Setting
-from surefoot.launch.process_count import ProcessCount, Slots, parse_nproc, sizes_of
 from surefoot.program import Program, find_program
+from surefoot.tracking.run_reader import read_beginning
 
 NAMES = ("nproc", "max_restarts")
 
@@ -143,7 +144,7 @@ def start_several(
     settings = {} if config is None else flatten(config)
     places = _places(wanted, settings, out=out)
     places.size()  # before anything is started
-    from surefoot.launch.launcher import launch  # imports torch
+    from surefoot.distributed.launcher import launch  # imports torch
 
     limit_s = (
         None
@@ -209,8 +210,23 @@ def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | No
         run_dir = run_path(written, setting="run_dir")
     return Slots(
         wanted,
-        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, out=run_dir),
+        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, run_dir=run_dir),
         gpus=_gpus(settings.get("device", "auto")),
+    )
+
+
+def sizes_of(
+    batch_size: int | str, micro_batch_size: int | str | None, *, run_dir: Path | None
+) -> Sizes:
+    """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch
+    size.
+    """
+    beginning = None if run_dir is None else read_beginning(run_dir)
+    began = None if beginning is None else beginning.micro_batch_size_for(batch_size)
+    return Sizes(
+        batch_size,
+        began if micro_batch_size is None else micro_batch_size,
+        is_resumed=began is not None,
     )
 
 

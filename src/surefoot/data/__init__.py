@@ -1,5 +1,32 @@
-"""Data sets, plans of the samples in each training step, and the feed that loads the samples."""
+"""Data sets, plans of the samples in each training step, and the feed that loads the samples.
+
+The readers of files stand with the recipes. Their names are names of this package too.
+"""
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from surefoot.recipes import readers
+
+_name_of_core, _, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "mixture": ["Mixture"],
+        "orders": ["Weighted"],
+        "streams.stream": ["Stream"],
+        "tables": ["Table"],
+        "text.document_tokens": ["encode_documents"],
+        "text.shards": ["TokenShards", "write_shards"],
+        "text.windows": ["EvalWindows", "TrainWindows"],
+    },
+)
+__all__ += readers.__all__
+
+
+def __getattr__(name: str) -> object:
+    if name in readers.__all__:
+        return getattr(readers, name)
+    return _name_of_core(name)
+
+
+def __dir__() -> list[str]:
+    return __all__.copy()

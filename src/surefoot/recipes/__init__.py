@@ -2,4 +2,8 @@
 only.
 """
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
 NAMES = ("gpt", "translation", "images", "finetune")

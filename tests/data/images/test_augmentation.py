@@ -12,6 +12,8 @@ from PIL import Image
 
 from in_one import in_one
 from refused import refused
+from surefoot.data.order import sample_bits
+from surefoot.errors import ConfigError
 from surefoot.recipes.readers.images.augmentation import (
     KINDS,
     Augmentation,
@@ -20,8 +22,6 @@ from surefoot.recipes.readers.images.augmentation import (
     distort,
     randaugment,
 )
-from surefoot.data.order import sample_bits
-from surefoot.errors import ConfigError
 from surefoot.seeding import fold, stream_key
 
 GREY = np.array([0.5, 0.5, 0.5])

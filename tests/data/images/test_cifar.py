@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from refused import refused
+from surefoot.errors import DataError
 from surefoot.recipes.readers.images import arrays
 from surefoot.recipes.readers.images.arrays import arrays_in, cifar_arrays, read_cifar
-from surefoot.errors import DataError
 
 
 def rows(labels: list[int], seed: int = 0) -> tuple[bytes, np.ndarray]:

@@ -17,13 +17,13 @@ import surefoot as sf
 from in_one import in_one
 from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
+from surefoot.data.loader import Feed
+from surefoot.data.order import Order
+from surefoot.errors import DataError
 from surefoot.recipes.readers.images.augmentation import Augmentation
 from surefoot.recipes.readers.images.dataset import ImageArrays, ImageFiles, normalize, read_image
 from surefoot.recipes.readers.images.folder import Files
 from surefoot.recipes.readers.images.picture import Fitting
-from surefoot.data.loader import Feed
-from surefoot.data.order import Order
-from surefoot.errors import DataError
 
 CHANGES = Augmentation(crop_padding=2, flip=True, cutout=3, randaugment=1)
 MOMENTS: dict[str, Any] = {"mean": (0.5, 0.4, 0.3), "std": (0.2, 0.3, 0.4)}

@@ -11,8 +11,8 @@ import pytest
 
 from data_sets import DATA, needs
 from refused import refused
-from surefoot.recipes.readers.images.arrays import read_idx
 from surefoot.errors import DataError
+from surefoot.recipes.readers.images.arrays import read_idx
 
 
 def idx(array: np.ndarray) -> bytes:

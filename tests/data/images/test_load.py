@@ -17,13 +17,13 @@ from PIL import Image
 
 from data_sets import DATA, needs
 from refused import refused
+from surefoot.errors import DataError
 from surefoot.recipes.readers.images import arrays as cifar
 from surefoot.recipes.readers.images import folder, load
 from surefoot.recipes.readers.images import picture as pictures
 from surefoot.recipes.readers.images.arrays import synthetic
 from surefoot.recipes.readers.images.layout import read_layout
 from surefoot.recipes.readers.images.load import ImageDatasets, load_images
-from surefoot.errors import DataError
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -17,10 +17,10 @@ import surefoot as sf
 from refused import refused
 from surefoot.cli.main import main
 from surefoot.config.tree import layered
+from surefoot.recipes import images
 from surefoot.recipes.readers.images.dataset import read_image
 from surefoot.recipes.readers.images.folder import _header
 from surefoot.recipes.readers.images.picture import Fitting, measure_value_range, open_picture
-from surefoot.recipes import images
 
 ORIENTATION = 0x0112
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from refused import refused
-from surefoot.recipes.readers.text.multiple_choice import cloze_questions
 from surefoot.errors import DataError
+from surefoot.recipes.readers.text.multiple_choice import cloze_questions
 
 TEXT = np.random.default_rng(0).integers(1000, size=3000).astype(np.uint16)
 

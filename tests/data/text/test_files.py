@@ -5,10 +5,10 @@ import pytest
 
 from data_sets import DATA, needs
 from refused import refused
-from surefoot.recipes.readers.text.corpora import split_documents, split_sequence, stdlib_documents
 from surefoot.data.text.document_tokens import encode_documents
-from surefoot.recipes.readers.text.documents import load_documents
 from surefoot.errors import DataError
+from surefoot.recipes.readers.text.corpora import split_documents, split_sequence, stdlib_documents
+from surefoot.recipes.readers.text.documents import load_documents
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 
 

@@ -15,9 +15,9 @@ from torch import nn
 import surefoot as sf
 from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
-from surefoot.recipes.readers.text.multiple_choice import MultipleChoice, Question
 from surefoot.errors import DataError
 from surefoot.metrics.multiple_choice import continuation_accuracy, multiple_choice_accuracy
+from surefoot.recipes.readers.text.multiple_choice import MultipleChoice, Question
 from surefoot.train.evaluate import evaluate
 
 VOCABULARY = 7

@@ -20,10 +20,10 @@ import pytest
 
 import surefoot as sf
 from refused import refused
-from surefoot.recipes.readers.text import prepare_shards as prepare
-from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.data.text.shards import TokenShards
 from surefoot.errors import DataError
+from surefoot.recipes.readers.text import prepare_shards as prepare
+from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from waiting import wait_until
 
 BYTES = sf.tokenizers.ByteTokenizer()

@@ -16,10 +16,10 @@ import surefoot as sf
 from data_sets import DATA, needs
 from in_one import in_one
 from refused import refused
-from surefoot.recipes.readers.text.multiple_choice import MultipleChoice
-from surefoot.recipes.readers.text.question_files import load_questions
 from surefoot.errors import DataError
 from surefoot.metrics.multiple_choice import multiple_choice_accuracy
+from surefoot.recipes.readers.text.multiple_choice import MultipleChoice
+from surefoot.recipes.readers.text.question_files import load_questions
 from surefoot.tokenizers.tokenizer import ByteTokenizer, CharacterTokenizer
 from surefoot.train.evaluate import evaluate
 

@@ -11,10 +11,10 @@ import pytest
 
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.recipes.readers.text import token_files
 from surefoot.errors import ConfigError, DataError
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.look import look
+from surefoot.recipes.readers.text import token_files
 from surefoot.tokenizers import BPETokenizer
 
 GPT2, LLAMA3 = 20240520, 20240801

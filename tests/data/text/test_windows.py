@@ -11,11 +11,11 @@ from in_one import in_one
 from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.loader import in_order
-from surefoot.recipes.readers.text.corpora import split_sequence
-from surefoot.recipes.readers.text.documents import load_documents
 from surefoot.data.text.shards import write_shards
 from surefoot.data.text.windows import EvalWindows, TrainWindows
 from surefoot.errors import DataError
+from surefoot.recipes.readers.text.corpora import split_sequence
+from surefoot.recipes.readers.text.documents import load_documents
 from surefoot.tokenizers.tokenizer import CharacterTokenizer
 
 

@@ -13,8 +13,8 @@ import torch
 from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.loader import in_order
-from surefoot.recipes.readers.pairs.pairs import TokenPairs
 from surefoot.errors import DataError
+from surefoot.recipes.readers.pairs.pairs import TokenPairs
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING, SubwordTokenizer
 
 generator = np.random.default_rng(3)

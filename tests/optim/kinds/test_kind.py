@@ -20,8 +20,8 @@ from rank_processes import Ranks
 from refused import refused
 from surefoot.optim.kinds.kind import all_kinds, state_bytes
 from surefoot.optim.optimizers import OPTIMIZERS, named
-from surefoot.tools.plan.summary import sections
 from surefoot.recipes.optimizer_settings import Optimizer
+from surefoot.tools.plan.summary import sections
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import surefoot as sf
+from surefoot.program import find_program
 from surefoot.recipes import finetune
 from surefoot.recipes.finetune.conversations import render
 from surefoot.recipes.finetune.models import end_tokens, model_config, tuned_model, write_tuned
 from surefoot.recipes.finetune.predict import prompt_tokens, stop_tokens, with_logits
-from surefoot.program import find_program
 from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -23,6 +23,7 @@ from refused import refused
 from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.config.behavior import BUFFERS_IN_ORDER
+from surefoot.program import choose_checkpoint, find_program
 from surefoot.recipes import finetune, gpt
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation
@@ -32,7 +33,6 @@ from surefoot.recipes.finetune.conversations import (
 )
 from surefoot.recipes.finetune.template import rendered
 from surefoot.recipes.gpt import corpus as gpt_corpus
-from surefoot.program import choose_checkpoint, find_program
 from surefoot.tracking.jsonl import records
 from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, outcome, session, write_chat, write_model
 

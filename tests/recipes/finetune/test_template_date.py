@@ -12,10 +12,10 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.paths import write_whole
+from surefoot.program import choose_checkpoint, find_program
 from surefoot.recipes import finetune
 from surefoot.recipes.finetune import recipe, template_date
 from surefoot.recipes.finetune.template_date import date_of_run, has_clock, with_date
-from surefoot.program import choose_checkpoint, find_program
 from tuned_runs import CHAT_TEMPLATE, config, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")

@@ -14,9 +14,9 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.recipes import gpt
 from surefoot.recipes.gpt.predict import Predict, continuations
+from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 TEXTS = {"a.txt": "the cat sat on the mat\n" * 40, "b.txt": "a dog\n" * 99, "c.txt": "no\n" * 50}

@@ -20,10 +20,10 @@ from refused import refused
 from surefoot.cli.main import main
 from surefoot.config.tree import layered
 from surefoot.errors import Setting
+from surefoot.program import choose_checkpoint
 from surefoot.recipes import images
 from surefoot.recipes.gpt import corpus
 from surefoot.recipes.images import networks, predict, recipe
-from surefoot.program import choose_checkpoint
 
 SMALL = {
     "run_dir": None,

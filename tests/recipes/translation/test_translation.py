@@ -21,9 +21,9 @@ import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
 from surefoot.errors import Setting
-from surefoot.recipes.generate.beam import BEGIN, END
 from surefoot.metrics.contract import named_metrics
 from surefoot.recipes import translation
+from surefoot.recipes.generate.beam import BEGIN, END
 from surefoot.recipes.translation import corpus
 from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translate
 from surefoot.run.messages import header

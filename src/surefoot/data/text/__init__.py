@@ -1,1 +1,1 @@
-"""Text data sets: files, documents, token shards, windows and multiple-choice questions."""
+"""Text as tokens: tokens of documents, their cache, token shards, and windows over tokens."""

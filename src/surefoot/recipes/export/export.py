@@ -30,9 +30,9 @@ from surefoot.errors import (
     out_of_range,
     together,
 )
-from surefoot.recipes.export.peft_adapter import write_adapter
 from surefoot.memory import in_words, parsed_bytes
 from surefoot.models.gpt_layers import GPTConfig
+from surefoot.recipes.export.peft_adapter import write_adapter
 from surefoot.tokenizers.bpe import from_json
 
 Weights = Literal["auto", "averaged", "trained"]

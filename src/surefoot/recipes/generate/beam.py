@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import DataError, out_of_range
-from surefoot.recipes.generate.sampling import logits_not_finite
 from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
+from surefoot.recipes.generate.sampling import logits_not_finite
 from surefoot.seeding import untouched
 from surefoot.train.evaluate import evaluation_mode
 

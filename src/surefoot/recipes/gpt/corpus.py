@@ -11,12 +11,12 @@ from surefoot.config.behavior import END_TOKENS, KINDS_OF_TEXT
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
 from surefoot.config.setting import number
-from surefoot.recipes.readers.text.corpora import texts_as_before
-from surefoot.recipes.readers.text.documents import Documents, read_documents, scan_documents
-from surefoot.recipes.readers.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
 from surefoot.errors import Command, Setting
 from surefoot.recipes.gpt.config import Data
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.readers.text.corpora import texts_as_before
+from surefoot.recipes.readers.text.documents import Documents, read_documents, scan_documents
+from surefoot.recipes.readers.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
 from surefoot.recipes.shared_errors import reading_run_file, vocab_size_without_effect
 from surefoot.tokenizers.long_words import describe_long_words
 

@@ -7,10 +7,10 @@ import numpy as np
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.recipes.readers.text.token_files import find_token_files
 from surefoot.recipes.data_look import Look, Piece, evenly
 from surefoot.recipes.gpt.config import Config
 from surefoot.recipes.gpt.corpus import corpus
+from surefoot.recipes.readers.text.token_files import find_token_files
 
 _END = "<|endoftext|>"
 _ODD = {"\x00": "NUL", "\ufffd": "the replacement character U+FFFD", "\u200b": "U+200B"}

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 import surefoot as sf
-from surefoot.recipes.readers.images.folder import first_names, readable_files
 from surefoot.data.scan import printable
 from surefoot.errors import DataError, first_line
 from surefoot.recipes.data_look import Look, evenly
 from surefoot.recipes.images.config import Config, Data
 from surefoot.recipes.images.recipe import in_words
+from surefoot.recipes.readers.images.folder import first_names, readable_files
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _SIZE, _CHANNELS = 64, 3  # of the sheet, if the pictures differ

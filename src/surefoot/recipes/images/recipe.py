@@ -28,8 +28,10 @@ def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
     problems.
     """
-    from surefoot.recipes.readers.images.load import refuse_fraction  # imports torch, as does the next line
     from surefoot.losses.mixing import refuse_mixing
+    from surefoot.recipes.readers.images.load import (
+        refuse_fraction,  # imports torch, as does the next line
+    )
 
     changes = config.augmentation
     return checked(

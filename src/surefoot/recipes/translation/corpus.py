@@ -9,10 +9,10 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.recipes.readers.pairs.files import read_pairs
 from surefoot.errors import Setting
 from surefoot.recipes.gpt.corpus import TOKENIZER, beside
 from surefoot.recipes.optimizer_settings import note
+from surefoot.recipes.readers.pairs.files import read_pairs
 from surefoot.recipes.shared_errors import reading_run_file, vocab_size_without_effect
 from surefoot.recipes.translation.config import Config, Data
 from surefoot.tokenizers.long_words import describe_long_words

@@ -4,8 +4,8 @@ sees.
 
 from collections.abc import Sequence
 
-from surefoot.recipes.readers.pairs.files import load_pairs
 from surefoot.recipes.data_look import Look, Piece, evenly
+from surefoot.recipes.readers.pairs.files import load_pairs
 from surefoot.recipes.translation.config import Config
 
 _LONGER = 3  # times the other side: perhaps no translation

@@ -13,12 +13,12 @@ from typing import Any
 
 import tomlkit
 
-from surefoot.tools.compare.variants import Direction, Variant, flags
 from surefoot.config.keywords import parsed
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import refuse_unresolved
 from surefoot.errors import ConfigError, Setting
+from surefoot.tools.compare.variants import Direction, Variant, flags
 from surefoot.tracking.format import as_typed
 
 FILE = "compare.toml"

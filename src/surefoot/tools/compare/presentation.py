@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from surefoot.errors import visible
 from surefoot.tools.compare.results import ONE_SEED, Comparison
 from surefoot.tools.compare.trained import Compared, Row
 from surefoot.tools.compare.variants import flags, short_names
-from surefoot.errors import visible
 from surefoot.tools.report.charts import Chart, Line
 from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from surefoot.errors import ConfigError, Setting
 from surefoot.tools.compare.statistics import (
     LEVEL,
     Difference,
@@ -22,7 +23,6 @@ from surefoot.tools.compare.statistics import (
 )
 from surefoot.tools.compare.trained import Compared, Row, same_bits
 from surefoot.tools.compare.variants import Direction, group_labels, refuse_baseline
-from surefoot.errors import ConfigError, Setting
 from surefoot.tracking.format import as_typed, counted
 
 ONE_SEED = "not tested: one seed"

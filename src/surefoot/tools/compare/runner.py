@@ -9,11 +9,11 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TextIO
 
+from surefoot.errors import visible
 from surefoot.tools.compare.search import Search
 from surefoot.tools.compare.trained import refuse_missing_score, watched
 from surefoot.tools.compare.trials import Outcome, Standing, Trial, Trials, is_over
 from surefoot.tools.compare.variants import Direction
-from surefoot.errors import visible
 from surefoot.tracking.console import TextWriter, can_redraw
 from surefoot.tracking.format import duration, in_line, number, shortened
 from surefoot.tracking.run_reader import read_run

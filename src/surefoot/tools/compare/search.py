@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from surefoot.tools.compare.trials import TO_THE_END, Outcome, outcome_of
-from surefoot.tools.compare.variants import grid
 from surefoot.config.extras import needed_for
 from surefoot.errors import ConfigError
+from surefoot.tools.compare.trials import TO_THE_END, Outcome, outcome_of
+from surefoot.tools.compare.variants import grid
 from surefoot.tracking.format import as_typed
 
 FILE = "search.db"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from surefoot.tools.diagnose.finding import Finding
 from surefoot.errors import ConfigError
+from surefoot.tools.diagnose.finding import Finding
 
 _PATIENCE_S = 10.0  # for one alert
 _AT_END_S = 12.0  # for all alerts that are left when the session ends

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+from surefoot.errors import visible
 from surefoot.tools.diagnose import (
     averages,
     chance,
@@ -27,7 +28,6 @@ from surefoot.tools.diagnose.finding import (
 )
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.statistics import FEWEST
-from surefoot.errors import visible
 
 CHECKS: Sequence[Check] = (
     divergence.diverged,

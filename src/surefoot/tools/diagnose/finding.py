@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from textwrap import TextWrapper
 from typing import Any, Literal
 
-from surefoot.tools.diagnose.history import History
 from surefoot.errors import visible
+from surefoot.tools.diagnose.history import History
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")

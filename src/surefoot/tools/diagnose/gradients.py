@@ -7,7 +7,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from surefoot.tools.diagnose.finding import IGNORED_LABELS, Verdict, check, join_names, need, well, wrong
+from surefoot.tools.diagnose.finding import (
+    IGNORED_LABELS,
+    Verdict,
+    check,
+    join_names,
+    need,
+    well,
+    wrong,
+)
 from surefoot.tools.diagnose.history import History, Series
 from surefoot.tools.diagnose.layers import WATCHED, matrices
 from surefoot.tools.diagnose.statistics import first_and_last_third, level, trend

@@ -8,10 +8,10 @@ from contextlib import suppress
 import numpy as np
 
 from surefoot.config.durations import seconds
+from surefoot.errors import ConfigError
 from surefoot.tools.diagnose.finding import Verdict, check, need, well, wrong
 from surefoot.tools.diagnose.history import History, Series
 from surefoot.tools.diagnose.statistics import first_and_last_third, level, noise, trend
-from surefoot.errors import ConfigError
 from surefoot.tracking.format import three_digits
 from surefoot.tracking.record import Record
 

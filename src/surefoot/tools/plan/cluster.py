@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from surefoot.data.buckets import Lengthy
 from surefoot.distributed.strategy import is_exact
 from surefoot.memory import in_words
+from surefoot.run.components import RunComponents
 from surefoot.tools.plan.network_model import Machine, Timing, timing
 from surefoot.tools.plan.workload import Spread, Workload
-from surefoot.run.components import RunComponents
 
 _SPARE = 0.9  # usable fraction of a GPU's memory; CUDA, NCCL and fragmentation use some of the rest
 

@@ -11,9 +11,9 @@ from surefoot.config.durations import Length, planned
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, Setting, together
+from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.tools.report.figures import RASTERIZER, draw
-from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.tracking.format import shortened, text_table
 
 _LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly

@@ -17,11 +17,11 @@ from surefoot.errors import CheckpointError
 from surefoot.memory import in_words
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.optim.param_groups import first_and_last
-from surefoot.tools.plan.measure import Measurement, evaluation_time, measure, memory_and_time
-from surefoot.tools.plan.workload import Weight
 from surefoot.run.components import RunComponents
 from surefoot.run.messages import reading_notes
 from surefoot.seeding import untouched
+from surefoot.tools.plan.measure import Measurement, evaluation_time, measure, memory_and_time
+from surefoot.tools.plan.workload import Weight
 from surefoot.tracking.format import counted, text_table
 from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.state_dict import parameter_names

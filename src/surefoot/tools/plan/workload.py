@@ -16,8 +16,8 @@ from surefoot.distributed.tree_sum import sums_in_memory
 from surefoot.memory import tensor_bytes
 from surefoot.optim.kinds.kind import state_bytes
 from surefoot.optim.skip_step import update_bytes
-from surefoot.tools.plan.meta_pass import Pass
 from surefoot.run.components import RunComponents
+from surefoot.tools.plan.meta_pass import Pass
 
 
 @dataclass(frozen=True)

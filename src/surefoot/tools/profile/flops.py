@@ -19,7 +19,13 @@ from surefoot.data.nested import tensors
 from surefoot.errors import out_of_range
 from surefoot.models.attention import in_one_tile
 from surefoot.models.gpt import GPT
-from surefoot.tools.profile.timed_step import Stepping, Stopwatch, is_compiled, stopwatch, with_forward
+from surefoot.tools.profile.timed_step import (
+    Stepping,
+    Stopwatch,
+    is_compiled,
+    stopwatch,
+    with_forward,
+)
 from surefoot.train import activation_checkpointing
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import State, Task

@@ -13,14 +13,20 @@ import torch
 from surefoot.config.paths import local_path
 from surefoot.errors import ConfigError, Setting, first_line, out_of_range
 from surefoot.optim.clipping import clear
+from surefoot.run.components import RunComponents
+from surefoot.run.run import Run, unchanged
 from surefoot.tools.profile.flops import count_flops, measure_peak_flops
 from surefoot.tools.profile.result import Profile, VariantGain, middle_half, write_profile
 from surefoot.tools.profile.timed_step import Stepping
-from surefoot.tools.profile.trace import copied_s, device_busy_s, memory_line, operators, run_profiler
+from surefoot.tools.profile.trace import (
+    copied_s,
+    device_busy_s,
+    memory_line,
+    operators,
+    run_profiler,
+)
 from surefoot.tools.profile.variants import USUAL, Variant, stepping, variants
 from surefoot.tools.report.figures import make_directory
-from surefoot.run.components import RunComponents
-from surefoot.run.run import Run, unchanged
 from surefoot.tracking.format import counted as number_of
 
 _WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4

@@ -17,9 +17,9 @@ from surefoot.data.pipeline import DataPipeline
 from surefoot.errors import ConfigError
 from surefoot.optim.build import RunOptimizer
 from surefoot.optim.skip_step import skipping
+from surefoot.run.components import RunComponents
 from surefoot.tools.profile.flops import kept_activations, recomputed_blocks
 from surefoot.tools.profile.timed_step import Stepping, stopwatch
-from surefoot.run.components import RunComponents
 from surefoot.train.compile import compiled, sole_or_all
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import Precision

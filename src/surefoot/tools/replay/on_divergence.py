@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from surefoot.errors import first_line
+from surefoot.seeding import untouched
 from surefoot.tools.replay.findings import First, Look, sections
 from surefoot.tools.replay.inspect_step import MOST_GRADIENTS, look
-from surefoot.seeding import untouched
 from surefoot.train.components import Components
 from surefoot.train.loop import Step
 

@@ -13,9 +13,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import select_rows
 from surefoot.distributed.strategy import without_ranks
+from surefoot.seeding import fold, seed_generators
 from surefoot.tools.replay.hooks import parameters_of, value_of
 from surefoot.tools.replay.tensor_stats import wide_norm
-from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward
 from surefoot.train.step_watch import CoupledLoss

@@ -6,6 +6,6 @@ from .panels import Image as Image
 from .panels import ImageGrid as ImageGrid
 from .panels import Panels as Panels
 from .panels import TextHeatmap as TextHeatmap
-from .task_panels import classification_panels as classification_panels
-from .task_panels import encode_png as encode_png
+from .panels import classification_panels as classification_panels
+from .panels import encode_png as encode_png
 from .write import write_page as write_page

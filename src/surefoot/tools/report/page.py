@@ -13,10 +13,19 @@ from importlib import resources
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from surefoot.tools.diagnose.finding import Finding
 from surefoot.errors import visible
+from surefoot.tools.diagnose.finding import Finding
 from surefoot.tools.report import tables
-from surefoot.tools.report.charts import Axis, Chart, Line, Unit, axes, format_tick, format_value, ticks
+from surefoot.tools.report.charts import (
+    Axis,
+    Chart,
+    Line,
+    Unit,
+    axes,
+    format_tick,
+    format_value,
+    ticks,
+)
 from surefoot.tools.report.headline import State, state_of, verdict
 from surefoot.tools.report.heatmap import CIVIDIS, layer_maps
 from surefoot.tools.report.run_charts import charts

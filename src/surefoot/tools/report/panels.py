@@ -1,6 +1,4 @@
-"""The public names of the panels. `tracking/panels.py` declares the panels, because runs also write
-them.
-"""
+"""The public names of the panels. They belong to `tracking`, because runs write panels."""
 
 from surefoot.tracking.panels import (
     ConfusionMatrix,
@@ -12,6 +10,7 @@ from surefoot.tracking.panels import (
     TextHeatmap,
 )
 from surefoot.tracking.panels_file import Panels
+from surefoot.tracking.task_panels import classification_panels, encode_png
 
 __all__ = [
     "ConfusionMatrix",
@@ -22,4 +21,6 @@ __all__ = [
     "ImageGrid",
     "Panels",
     "TextHeatmap",
+    "classification_panels",
+    "encode_png",
 ]

@@ -12,9 +12,14 @@ from surefoot.errors import ConfigError, Setting
 from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
 from surefoot.run.run import Run, unchanged
-from surefoot.train import error_causes
-from surefoot.tools.tune.batch_size_search import BatchSizeSearch, SizeTrial, recommend, search_sizes
+from surefoot.tools.tune.batch_size_search import (
+    BatchSizeSearch,
+    SizeTrial,
+    recommend,
+    search_sizes,
+)
 from surefoot.tools.tune.micro_batch_trial import ONE_VALUE, Trial
+from surefoot.train import error_causes
 
 _MARGIN = 0.9  # of the limit: fragmentation and kernel workspaces take memory that no tensor holds
 

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import Command, ConfigError
-from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
-from surefoot.train.error_causes import explaining
-from surefoot.train.loop import State, Step, forward_backward, update
+from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.tools.tune.lr_range_test import (
     Curve,
     LRRangeTest,
@@ -27,6 +25,8 @@ from surefoot.tools.tune.lr_range_test import (
     far,
     suggest,
 )
+from surefoot.train.error_causes import explaining
+from surefoot.train.loop import State, Step, forward_backward, update
 
 _BLOCK = 10  # losses per read from the device, because each read waits for the device
 

@@ -22,11 +22,11 @@ from surefoot.memory import peak, tensor_bytes
 from surefoot.optim.clipping import clear
 from surefoot.optim.kinds.kind import state_bytes, state_tensors
 from surefoot.run.components import RunComponents
+from surefoot.tools.tune.batch_size_search import SizeTrial
 from surefoot.tracking.format import shortened
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.scratch import timed_pass, zero_rates
-from surefoot.tools.tune.batch_size_search import SizeTrial
 
 ONE_VALUE = "batch normalization needs more than one value per channel"
 _ROUNDS = 5

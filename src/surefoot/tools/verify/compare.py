@@ -13,8 +13,8 @@ from torch import Tensor
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.tensor_file import Stored
-from surefoot.tracking.record import Record
 from surefoot.tools.verify.verdict import Difference
+from surefoot.tracking.record import Record
 
 TOLERANCE = 1e-2  # relative; ten times the rounding error observed over a hundred steps
 

@@ -18,11 +18,11 @@ from surefoot.checkpoint.store import Store, without_checkpoint
 from surefoot.config import user_code
 from surefoot.config.toml import without_none
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.tracking.run_reader import Session, read_sessions, read_settings
-from surefoot.train.run_identity import differences
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
+from surefoot.tracking.run_reader import Session, read_sessions, read_settings
+from surefoot.train.run_identity import differences
 
 _MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
 

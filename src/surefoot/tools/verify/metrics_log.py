@@ -6,10 +6,10 @@ from hashlib import sha256
 from io import BytesIO
 from itertools import accumulate, compress, pairwise
 
+from surefoot.tools.verify.verdict import Problem
 from surefoot.tracking.format import counted
 from surefoot.tracking.jsonl import parse_record
 from surefoot.tracking.record import Record
-from surefoot.tools.verify.verdict import Problem
 
 FILE = "metrics.jsonl"
 

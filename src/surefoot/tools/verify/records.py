@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from surefoot.checkpoint.state_json import Watched
 from surefoot.config.keywords import parsed
-from surefoot.tools.replay.rerun import describe_changes
 from surefoot.run.components import RunComponents
-from surefoot.tracking.record import PHASES, Record
-from surefoot.train.patience import TRAINING, EarlyStopping, Watch, is_of_training
+from surefoot.tools.replay.rerun import describe_changes
 from surefoot.tools.verify.compare import TOLERANCE, tensors
 from surefoot.tools.verify.files import Files, StoredStep
 from surefoot.tools.verify.metrics_log import FILE, Line, Log, curve
 from surefoot.tools.verify.verdict import Kind, Problem, Verdict, as_problem
+from surefoot.tracking.record import PHASES, Record
+from surefoot.train.patience import TRAINING, EarlyStopping, Watch, is_of_training
 
 _SHOWN = 3  # problems reported per kind
 

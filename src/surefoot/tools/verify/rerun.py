@@ -11,16 +11,16 @@ import torch
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.errors import CheckpointError, first_line
-from surefoot.tools.replay.rerun import Execution, FinishedStep, describe_changes, execution
 from surefoot.run import periodic
 from surefoot.run.components import RunComponents
-from surefoot.tracking.record import is_rate, logged_names
-from surefoot.train.meter import derived
+from surefoot.tools.replay.rerun import Execution, FinishedStep, describe_changes, execution
 from surefoot.tools.verify.compare import numbers, rescale, tensors
 from surefoot.tools.verify.files import Files, StoredStep
 from surefoot.tools.verify.metrics_log import FILE, curve
 from surefoot.tools.verify.records import shortened
 from surefoot.tools.verify.verdict import Difference, Outcome, Problem, Window, as_problem
+from surefoot.tracking.record import is_rate, logged_names
+from surefoot.train.meter import derived
 
 STEPS, WINDOWS = 100, 5  # the defaults
 

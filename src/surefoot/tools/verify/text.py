@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from surefoot.memory import in_words
-from surefoot.tracking.format import counted, duration
 from surefoot.tools.verify.files import Files
 from surefoot.tools.verify.metrics_log import FILE, line_numbers
 from surefoot.tools.verify.records import has_best, has_times
 from surefoot.tools.verify.rerun import cost_steps, gaps
 from surefoot.tools.verify.verdict import Outcome, Window, steps_in_words
+from surefoot.tracking.format import counted, duration
 
 _OTHERS = {
     "eval": "evaluations",

@@ -13,17 +13,17 @@ from surefoot.checkpoint.state_json import SavedState
 from surefoot.errors import CheckpointError, DataError, first_line
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import kind_of
-from surefoot.tools.replay.replay import pace_s
-from surefoot.tools.replay.rerun import refuse_ranks
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
-from surefoot.train import state_dict
-from surefoot.train.run_identity import differences
+from surefoot.tools.replay.replay import pace_s
+from surefoot.tools.replay.rerun import refuse_ranks
 from surefoot.tools.verify import records as consistency
 from surefoot.tools.verify import text as sentences
 from surefoot.tools.verify.files import Files
 from surefoot.tools.verify.rerun import STEPS, plan_windows, replay_window
 from surefoot.tools.verify.verdict import Outcome, Problem, Verdict, Window
+from surefoot.train import state_dict
+from surefoot.train.run_identity import differences
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]

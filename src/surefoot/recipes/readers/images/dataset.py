@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from surefoot.data.fingerprints import hash_of
-from surefoot.recipes.readers.images.augmentation import Augmentation, augment
-from surefoot.recipes.readers.images.folder import Files
-from surefoot.recipes.readers.images.picture import Fitting, ValueRange, open_picture, read_picture
 from surefoot.data.order import Ids, sample_bits
 from surefoot.data.stored_samples import Batch, rows_as_bytes
 from surefoot.errors import DataError
+from surefoot.recipes.readers.images.augmentation import Augmentation, augment
+from surefoot.recipes.readers.images.folder import Files
+from surefoot.recipes.readers.images.picture import Fitting, ValueRange, open_picture, read_picture
 from surefoot.seeding import fold, seeded_bits, stream_key
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]

@@ -10,6 +10,8 @@ from typing import Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from surefoot.data.scan import printable
+from surefoot.errors import DataError, Setting
 from surefoot.recipes.readers.images.picture import (
     Crop,
     Fitting,
@@ -19,8 +21,6 @@ from surefoot.recipes.readers.images.picture import (
     open_picture,
     shown_size,
 )
-from surefoot.data.scan import printable
-from surefoot.errors import DataError, Setting
 
 OnCorrupt = Literal["error", "skip"]
 

@@ -14,13 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from surefoot.recipes.readers.images.folder import Files, first_names
-from surefoot.recipes.readers.images.labels_file import (
-    LabelsFile,
-    classes_of,
-    labels_files,
-    pictures_by_name,
-)
 from surefoot.data.part_names import PARTS
 from surefoot.data.scan import (
     OTHER_KIND,
@@ -34,6 +27,13 @@ from surefoot.data.scan import (
     scan_as_before,
 )
 from surefoot.errors import DataError, Setting
+from surefoot.recipes.readers.images.folder import Files, first_names
+from surefoot.recipes.readers.images.labels_file import (
+    LabelsFile,
+    classes_of,
+    labels_files,
+    pictures_by_name,
+)
 
 NO_LABELS = "pictures without labels: surefoot predict RUN DIR names them"
 NO_PICTURES = "it holds no pictures"

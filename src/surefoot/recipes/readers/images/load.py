@@ -14,6 +14,10 @@ import numpy as np
 from surefoot.config.behavior import PICTURES_AS_SHOWN, newest_behavior
 from surefoot.config.keywords import known_keywords
 from surefoot.config.paths import absolute_path, local_path
+from surefoot.data.order import Ids, permutation
+from surefoot.data.part_names import check_parts
+from surefoot.data.scan import printable
+from surefoot.errors import ConfigError, DataError, Setting, out_of_range
 from surefoot.recipes.readers.images.arrays import Arrays, arrays_in, digits, synthetic
 from surefoot.recipes.readers.images.augmentation import Augmentation, Pixels
 from surefoot.recipes.readers.images.dataset import (
@@ -40,10 +44,6 @@ from surefoot.recipes.readers.images.picture import (
     read_picture,
     with_pages,
 )
-from surefoot.data.order import Ids, permutation
-from surefoot.data.part_names import check_parts
-from surefoot.data.scan import printable
-from surefoot.errors import ConfigError, DataError, Setting, out_of_range
 from surefoot.seeding import stream_key
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from surefoot.recipes.readers.pairs.languages import language_code
 from surefoot.errors import DataError, Setting
+from surefoot.recipes.readers.pairs.languages import language_code
 
 # words of headers: above sources, above targets, above either, and above ids and facts of a pair
 _WORDS = """

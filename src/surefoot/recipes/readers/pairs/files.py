@@ -23,6 +23,7 @@ from surefoot.data.scan import (
     scan,
     scan_as_before,
 )
+from surefoot.errors import DataError, out_of_range
 from surefoot.recipes.readers.pairs.languages import of_one_language
 from surefoot.recipes.readers.pairs.part_files import (
     OTHER_LANGUAGES,
@@ -35,7 +36,6 @@ from surefoot.recipes.readers.pairs.part_files import (
     read_both,
     read_pair_table,
 )
-from surefoot.errors import DataError, out_of_range
 
 _VALIDATION = PARTS["val"]
 _TEST = ("test", "test_2016_flickr")

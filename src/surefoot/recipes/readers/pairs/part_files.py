@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surefoot.data.scan import COMPRESSED, kind_of, printable
-from surefoot.recipes.readers.text.corpora import without_text
 from surefoot.data.text_files import decode_utf8, not_json, open_unpacked
-from surefoot.recipes.readers.pairs.columns import header_columns, read_table, table_as_before
 from surefoot.errors import DataError, Setting
+from surefoot.recipes.readers.pairs.columns import header_columns, read_table, table_as_before
+from surefoot.recipes.readers.text.corpora import without_text
 from surefoot.tokenizers.tokenizer import encodable
 
 Sentences = list[tuple[str, str]]  # a source and its translation

@@ -8,9 +8,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.extras import needed_for
+from surefoot.errors import ConfigError, out_of_range
 from surefoot.recipes.readers.pairs.languages import of_one_language
 from surefoot.recipes.readers.pairs.part_files import Sentences
-from surefoot.errors import ConfigError, out_of_range
 
 if TYPE_CHECKING:
     from babel import Locale

@@ -28,7 +28,6 @@ from surefoot.data.scan import (
     scan,
 )
 from surefoot.data.table_sources import reading_tables
-from surefoot.recipes.readers.text.corpora import without_text
 from surefoot.data.text_files import (
     decode_utf8,
     not_json,
@@ -36,6 +35,7 @@ from surefoot.data.text_files import (
     refuse_nul,
 )
 from surefoot.errors import DataError, Setting, out_of_range
+from surefoot.recipes.readers.text.corpora import without_text
 
 _KEYS_SHOWN = 8
 _BINARY = {".bin": "token-file", ".pkl": "pickle", ".pickle": "pickle"}

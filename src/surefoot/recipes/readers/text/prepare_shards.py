@@ -15,17 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from surefoot.config.paths import local_path, write_whole
-from surefoot.recipes.readers.text.documents import (
-    DocumentFile,
-    ReadAs,
-    Unread,
-    describe_parts,
-    describe_rows,
-    files_of,
-    kinds,
-    scan_documents,
-)
-from surefoot.recipes.readers.text.encode import RefusedTextError, encode_batches, refuse_script_read_again
 from surefoot.data.text.shards import (
     INDEX,
     Shard,
@@ -39,6 +28,21 @@ from surefoot.data.text.shards import (
     write_shard,
 )
 from surefoot.errors import DataError, out_of_range
+from surefoot.recipes.readers.text.documents import (
+    DocumentFile,
+    ReadAs,
+    Unread,
+    describe_parts,
+    describe_rows,
+    files_of,
+    kinds,
+    scan_documents,
+)
+from surefoot.recipes.readers.text.encode import (
+    RefusedTextError,
+    encode_batches,
+    refuse_script_read_again,
+)
 from surefoot.tokenizers.bpe import BPETokenizer
 from surefoot.tokenizers.tokenizer import Tokenizer
 

@@ -13,10 +13,10 @@ import numpy as np
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
 from surefoot.data.scan import no_such
+from surefoot.errors import DataError, out_of_range
 from surefoot.recipes.readers.text.documents import json_lines
 from surefoot.recipes.readers.text.encode import RefusedTextError, encode_texts
 from surefoot.recipes.readers.text.multiple_choice import Question, without_questions
-from surefoot.errors import DataError, out_of_range
 from surefoot.seeding import stream_key
 from surefoot.tokenizers.tokenizer import Tokenizer
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import FrameType
 
 from surefoot.distributed.liveness import ranks_in_words
+from surefoot.distributed.process_count import Slots
+from surefoot.distributed.process_group import Group
 from surefoot.errors import ConfigError, RankLostError
-from surefoot.launch.process_count import Slots
-from surefoot.launch.process_group import Group
 
 _LOOK_S = 0.05
 _ALIKE_S = 5.0  # for other ranks to meet and print the same error

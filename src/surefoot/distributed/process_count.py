@@ -6,12 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from surefoot.config.batch_size import batching, one_each
 from surefoot.distributed.environment import more_processes_than_gpus
 from surefoot.errors import ConfigError, Setting
-from surefoot.tracking.run_reader import read_beginning
 
 
 @dataclass(frozen=True)
@@ -76,21 +74,6 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
         remedy=[Setting("nproc", 4), (Setting("nproc", "1:4"), "for one to four")],
         setting="nproc",
         value=nproc,
-    )
-
-
-def sizes_of(
-    batch_size: int | str, micro_batch_size: int | str | None, *, out: Path | None
-) -> Sizes:
-    """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch
-    size.
-    """
-    beginning = None if out is None else read_beginning(out)
-    began = None if beginning is None else beginning.micro_batch_size_for(batch_size)
-    return Sizes(
-        batch_size,
-        began if micro_batch_size is None else micro_batch_size,
-        is_resumed=began is not None,
     )
 
 

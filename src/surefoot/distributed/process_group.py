@@ -23,8 +23,8 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 from surefoot.distributed.environment import ERRORS, LAUNCHER
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, SPEAKER, VERDICT
 from surefoot.distributed.liveness import Beat, Lost
+from surefoot.distributed.process_count import cores_each
 from surefoot.errors import visible
-from surefoot.launch.process_count import cores_each
 
 _HOST = "127.0.0.1"
 _LAST_LINES, _LINE = 3, 200  # lines of a rank in a message, and characters per line

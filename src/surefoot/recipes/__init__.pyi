@@ -1,0 +1,3 @@
+from . import generate as generate
+
+NAMES: tuple[str, ...]
