@@ -6,6 +6,7 @@ In a fresh interpreter, because this one has imported everything already.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -138,6 +139,11 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert ended.returncode == 0, ended.stderr
     return dict(json.loads(ended.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("name", [name for name in UNUSED if name.startswith("surefoot.")])
+def test_a_module_that_no_start_may_import_exists(name: str) -> None:
+    assert importlib.util.find_spec(name) is not None
 
 
 @pytest.mark.slow

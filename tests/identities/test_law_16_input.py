@@ -33,6 +33,7 @@ LISTS_ITSELF = {
     "recipes/readers/pairs/part_files.py": "names for an error",
     "recipes/gpt/corpus.py": "checkpoints of a run, shards of an unfinished preparation",
     "recipes/images/predict.py": "checkpoints of a run",
+    "recipes/export/export.py": "tokenizers of a run",
     "recipes/finetune/recipe.py": "checkpoints of a run",
     "recipes/finetune/models.py": "weights that it has written",
     "recipes/finetune/model_directory.py": "weights of a model's directory",

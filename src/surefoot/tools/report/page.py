@@ -339,7 +339,7 @@ def environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader = PackageLoader("surefoot", "report")
+    loader = PackageLoader("surefoot", "tools/report")
     env = Environment(
         loader=loader,
         autoescape=True,
