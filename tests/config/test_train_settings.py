@@ -33,8 +33,8 @@ from surefoot.config.setting import (
 )
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import When, leaves
-from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.recipes import finetune, gpt, images, translation
+from surefoot.tools.diagnose.run_settings import RunDescription
 from waiting import HANG_S
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -33,8 +33,8 @@ from surefoot.data.scan import (
     printable,
     scan,
 )
-from surefoot.recipes.readers.text.documents import files_of, scan_documents
 from surefoot.data.text_files import open_unpacked
+from surefoot.recipes.readers.text.documents import files_of, scan_documents
 
 
 def write(root: Path, *names: str) -> Path:

@@ -19,8 +19,8 @@ import pytest
 
 from forked import Forked
 from stated import numbers_in
-from surefoot.launch.launcher import launch
-from surefoot.launch.process_count import Sizes, Slots, parse_nproc
+from surefoot.distributed.launcher import launch
+from surefoot.distributed.process_count import Sizes, Slots, parse_nproc
 from waiting import wait_until
 
 TOYS = Path(__file__).with_name("toys.py")
@@ -180,16 +180,16 @@ def test_one_error_is_said_where_another_rank_dies_while_the_group_is_ended(
 def test_one_that_does_not_end_with_the_others_is_killed(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.launch.launcher._TERMINATED_S", 0.3)
-    monkeypatch.setattr("surefoot.launch.launcher._KILLED_S", 0.6)
+    monkeypatch.setattr("surefoot.distributed.launcher._TERMINATED_S", 0.3)
+    monkeypatch.setattr("surefoot.distributed.launcher._KILLED_S", 0.6)
     assert launched("0:deaf", "1:sleep 0.3", "1:kill 9").wait() == 137
 
 
 def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.launch.launcher._STOPPED_S", 0.5)
-    monkeypatch.setattr("surefoot.launch.launcher._TERMINATED_S", 0.3)
+    monkeypatch.setattr("surefoot.distributed.launcher._STOPPED_S", 0.5)
+    monkeypatch.setattr("surefoot.distributed.launcher._TERMINATED_S", 0.3)
     group = launched("1:kill 19", "0:sleep")
     assert group.wait() == 7
     assert "error: rank 1 (" in group.said
@@ -200,7 +200,7 @@ def test_a_rank_that_is_stopped_before_it_has_met_the_others_is_named(
 def test_a_rank_that_is_stopped_and_goes_on_is_left_alone(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.launch.launcher._STOPPED_S", 10.0)
+    monkeypatch.setattr("surefoot.distributed.launcher._STOPPED_S", 10.0)
     group = launched("all:sleep 2")
     os.kill(pid := int(group.told(1)["pid"]), signal.SIGSTOP)
     time.sleep(0.3)
@@ -247,7 +247,7 @@ def test_a_launcher_that_is_killed_leaves_no_rank_behind_running_or_stopped(
 def test_what_a_rank_has_started_ends_with_it(
     launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("surefoot.launch.launcher._TERMINATED_S", 0.3)
+    monkeypatch.setattr("surefoot.distributed.launcher._TERMINATED_S", 0.3)
     group = launched("1:child", "0:sleep 0.6", "0:kill 9")
     assert wait_until((group.directory / "child").exists)
     assert group.wait() == 137

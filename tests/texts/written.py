@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -178,10 +178,16 @@ def texts_of_packages(shown: str) -> dict[str, str]:
             if not all(part in others for part in literal_parts(sentence))
         ]
         if sentences:
-            package = name.parts[0] if len(name.parts) > 1 else "surefoot"
+            package = package_of(name)
             lines = [f"{name.as_posix()}:", *(f"  {sentence}" for sentence in sentences)]
             texts[package] = texts.get(package, "") + "\n".join(lines) + "\n"
     return texts
+
+
+def package_of(name: PurePath) -> str:
+    """The package of a file; each tool counts as one."""
+    parts = name.parts[1:] if name.parts[0] == "tools" else name.parts
+    return parts[0] if len(parts) > 1 else "surefoot"
 
 
 def sentences_of(source: str) -> Iterator[str]:

@@ -17,7 +17,6 @@ from refused import refused
 from scored_runs import build, rows
 from surefoot.mean import Mean, means_of_sums
 from surefoot.metrics import ClassificationReport, accuracy, perplexity
-from surefoot.tools.diagnose.training_table import TrainingTable
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.table import Table
 

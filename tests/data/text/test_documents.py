@@ -14,8 +14,8 @@ import pytest
 
 from in_one import in_one
 from refused import refused
-from surefoot.recipes.readers.text.documents import files_of, read_documents, scan_documents
 from surefoot.errors import ConfigError, DataError
+from surefoot.recipes.readers.text.documents import files_of, read_documents, scan_documents
 
 TEXTS = ["first\nof all", "", "zweites: ä €", "third " * 5000, "last"]
 

@@ -14,10 +14,10 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.tree import layered
-from surefoot.recipes.readers.text.documents import files_of, load_documents, scan_documents
-from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import gpt
+from surefoot.recipes.readers.text.documents import files_of, load_documents, scan_documents
+from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.tokenizers import ByteTokenizer
 
 TEXTS = ["caf\u00e9\n", "", "two\nlines", "\u65e5\u672c"]

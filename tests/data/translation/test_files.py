@@ -17,9 +17,9 @@ import pytest
 from data_sets import DATA, needs
 from refused import refused
 from stated import numbers_in
+from surefoot.errors import DataError
 from surefoot.recipes.readers.pairs.files import ParallelText, load_pairs, read_pairs, split_pairs
 from surefoot.recipes.readers.pairs.phrases import _amounts, _day, cldr_phrases, locale
-from surefoot.errors import DataError
 
 PAIRS = [(f"sentence {n} \u2028 with a\u0085 strange space", f"Satz {n}, weiß") for n in range(40)]
 

@@ -19,10 +19,10 @@ from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reader import opened, read_manifest
 from surefoot.checkpoint.tensor_file import Stored
-from surefoot.tools.compare.statistics import Difference
-from surefoot.tools.compare.variants import Direction, Variant
 from surefoot.config.keywords import parsed
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tools.compare.statistics import Difference
+from surefoot.tools.compare.variants import Direction, Variant
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, read_settings, read_state

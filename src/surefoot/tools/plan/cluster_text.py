@@ -9,13 +9,13 @@ from surefoot.distributed.blocks import refuse_unshardable
 from surefoot.errors import ConfigError, first_line
 from surefoot.memory import in_words
 from surefoot.optim.kinds.kind import kind_of, refuse_shards, state_bytes
+from surefoot.run.components import RunComponents
+from surefoot.run.run import without_loss
 from surefoot.tools.plan.cluster import Case, fits, shared, spread, tokens_each
 from surefoot.tools.plan.meta_pass import Pass, dry_pass
 from surefoot.tools.plan.network_model import Machine, ring_bandwidth, windows
 from surefoot.tools.plan.summary import Section, parameters_by_module
 from surefoot.tools.plan.workload import Spread, workload
-from surefoot.run.components import RunComponents
-from surefoot.run.run import without_loss
 from surefoot.tracking.format import counted, measured_time, text_table, three_digits, with_unit
 
 _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses it

@@ -11,19 +11,32 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.tools.diagnose.alert import Alert
 from surefoot.tools.diagnose.checks import verdicts
 from surefoot.tools.diagnose.finding import Finding, worst_first
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.reading import description_of
-from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.tools.report.charts import Chart
-from surefoot.tools.report.followed import BROKEN, FollowedRun, prune_cache, read_followed, read_head
+from surefoot.tools.report.followed import (
+    BROKEN,
+    FollowedRun,
+    prune_cache,
+    read_followed,
+    read_head,
+)
 from surefoot.tools.report.page import render
 from surefoot.tools.report.run_signals import Request, signal_run
 from surefoot.tools.report.series import ReportedRun
 from surefoot.tools.report.several_runs import overlaid_charts
-from surefoot.tools.report.watched_run import WatchedRun, began_at, no_files, row_of, runs_in, stamp_of
+from surefoot.tools.report.watched_run import (
+    WatchedRun,
+    began_at,
+    no_files,
+    row_of,
+    runs_in,
+    stamp_of,
+)
 from surefoot.tracking.run_reader import lock_holder, read_run
 
 EVERY_S = 2.0

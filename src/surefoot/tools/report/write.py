@@ -6,11 +6,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from surefoot.config.paths import run_path
+from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.tools.diagnose.checks import findings
 from surefoot.tools.diagnose.finding import Finding
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.reading import description_of
-from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.tools.report.figures import write_file
 from surefoot.tools.report.followed import FollowedRun
 from surefoot.tools.report.page import POLICY, run_page, runs_page
