@@ -113,7 +113,8 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     A run without a monitored metric is ranked by the first loss among its scores. Raises
     `ConfigError` if the run has no such `metric`.
     """
-    lines = records(path / "metrics.jsonl")
+    metrics = path / "metrics.jsonl"
+    lines = records(metrics) if metrics.is_file() else []
     scored = [record for record in lines if record["kind"] == "eval"]
     if metric is not None:
         watch: tuple[Direction, str] | None = parsed(metric)

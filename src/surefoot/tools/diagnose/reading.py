@@ -16,7 +16,7 @@ from surefoot.tracking.run_reader import (
     standing_of,
     unreadable_records,
 )
-from surefoot.tracking.run_records import records_of
+from surefoot.tracking.run_records import RunRecords, records_of
 
 
 def history_in(path: Path | str) -> History:
@@ -24,10 +24,11 @@ def history_in(path: Path | str) -> History:
     run.
     """
     run = run_path(path, setting="path")
-    if not (run / "config.toml").is_file() and not (run / "metrics.jsonl").is_file():
+    has_records = (run / "metrics.jsonl").is_file()
+    if not has_records and not (run / "config.toml").is_file():
         raise missing_run(run, run.parent)
     try:
-        records = records_of(run)
+        records = records_of(run) if has_records else RunRecords()
     except OSError as problem:
         raise unreadable_records(run / "metrics.jsonl", problem) from problem
     return History(description_of(run), records)
