@@ -27,7 +27,7 @@ from surefoot.program import Program, build_run, choose_checkpoint, in_directory
 from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
 from surefoot.tracking.format import number
-from surefoot.tracking.run_directory import run_file_not_written
+from surefoot.tracking.run_reader import run_file_not_written
 
 if TYPE_CHECKING:
     from surefoot.checkpoint import Checkpoint

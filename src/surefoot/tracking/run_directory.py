@@ -25,7 +25,13 @@ from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.config.paths import NO_LOCKS, absolute_path, open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.tracking.appended_file import is_named
-from surefoot.tracking.run_reader import HELD, Session, read_sessions, surefoot_version
+from surefoot.tracking.run_reader import (
+    HELD,
+    Session,
+    read_sessions,
+    run_file_not_written,
+    surefoot_version,
+)
 
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tapes", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
@@ -38,15 +44,6 @@ _REPLACED = (
 _REPORT = "report.html"
 # what a run replaces or removes below its directory; to logs of ranks, it only appends
 _WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
-
-
-def run_file_not_written(path: Path, problem: OSError) -> CheckpointError:
-    """Return the error for a file of a run that cannot be written."""
-    return CheckpointError(
-        "run-file-not-written",
-        problem=f"cannot write {path}: {problem.strerror or problem}",
-        path=path,
-    )
 
 
 @dataclass(eq=False)

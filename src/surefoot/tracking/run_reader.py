@@ -294,6 +294,15 @@ def unreadable_records(path: Path, problem: OSError) -> ConfigError:
     )
 
 
+def run_file_not_written(path: Path, problem: OSError) -> CheckpointError:
+    """Return the error for a file of a run that cannot be written."""
+    return CheckpointError(
+        "run-file-not-written",
+        problem=f"cannot write {path}: {problem.strerror or problem}",
+        path=path,
+    )
+
+
 def refuse_other_format(path: Path, *, shown: Path | str | None = None) -> None:
     """Raise `CheckpointError` if a run has a format that this version does not read. `shown` is the
     path as the user gave it.

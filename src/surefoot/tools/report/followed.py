@@ -148,7 +148,7 @@ def read_followed(path: Path) -> FollowedRun:
         head, rest = _head(path, file), file.read()
         if head is not None and _digest(rest) == head["rest"]:
             run = FollowedRun(path)
-            with np.load(BytesIO(rest), allow_pickle=False) as arrays:
+            with np.load(BytesIO(rest)) as arrays:
                 state = json.loads(arrays["state"].tobytes())
                 run.records.restore(state["records"])
                 for name, table in run.records.tables().items():
