@@ -12,7 +12,7 @@ import ast
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -38,7 +38,7 @@ def fill_in() -> None:
     """Put a stand-in where a package is absent."""
     if find_spec("lazy_loader") is None:
         loader = ModuleType("lazy_loader")
-        vars(loader).update(attach_stub=attach_stub)
+        vars(loader).update(attach=attach, attach_stub=attach_stub)
         sys.modules["lazy_loader"] = loader
         STAND_INS.absent.append("lazy_loader")
     if find_spec("orjson") is None:
@@ -62,9 +62,10 @@ def fill_in() -> None:
 # --- lazy_loader ----------------------------------------------------------------------------------
 
 
-def attach_stub(
-    package: str, file: str
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+Lazy = tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]
+
+
+def attach_stub(package: str, file: str) -> Lazy:
     """`__getattr__`, `__dir__` and `__all__` of a package, by the relative imports of its stub."""
     homes = {
         alias.name: line.module
@@ -72,6 +73,17 @@ def attach_stub(
         if isinstance(line, ast.ImportFrom)
         for alias in line.names
     }
+    return lazy(package, homes)
+
+
+def attach(package: str, submod_attrs: dict[str, list[str]]) -> Lazy:
+    """The same, by the names of each module."""
+    homes = {name: module for module, names in submod_attrs.items() for name in names}
+    return lazy(package, homes)
+
+
+def lazy(package: str, homes: Mapping[str, str | None]) -> Lazy:
+    """The same, by the module of each name; None for a name that is a module."""
 
     def resolve(name: str) -> Any:
         if name not in homes:
