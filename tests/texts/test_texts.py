@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from texts.written import HERE, all_texts, path_of
+from surefoot.config.paths import write_whole
+from texts import written
+from texts.written import HERE, all_texts, path_of, write
 
 
 @pytest.fixture(scope="module")
@@ -14,6 +18,26 @@ def texts() -> dict[str, str]:
 
 def test_each_text_has_a_file_and_each_file_a_text(texts: dict[str, str]) -> None:
     assert {path_of(name) for name in texts} == set(HERE.glob("*.txt"))
+
+
+def test_texts_that_are_interrupted_leave_whole_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write({"a": "before\n", "b": "before\n", "old": "before\n"}, tmp_path)
+
+    def interrupted(path: Path, text: bytes) -> None:
+        if path.name == "b.txt":
+            raise KeyboardInterrupt
+        write_whole(path, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(written, "write_whole", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write({"a": "after\n", "b": "after\n"}, tmp_path)
+    now = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert now == {"a.txt": "after\n", "b.txt": "before\n", "old.txt": "before\n"}
+    write({"a": "after\n", "b": "after\n"}, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "b.txt"}
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.txt")))

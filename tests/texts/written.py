@@ -30,6 +30,7 @@ from surefoot.cli.help import Flag, flags_of
 from surefoot.cli.main import OVERVIEW, VERBS
 from surefoot.cli.main import main as command
 from surefoot.cli.word_order import option_kinds
+from surefoot.config.paths import write_whole
 from surefoot.config.setting import texts_of
 from surefoot.recipes import NAMES
 from surefoot.tools.report.write import page_of
@@ -225,11 +226,17 @@ def all_texts() -> dict[str, str]:
     return shown | texts_of_packages("\n".join(shown.values()))
 
 
-def main() -> None:
-    for path in HERE.glob("*.txt"):
+def write(texts: dict[str, str], folder: Path) -> None:
+    """Write a file for each text, atomically, and remove the files of other texts."""
+    paths = [folder / f"{name}.txt" for name in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_whole(path, text.encode())
+    for path in set(folder.glob("*.txt")) - set(paths):
         path.unlink()
-    for name, text in all_texts().items():
-        path_of(name).write_text(text)
+
+
+def main() -> None:
+    write(all_texts(), HERE)
 
 
 if __name__ == "__main__":
