@@ -201,6 +201,7 @@ def test_the_place_of_several_problems_stands_before_them() -> None:
         "leave it out",
         ("a longer", Setting("length")),
         ("add", Setting("ema", None)),
+        ("first", Command("surefoot report runs/a"), "then", Setting("ema", None)),
     ],
 )
 def test_an_error_of_another_process_says_the_same(remedy: Remedy | None) -> None:

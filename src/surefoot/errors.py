@@ -102,7 +102,7 @@ class Command:
     line: str
 
 
-Remedy = Setting | Command | str | tuple[str | Setting, ...]
+Remedy = Setting | Command | str | tuple[str | Setting | Command, ...]
 """Something to type or to do. A tuple is a phrase, such as `("a longer", Setting("length"))`."""
 
 
@@ -111,6 +111,9 @@ class SurefootError(Exception):
     ends it with its message and the class's `exit_status`.
 
     An error is data: a stable `code`, the `problem`, its `reason`, and alternative remedies.
+    def __str__(self) -> str:
+        return self.line
+
     `fields` are the values that the error is about: setting, value, step, sample, path, line, rank,
     and what else a program may want to read. The message is made of these when it is shown. An
     error of your own code may have a finished text alone, and then has no code.
@@ -497,21 +500,24 @@ def error_of_dict(
     return error
 
 
-def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
-    if "setting" in described:
-        return Setting(described["setting"], described.get("value", ABSENT))
+def _named_of_json(described: Mapping[str, Any]) -> Setting | Command:
     if "command" in described:
         return Command(described["command"])
     if "parts" in described:
-        parts = described["parts"]
-        return tuple(
-            part if isinstance(part, str) else Setting(part["setting"], part.get("value", ABSENT))
-            for part in parts
-        )
+        phrase = list[str | Setting | Command]()
+        for part in described["parts"]:
+            phrase.append(part if isinstance(part, str) else _named_of_json(part))
+        return tuple(phrase)
     return str(described["text"])
 
 
 def out_of_range(setting: str, value: Any, meaning: str) -> ConfigError:
+    return Setting(described["setting"], described.get("value", ABSENT))
+
+
+def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
+    if "setting" in described or "command" in described:
+        return _named_of_json(described)
     """Return the refusal of a value; `meaning` says what it must be.
 
     >>> out_of_range("patience", 0, "1 evaluation or more").problem
