@@ -541,6 +541,15 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
     assert not Path("runs").exists()
 
 
+def test_every_wrong_combination_is_named(here: Path) -> None:
+    typed = ["gpt", "--vary", "optimizer.lr=0.1,a,b,c,d,e"]
+    options, flags = verb_options(Compare, typed, verb="compare")
+    with pytest.raises(sf.ConfigError) as refusal:
+        planned_of(find_program("gpt"), flags, options, verb="compare gpt")
+    places = [problem.places for problem in refusal.value.problems]
+    assert places == [(f"optimizer.lr={value}",) for value in "abcde"]
+
+
 def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here: Path) -> None:
     """What a file says is for its own optimizer; what was typed beside --vary is for all of
     them.

@@ -12,8 +12,8 @@ import pytest
 import surefoot as sf
 from refused import refused as refused_with
 from surefoot.cli.main import main
-from surefoot.cli.options import SavedRunOptions, check_excluded, find_run, parse
-from surefoot.errors import Setting
+from surefoot.cli.options import SavedRunOptions, check_excluded, find_run, parse, refuse_unknown
+from surefoot.errors import ConfigError, Setting
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -166,6 +166,30 @@ def test_help_of_a_program_with_many_settings_shows_the_first_ten(
     assert shown == [f"--option-{number} " for number in range(10)]
     assert "All 12 settings: surefoot train many.py --help-all" in pages["--help"]
     assert "--option-11 " in pages["--help-all"]
+
+
+def test_a_setting_named_like_a_python_keyword_is_shown_as_it_is_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    program = "from dataclasses import dataclass\n\n\n@dataclass\nclass Config:\n"
+    program += "    lambda_: float = 0.5\n"
+    program += "\n\ndef build(config: Config):\n    raise ValueError(config.lambda_)\n"
+    Path("regularized.py").write_text(program)
+    with pytest.raises(SystemExit):
+        main(["train", "regularized.py", "--help"])
+    assert "  --lambda_ FLOAT " in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"^0\.25$"):
+        main(["train", "regularized.py", "--lambda_", "0.25"])
+    assert "try: --lambda_" in refused(capsys, "train", "regularized.py", "--lambda", "0.25")
+
+
+def test_every_unknown_flag_is_named() -> None:
+    typed = [(name, [f"--{name}", "1"]) for name in ("first", "second", "third", "fourth", "fifth")]
+    with pytest.raises(ConfigError) as refusal:
+        refuse_unknown(typed, ["length"], verb="train gpt")
+    problems = refusal.value.problems
+    assert [problem.code for problem in problems] == ["setting-unknown"] * 5
+    assert [problem.fields["setting"] for problem in problems] == [name for name, _ in typed]
 
 
 @pytest.mark.parametrize("run", ["runs/a", "a"])

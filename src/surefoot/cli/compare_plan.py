@@ -33,7 +33,6 @@ from surefoot.tools.compare.variants import (
     refuse_duplicates,
 )
 
-_SHOWN = 3  # wrong combinations in one error
 _FORM = "SETTING=VALUE, such as optimizer.lr=1e-3"
 
 
@@ -288,7 +287,7 @@ def _configurations(
     if len(problems) == 1 and len(wrong) == len(texts) > 1:
         raise wrong[0]
     if problems:
-        raise together([*problems.values()][:_SHOWN])
+        raise together([*problems.values()])
     return known, configurations
 
 

@@ -360,7 +360,7 @@ def refuse_unknown(
             kind=flags.removesuffix("s"),
             reason=f"all {flags}: surefoot {verb} {help_flag}",
         )
-        for name, words in groups[:3]
+        for name, words in groups
     ]
     if problems:
         raise together(problems)
