@@ -76,7 +76,7 @@ class Setting:
         return self.as_flag() if _speech["flags"] else self.as_keyword()
 
     def as_flag(self) -> str:
-        flag = f"--{self.name.replace('_', '-')}"
+        flag = flag_of(self.name)
         if self.value is ABSENT:
             return flag
         values = self.value if isinstance(self.value, tuple | list) else (self.value,)
@@ -95,11 +95,24 @@ class Setting:
         return f"{leaf}={value}"
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of a setting. A trailing underscore stays, as the command line reads it.
+
+    >>> flag_of("optimizer.weight_decay"), flag_of("lambda_")
+    ('--optimizer.weight-decay', '--lambda_')
+    """
+    words = name.rstrip("_")
+    return f"--{words.replace('_', '-')}{name[len(words) :]}"
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line to type, shown unchanged everywhere."""
 
     line: str
+
+    def __str__(self) -> str:
+        return self.line
 
 
 Remedy = Setting | Command | str | tuple[str | Setting | Command, ...]
@@ -111,9 +124,6 @@ class SurefootError(Exception):
     ends it with its message and the class's `exit_status`.
 
     An error is data: a stable `code`, the `problem`, its `reason`, and alternative remedies.
-    def __str__(self) -> str:
-        return self.line
-
     `fields` are the values that the error is about: setting, value, step, sample, path, line, rank,
     and what else a program may want to read. The message is made of these when it is shown. An
     error of your own code may have a finished text alone, and then has no code.
@@ -503,6 +513,12 @@ def error_of_dict(
 def _named_of_json(described: Mapping[str, Any]) -> Setting | Command:
     if "command" in described:
         return Command(described["command"])
+    return Setting(described["setting"], described.get("value", ABSENT))
+
+
+def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
+    if "setting" in described or "command" in described:
+        return _named_of_json(described)
     if "parts" in described:
         phrase = list[str | Setting | Command]()
         for part in described["parts"]:
@@ -512,12 +528,6 @@ def _named_of_json(described: Mapping[str, Any]) -> Setting | Command:
 
 
 def out_of_range(setting: str, value: Any, meaning: str) -> ConfigError:
-    return Setting(described["setting"], described.get("value", ABSENT))
-
-
-def _remedy_of_json(described: Mapping[str, Any]) -> Remedy:
-    if "setting" in described or "command" in described:
-        return _named_of_json(described)
     """Return the refusal of a value; `meaning` says what it must be.
 
     >>> out_of_range("patience", 0, "1 evaluation or more").problem

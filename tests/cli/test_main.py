@@ -49,7 +49,7 @@ def test_every_verb_has_a_help_with_every_option_and_stands_in_the_overview(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"surefoot {verb} " in OVERVIEW
-    said = printed(capsys, verb, "--help")
+    said = printed(capsys, verb, "--help-all")
     kind = options_of(verb)
     assert said.startswith(inspect.cleandoc(kind.__doc__ or ""))
     assert [name for name in option_names(kind) if f"--{name.replace('_', '-')} " not in said] == []
@@ -124,6 +124,19 @@ def test_another_subcommand_shows_its_options_and_names_the_help_with_all_settin
     assert {*flags_shown(said)} | settings <= {*whole}
 
 
+@pytest.mark.parametrize("verb", ["compare", "plan"])
+def test_a_subcommand_with_many_options_shows_those_that_its_declaration_marks(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [flag for flag in flags_of(options_of(verb), switches=True) if not flag.metavar]
+    marked = [flag.typed for flag in options if flag.most_used]
+    said = printed(capsys, verb, "--help")
+    assert 0 < len(marked) < len(options)
+    assert flags_shown(said) == marked
+    assert f"All {len(options)} options: surefoot {verb} --help-all" in said
+    assert flags_shown(printed(capsys, verb, "--help-all")) == [flag.typed for flag in options]
+
+
 def test_the_whole_help_of_a_recipe_groups_all_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -167,6 +180,16 @@ def test_completion_is_a_script_that_its_shell_can_read(
     assert "python" not in script
     done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_the_flags_of_the_help(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["completion", shell])
+    script = capsys.readouterr().out
+    for flag in ("help", "help-all"):
+        assert re.search(rf"-l {flag} " if shell == "fish" else rf"--{flag}\b", script)
 
 
 def test_bash_completes_verbs_recipes_flags_and_choices(

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.processes import refuse_several
 from surefoot.cli.settings import configured, file_values, layers_below, typed, without_settings
-from surefoot.config.tree import flatten, layered
+from surefoot.config.tree import MOST_USED, flatten, layered
 from surefoot.distributed.process_count import cores_each
 from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
 from surefoot.program import Program, program_again
@@ -57,15 +57,15 @@ class Compare(ChangedProgramOption):
     """A recipe or program to train, a comparison to continue, or several runs to compare."""
     config: str | None = None
     """A TOML file of settings."""
-    vary: UseAppendAction[tuple[str, ...]] = ()
+    vary: UseAppendAction[tuple[str, ...]] = field(default=(), metadata=MOST_USED)
     """SETTING=A,B: values of a setting; several settings make a grid. A search also takes a range,
     SETTING=1e-4..1e-2.
     """
-    variant: UseAppendAction[tuple[str, ...]] = ()
+    variant: UseAppendAction[tuple[str, ...]] = field(default=(), metadata=MOST_USED)
     """An additional combination of settings, "S=A T=B". Repeatable."""
-    seeds: int = limited(1, min_value=1)
+    seeds: int = limited(1, min_value=1, most_used=True)
     """Number of seeds per combination, starting at --seed. A test needs two or more."""
-    jobs: int = limited(1, min_value=1)
+    jobs: int = limited(1, min_value=1, most_used=True)
     """Number of runs that train at once."""
     threads: int | None = limited(None, min_value=1)
     """CPU threads per run, saved in compare.toml. Default: cores / jobs."""
@@ -73,13 +73,13 @@ class Compare(ChangedProgramOption):
     """Metric value; the result shows how soon each run reaches it."""
     baseline: str = "best"
     """Run that the other runs are compared with: best, first, or the name of a variant."""
-    metric: str | None = None
+    metric: str | None = field(default=None, metadata=MOST_USED)
     """Metric to compare by, as "min SPLIT/METRIC". Default: the metric that the runs monitor."""
-    out: str | None = None
+    out: str | None = field(default=None, metadata=MOST_USED)
     """Output directory. Default: runs/compare, or runs/compared for existing runs."""
-    paired: bool = False
+    paired: bool = field(default=False, metadata=MOST_USED)
     """Evaluate existing runs again and compare them batch by batch."""
-    trials: int | None = limited(None, min_value=1)
+    trials: int | None = limited(None, min_value=1, most_used=True)
     """Number of trials of a search over the ranges of --vary."""
     sampler: Sampler = "tpe"
     """Method that chooses the settings of each trial."""

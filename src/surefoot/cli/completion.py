@@ -26,6 +26,7 @@ _SETTINGS = (
     "submit",
     "compare",
 )  # take a recipe's settings
+_HELP_FLAGS = {"help": "Show what is used most", "help-all": "Show everything"}
 _OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # the script does not know the run's recipe
 
 
@@ -158,6 +159,10 @@ def _fish() -> str:
         "# completion of surefoot; print it again after an update",
         f"complete -c surefoot -n __fish_use_subcommand -f -a {shlex.quote(' '.join(VERBS))}",
     ]
+    for flag, text in _HELP_FLAGS.items():
+        lines.append(
+            f"complete -c surefoot -n 'not __fish_use_subcommand' -l {flag} -d {shlex.quote(text)}"
+        )
     for verb, words in _second().items():
         lines.append(
             f"complete -c surefoot -n '__fish_seen_subcommand_from {verb}' -a {shlex.quote(words)}"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from surefoot.config.setting import texts_of
 from surefoot.config.tree import leaves
+from surefoot.errors import flag_of
 
 _WIDTH, _INDENT = 80, 26
 _FIRST = 10  # settings that `--help` shows of a program that marks none
@@ -42,7 +43,7 @@ class Flag:
 
     @property
     def typed(self) -> str:
-        return self.metavar or f"--{self.name.replace('_', '-')}"
+        return self.metavar or flag_of(self.name)
 
     @property
     def summary(self) -> str:
@@ -75,7 +76,7 @@ def flags_of(kind: type[Any], config: Any = None, *, switches: bool = False) -> 
         if leaf.owner not in texts:
             texts[leaf.owner] = texts_of(leaf.owner)
         yield Flag(
-            leaf.name.removesuffix("_"),
+            leaf.name,
             leaf.hint,
             leaf.value,
             texts[leaf.owner].get(leaf.field.name, ""),
@@ -147,7 +148,7 @@ def _lines(flag: Flag, names: Collection[str]) -> list[str]:
 
 
 def _as_flag(word: str, names: Collection[str]) -> str:
-    return f"--{word.replace('_', '-')}" if word in names else word
+    return flag_of(word) if word in names else word
 
 
 def _value(flag: Flag) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
-from surefoot.cli.help import Flag, flags_of, section
+from surefoot.cli.help import Flag, flags_of, most_used_page, section
 from surefoot.config.closest import closest
 from surefoot.config.paths import run_path
 from surefoot.config.setting import number
@@ -80,9 +80,10 @@ class ProgramOptions:
     """A TOML file of settings."""
 
 
-def limited(default: Any, *, min_value: int) -> Any:
+def limited(default: Any, *, min_value: int, most_used: bool = False) -> Any:
     """Return an option field for an integer of at least `min_value`."""
-    return dataclasses.field(default=default, metadata={"check": number(min_value=min_value)})
+    metadata = {"check": number(min_value=min_value), "most_used": most_used}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
@@ -105,6 +106,11 @@ def by_flag(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Return True for arguments with --help, -h or --help-all."""
     return any(name in HELP for name, _ in by_flag(arguments))
+
+
+def asks_for_whole_help(arguments: Sequence[str]) -> bool:
+    """Return True for arguments with --help-all."""
+    return "help_all" in dict(by_flag(arguments))
 
 
 def without(arguments: Sequence[str], names: Collection[str]) -> list[str]:
@@ -141,7 +147,7 @@ def target(
         return arguments[0]
     if asks_for_help(arguments):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
-        print_options([kind], verb)
+        print_options([kind], verb, is_whole=asks_for_whole_help(arguments))
         sys.exit(0)
     if arguments and not arguments[0].startswith("--"):
         raise ConfigError(
@@ -185,15 +191,14 @@ def verb_options(
     if asks_for_help(arguments):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
-            print_options([kind], verb)
+            print_options([kind], verb, is_whole=asks_for_whole_help(arguments))
             sys.exit(0)
     words = [word for name, group in groups if name in own for word in group]
     options: Any = parse(
         kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,)
     )
     for field in dataclasses.fields(options):
-        name = field.name.removesuffix("_")
-        value = getattr(options, field.name)
+        name, value = field.name, getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise out_of_range(name, value, "a finite number")
         check = field.metadata.get("check")
@@ -217,36 +222,35 @@ def only_options(
 
 
 def option_names(kind: type[Any]) -> list[str]:
-    """Return the names of a subcommand's flags, without the trailing _ of fields named like Python
-    keywords.
-    """
+    """Return the names of a subcommand's flags."""
     hints = typing.get_type_hints(kind, include_extras=True)
     positional = {
         name
         for name, hint in hints.items()
         if tyro.conf.Positional in getattr(hint, "__metadata__", ())
     }
-    return [
-        field.name.removesuffix("_")
-        for field in dataclasses.fields(kind)
-        if field.name not in positional
-    ]
+    return [field.name for field in dataclasses.fields(kind) if field.name not in positional]
 
 
-def print_options(kinds: Sequence[type[Any]], verb: str, *, but: Collection[str] = ()) -> None:
-    """Print the arguments and flags of a subcommand once, except the names in `but`."""
+def print_options(
+    kinds: Sequence[type[Any]], verb: str, *, is_whole: bool, but: Collection[str] = ()
+) -> None:
+    """Print the arguments and flags of a subcommand once, except the names in `but`. Unless
+    `is_whole`, a subcommand that marks flags as most used prints these, and how to see all.
+    """
     by_name: dict[str, Flag] = {}
     for kind in kinds:
         for flag in flags_of(kind, switches=True):
             by_name.setdefault(flag.name, flag)
     flags = [flag for name, flag in by_name.items() if name not in but]
-    parts = {
-        "arguments": [flag for flag in flags if flag.metavar],
-        f"options of {verb}": [flag for flag in flags if not flag.metavar],
-    }
-    for title, group in parts.items():
-        if group:
-            print(section(title, group))
+    arguments = [flag for flag in flags if flag.metavar]
+    options = [flag for flag in flags if not flag.metavar]
+    if arguments:
+        print(section("arguments", arguments))
+    if any(flag.most_used for flag in options) and not is_whole:
+        print(f"{most_used_page(options)}\nAll {len(options)} options: surefoot {verb} --help-all")
+    elif options:
+        print(section(f"options of {verb}", options))
 
 
 def find_run(name: str, *, others: Sequence[str] = ()) -> Path:

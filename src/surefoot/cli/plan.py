@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.options import (
@@ -22,7 +22,7 @@ from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import layers_below, program_settings, read_settings
 from surefoot.config.paths import local_path
-from surefoot.config.tree import flatten
+from surefoot.config.tree import MOST_USED, flatten
 from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
 from surefoot.program import Program, build_run
 
@@ -48,8 +48,11 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 class MachineOptions:
     """The GPUs that a plan assumes. Memory and bandwidth are text with a unit."""
 
-    world_size: int | None = limited(None, min_value=1)
-    """Number of GPUs to plan for, computed from shapes; nothing is allocated."""
+    world_size: int | None = limited(None, min_value=1, most_used=True)
+    """Number of GPUs to plan for: memory per GPU, bytes sent and step time. They are computed from
+    shapes, for the run's --parallel and for alternatives; nothing is allocated, and recipes read no
+    data.
+    """
     flops: float | None = None
     """Peak FLOP/s of one GPU. Default: 989e12, the peak of an H100 in bf16."""
     mfu: float | None = None
@@ -71,25 +74,20 @@ class Plan(MachineOptions, Several, ProgramOptions):
     with one micro-batch. Check that the loss is a mean over samples or targets.
     Nothing is trained or written.
 
-    --world-size N computes memory per GPU, bytes sent and step time on N GPUs,
-    for the run's --parallel and for alternatives. Recipes then read no data.
-
-    --schedules draws learning-rate schedules side by side as PATH.png and PATH.svg
-    (--out PATH). The peak, the minimum, the end of warm-up and the mean factor of
-    each schedule are printed. LIST separates schedules by commas, settings by
-    colons and milestones by slashes. A+B@50% switches from A to B halfway; all
-    draws every shape. The run has 1,000 steps, or --length. A recipe supplies its
-    own length, base learning rate and schedule settings.
-
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
       surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp
       surefoot plan --schedules cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%
-      surefoot plan --schedules multistep:milestones=30%/60%,constant+linear@50%
       surefoot plan gpt --schedules all --preset shakespeare --out rates
     """
 
-    schedules: str | None = None
-    """LIST of learning-rate schedules to draw instead."""
+    schedules: str | None = field(default=None, metadata=MOST_USED)
+    """LIST of learning-rate schedules to draw side by side instead, as PATH.svg and PATH.png
+    (--out PATH). The peak, the minimum, the end of warm-up and the mean factor of each are printed.
+    LIST separates schedules by commas, settings by colons and milestones by slashes, as in
+    multistep:milestones=30%/60%. A+B@50% switches from A to B halfway; all draws every shape. The
+    run has 1,000 steps, or --length. A recipe supplies its own length, base learning rate and
+    schedule settings.
+    """
 
 
 def plan(arguments: list[str]) -> None:

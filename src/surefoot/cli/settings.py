@@ -17,6 +17,7 @@ from surefoot.cli.options import (
     ChangedProgramOption,
     ProgramOptions,
     asks_for_help,
+    asks_for_whole_help,
     by_flag,
     flag_text,
     option_names,
@@ -102,7 +103,7 @@ def read_settings(
         return configured(program.config, layers, flags, verb=verb, own=own)
     if asks_for_help(flags):
         print("build() takes no settings.\n")
-        print_options(own, verb.split(maxsplit=1)[0])
+        print_options(own, verb.split(maxsplit=1)[0], is_whole=asks_for_whole_help(flags))
         sys.exit(0)
     for kind in own:
         refuse_misspelled(flags, kind, verb=verb)
@@ -141,7 +142,7 @@ def configured(
         unknown, [*(name for each in own for name in option_names(each)), *known], verb=verb
     )
     if asks_for_help(arguments):
-        _print_help(kind, layers, verb, own, is_whole="help_all" in flags)
+        _print_help(kind, layers, verb, own, is_whole=asks_for_whole_help(arguments))
     typed_here = [
         (f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)])
         for name in set(flags)
@@ -198,15 +199,15 @@ def _print_help(
     all_settings = f"All {len(settings)} settings: surefoot {verb} --help-all"
     if is_whole or len(settings) <= len(most_used(settings)):
         if subcommand not in ("train", "resume"):
-            print_options(own, subcommand, but=names)
+            print_options(own, subcommand, is_whole=is_whole, but=names)
         print(f"{title}\n{settings_page(settings)}")
         if subcommand in ("train", "resume"):  # whose options are used less than the settings
-            print_options(own, subcommand, but=names)
+            print_options(own, subcommand, is_whole=is_whole, but=names)
     elif subcommand == "train":
         print(f"{title}\n{most_used_page(settings)}")
         print(f"{all_settings}\nOptions of train: surefoot train --help")
     else:
-        print_options(own, subcommand, but=names)
+        print_options(own, subcommand, is_whole=is_whole, but=names)
         print(all_settings)
     sys.exit(0)
 

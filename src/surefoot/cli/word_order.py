@@ -50,7 +50,7 @@ def words_first(verb: str, arguments: Sequence[str]) -> list[str]:
     hints: dict[str, Any] = dict.fromkeys(HELP, bool)
     for kind in option_kinds(verb):
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-            hints[name.removesuffix("_")] = hint
+            hints[name] = hint
     switches = {name for name, hint in hints.items() if hint is bool}
     if any(name not in hints for name, _ in groups):
         # only predict takes words behind a recipe's settings, those of its own
