@@ -14,3 +14,22 @@ def numbers_in(text: str) -> list[float]:
     [6.0, 1200.0, 0.5, -2.0, 0.001]
     """
     return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
+
+
+def lines_naming(text: str, *names: str) -> list[str]:
+    """The lines of a text that have all of these names.
+
+    >>> lines_naming("note: val has 3 rows" + chr(10) + "val/loss=2", "val", "note: ")
+    ['note: val has 3 rows']
+    """
+    return [line for line in text.splitlines() if all(name in line for name in names)]
+
+
+def numbers_by_line(text: str) -> list[list[float]]:
+    """The numbers of each line, without the lines that state none.
+
+    >>> numbers_by_line("at step 3\nnothing\n2 of 4 rows")
+    [[3.0], [2.0, 4.0]]
+    """
+    stated = [numbers_in(line) for line in text.splitlines()]
+    return [numbers for numbers in stated if numbers]

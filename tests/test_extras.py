@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 
 from forked import Forked
 from refused import refused
+from stated import numbers_in
 from surefoot.config.extras import EXTRAS, is_installed, needed_for, refuse_missing
 from surefoot.errors import Command, Setting
 
@@ -208,11 +209,11 @@ NEEDS = [
     ("hf", ["train", "finetune", "--run-dir=run"]),
     ("quant", ["train", *BYTES, "--run-dir=run", "--optimizer.name=adamw8bit"]),
 ]
-ON_PAPER = [
-    ["gpt", "--preset=gpt2-124m"],
-    ["gpt"],
-    ["translation", "--preset=base"],
-    ["translation"],
+ON_PAPER = [  # commands, and the tokens of their vocabulary
+    (["gpt", "--preset=gpt2-124m"], 50_257),
+    (["gpt"], 2_048),
+    (["translation", "--preset=base"], 37_000),
+    (["translation"], 1_024),
 ]
 WITHOUT_CODE = {"remote"}  # extras of which no file of ours imports anything
 
@@ -262,12 +263,15 @@ def test_records_as_a_dataframe_need_the_extra_notebook(tmp_path: Path) -> None:
 
 def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> None:
     plans = with_the_core_alone(
-        lambda: [typed("plan", *words, "--world-size=8", "--parallel=ddp") for words in ON_PAPER],
+        lambda: [
+            typed("plan", *words, "--world-size=8", "--parallel=ddp") for words, _ in ON_PAPER
+        ],
         tmp_path,
     )
-    for words, (status, text) in zip(ON_PAPER, plans, strict=True):
+    for (words, tokens), (status, text) in zip(ON_PAPER, plans, strict=True):
         assert status == 0, (words, text)
-        assert "not read: the settings give" in text
+        (of_data,) = re.findall(r"(?m)^data\n  (.*)", text)
+        assert numbers_in(of_data) == [tokens]
 
 
 def test_each_extra_whose_packages_we_import_has_a_command_that_needs_it() -> None:

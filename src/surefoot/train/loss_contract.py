@@ -30,16 +30,22 @@ class LossContract:
     """What a check of the loss contract found, in one line.
 
     `is_sum`: twice the samples have twice the loss, as a sum has, also one divided by a constant.
+    `is_checked` is False where no check was possible; then it is taken to hold.
     """
 
     holds: bool
     description: str
     is_sum: bool = False
+    is_checked: bool = True
 
     @property
     def warning(self) -> str:
         """What a run says that trains with a loss that is not a mean."""
         return str(refused_loss(self))
+
+
+def not_checked(why: str) -> LossContract:
+    return LossContract(True, f"not checked: {why}", is_checked=False)
 
 
 @dataclass(frozen=True)
@@ -97,14 +103,14 @@ def check_contract(
         if len(means) == 3:
             own = compared(means, pieces, tolerance=tolerance)
         else:
-            own = LossContract(True, "not checked: the loss returned None")
+            own = not_checked("the loss returned None")
     except Exception as failure:  # the other ranks wait for this one
         problem = failure
     of_ranks = gathered(None if own is None else asdict(own))
     if problem is not None:
         raise problem
     if None in of_ranks:  # the rank that failed takes part in no further exchange of this check
-        return LossContract(True, "not checked: the loss failed on another rank")
+        return not_checked("the loss failed on another rank")
     contracts = [LossContract(**described) for described in of_ranks]
     broken = next((contract for contract in contracts if not contract.holds), None)
     if broken is None:
@@ -114,9 +120,7 @@ def check_contract(
     repeated = together if again is None else float(again.value)
     draws = abs(together - repeated) > _ROUNDING * tolerance * abs(together)
     if any(gathered(draws)):
-        return LossContract(
-            True, "not checked: the loss draws random numbers even in evaluation mode"
-        )
+        return not_checked("the loss draws random numbers even in evaluation mode")
     return broken
 
 
@@ -135,7 +139,7 @@ def compared(means: Sequence[Mean], pieces: Pieces, *, tolerance: float) -> Loss
     whole, first, second = (float(mean.value) for mean in means)
     halved = float((means[1] + means[2]).value)
     if not math.isfinite(whole):
-        return LossContract(True, f"not checked: the loss of a batch is {whole}")
+        return not_checked(f"the loss of a batch is {whole}")
     difference = abs(whole - halved)
     size = max(abs(whole), abs(first), abs(second))
     is_sum = abs(whole - (first + second)) <= 10 * tolerance * size

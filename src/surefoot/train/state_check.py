@@ -36,6 +36,7 @@ from surefoot.train.loss_contract import (
     LossContract,
     Pieces,
     check_contract,
+    not_checked,
     pieces_of,
     refused_scores,
 )
@@ -474,16 +475,13 @@ def loss_contract(parts: Components) -> LossContract:
     """
     loss = parts.task.loss
     if loss is None:
-        return LossContract(True, "not checked: this run has no loss function")
+        return not_checked("this run has no loss function")
     if isinstance(loss, CoupledLoss):
-        return LossContract(
-            True, "not checked: the loss is one of the whole batch, for any micro-batch size"
-        )
+        return not_checked("the loss is one of the whole batch, for any micro-batch size")
     pieces = _pieces(parts)
     if pieces is None:
-        return LossContract(
-            True,
-            "not checked: a batch must hold tensors of one length, and two samples or more, to be split in two",
+        return not_checked(
+            "a batch must hold tensors of one length, and two samples or more, to be split in two"
         )
     return _contract_of(parts, loss, pieces)
 
@@ -494,7 +492,7 @@ def contract_of_split(parts: Components, split: Split) -> LossContract:
         pieces = pieces_of(batch, parts.pipeline.count)
         if pieces is not None:
             return _contract_of(parts, split.loss, pieces)
-    return LossContract(True, "not checked: the batch cannot be cut in two")
+    return not_checked("the batch cannot be cut in two")
 
 
 def refuse_scored_sums(parts: Components, contract: LossContract | None) -> None:
@@ -536,7 +534,7 @@ def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
     for model in state.models.values():
         if any(not _has_numbers(parameter) for parameter in model.parameters()):
             # bitsandbytes converts its weights for the CPU in a pass in evaluation mode
-            return LossContract(True, "not checked: the model has quantized weights")
+            return not_checked("the model has quantized weights")
     is_sharded = parts.parallel.kind == "fsdp"
     forward = parts.task.forward if is_sharded else sole_or_all(state.models)
     with (

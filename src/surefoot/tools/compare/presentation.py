@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from surefoot.errors import visible
-from surefoot.tools.compare.results import ONE_SEED, Comparison
+from surefoot.tools.compare.results import INSIDE_NOISE, ONE_SEED, Comparison
 from surefoot.tools.compare.trained import Compared, Row
 from surefoot.tools.compare.variants import flags, short_names
 from surefoot.tools.report.charts import Chart, Line
@@ -114,7 +114,7 @@ def _best_settings(comparison: Comparison) -> list[str]:
         if best.varied.get(name) in (None, "auto")
     }
     notes = []
-    no_better = {"inside the noise": "baseline", "best": "inside the noise"}.get(best.verdict)
+    no_better = {INSIDE_NOISE: "baseline", "best": INSIDE_NOISE}.get(best.verdict)
     tied = [row.label for row in comparison.rows if row.verdict == no_better]
     if tied:
         notes.append(f"not significantly better on this data than {_some(tied)}")

@@ -26,7 +26,10 @@ from surefoot.tools.compare.variants import Direction, group_labels, refuse_base
 from surefoot.tracking.format import as_typed, counted
 
 ONE_SEED = "not tested: one seed"
-TIES = ("tie", "equal bits")
+NO_SPREAD = "not tested: no spread over seeds"
+INSIDE_NOISE = "inside the noise"
+EQUAL_BITS = "equal bits"
+TIES = ("tie", EQUAL_BITS)
 _FEWEST_PAIRS = 5  # of shared seeds: fewer pairs lose more degrees of freedom than they gain
 
 
@@ -166,7 +169,7 @@ def _with_differences(
         if rows[name].best == standard.best:
             verdict = "tie"
         if _have_equal_bits(finished[name], finished[standard.name]):
-            verdict = "equal bits"
+            verdict = EQUAL_BITS
         known = None if math.isnan(p) else p
         done[name] = replace(rows[name], difference=difference, p=known, verdict=verdict)
     own = "best" if chosen else "baseline"
@@ -293,9 +296,9 @@ def _have_equal_bits(runs: Sequence[Compared], others: Sequence[Compared]) -> bo
 
 def _verdict(difference: Difference | None, p: float, sign: int) -> str:
     if difference is None or math.isnan(p):
-        return "not tested: no spread over seeds"
+        return NO_SPREAD
     if p >= LEVEL:
-        return "inside the noise"
+        return INSIDE_NOISE
     return "worse" if sign * difference.mean > 0 else "better"
 
 
@@ -332,7 +335,7 @@ def _of_differences(
         why = " (all pairs, because the best is chosen from the same metrics)"
         of_all = why if chosen and comparisons > 1 else ""
         notes.append(
-            f"inside the noise: not significant in a t test at {LEVEL:.0%}, with Holm's correction for"
+            f"{INSIDE_NOISE}: not significant in a t test at {LEVEL:.0%}, with Holm's correction for"
             f" {counted(comparisons, 'comparison')}{of_all}"
         )
     if not all(each.is_tested for each in measured):
