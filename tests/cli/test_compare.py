@@ -39,6 +39,7 @@ from surefoot.cli.options import verb_options
 from surefoot.program import find_program
 from surefoot.tools.compare import plan as planned
 from surefoot.tools.compare import runner
+from surefoot.tools.compare.results import ONE_SEED
 from surefoot.tools.compare.runner import InOrder
 from surefoot.tracking.jsonl import records
 from waiting import wait_until
@@ -679,7 +680,7 @@ def test_a_pattern_names_the_seeds_of_one_variant(here: Path) -> None:
         for seed, score in enumerate(found):
             run_of(here / "runs" / f"{name}-{seed}", seed=seed, score=score)
     apart = compare("runs/a-0", "runs/a-1", "runs/b-0", "--out", "out")
-    assert [row["verdict"] for row in apart["variants"]] == ["best", *["not tested: one seed"] * 2]
+    assert [row["verdict"] for row in apart["variants"]] == ["best", *[ONE_SEED] * 2]
     for names in (["runs/a-*", "runs/b-*"], ["a-*", "b-*"]):  # their names below runs/ will do
         together = compare(*names, "--out", "out")
         rows = [(row["variant"], row["repeats"], row["verdict"]) for row in together["variants"]]

@@ -177,4 +177,5 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     with pytest.raises(SystemExit) as end:
         main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes"])
     assert end.value.code == 130
-    assert capsys.readouterr().err == "\nstopped; the same command continues\n"
+    (line,) = capsys.readouterr().err.strip().splitlines()  # and no traceback
+    assert " same command " in line

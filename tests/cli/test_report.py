@@ -74,7 +74,7 @@ def test_what_makes_the_panels_is_named_where_a_run_that_a_recipe_made_has_left_
     config = here / "runs" / "a" / "config.toml"
     config.write_text(config.read_text().replace("script", "recipe"))
     main(["report", "a"])
-    assert "to add them: surefoot evaluate runs/a --panels" in capsys.readouterr().out
+    assert ": surefoot evaluate runs/a --panels" in capsys.readouterr().out
     panels = Panels(
         step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),)
     )

@@ -82,7 +82,7 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     assert "surefoot train gpt --run-dir run --keep-last 2 --config mine.toml" in said
     assert "tail -f slurm/901593/901593_0_log.out" in said
     assert "scancel 901593" in said
-    assert "2 x 4 processes, 1 hour, requeued up to" in said
+    assert "2 x 4 processes, 1 hour, " in said
 
 
 @pytest.mark.parametrize(

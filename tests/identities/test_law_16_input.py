@@ -16,6 +16,7 @@ import torch
 import surefoot as sf
 from closed_folders import close_folder
 from refused import refused
+from stated import numbers_in
 
 SOURCE = Path(sf.__file__).parent
 # Files below data/ and recipes/ that list a directory themselves, and why they may.
@@ -180,7 +181,7 @@ def test_each_file_that_is_not_read_is_counted_in_one_line(
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("nothing that can be read")
     (line,) = not_read(reader, root)
-    assert f"not read: {counted}; surefoot data look {root} says why" in line
+    assert f": {counted}; surefoot data look {root} " in line
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(
@@ -222,7 +223,7 @@ def test_keys_that_nothing_uses_are_named(tmp_path: Path) -> None:
     assert "id" in said
     rows = [{"prompt": "2?", "completion": "2", "source": "me"} for number in range(9)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "keys that nothing uses: source (9 rows)" in said_of_chats(tmp_path)
+    assert any(line.endswith(": source (9 rows)") for line in said_of_chats(tmp_path))
     rows = [{"en": f"word {number}", "de": f"Wort {number}", "by": "me"} for number in range(99)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = "; ".join(said_of_pairs(tmp_path / "a.jsonl"))
@@ -249,7 +250,8 @@ def test_the_header_of_a_run_has_the_line(
     options += [f"--run-dir={tmp_path / 'run'}", "--device=cpu"]
     main(["train", "gpt", f"--data.path={tmp_path / 'data'}", "--data.cache=False", *options])
     said = " ".join(capsys.readouterr().out.split())
-    assert "read 4 of 5 files; not read: 1 .xyz; surefoot data look" in said
+    (files,) = re.findall(r"\d+ \w+ \d+ files; [^;]*: 1 \.xyz; surefoot data look", said)
+    assert numbers_in(files)[:2] == [4, 5]
 
 
 def test_the_header_of_a_run_on_tables_has_the_line(
@@ -268,4 +270,5 @@ def test_the_header_of_a_run_on_tables_has_the_line(
         device="cpu",
     ).train()
     said = " ".join(capsys.readouterr().out.split())
-    assert "read 2 of 3 files; not read: 1 .xyz; surefoot data look" in said
+    (files,) = re.findall(r"\d+ \w+ \d+ files; [^;]*: 1 \.xyz; surefoot data look", said)
+    assert numbers_in(files)[:2] == [2, 3]

@@ -17,6 +17,7 @@ import faulty_runs
 import surefoot as sf
 from faulty_runs import Config
 from rank_processes import Ranks
+from stated import numbers_in
 from surefoot.checkpoint import Store
 from surefoot.tools.replay.inspect_step import look
 from surefoot.tools.replay.on_divergence import inspect_diverged_step
@@ -55,25 +56,24 @@ def test_a_sample_of_rank_1_is_named_with_its_rank(
     told = ranks(2, trained, **settings)
     assert [one["step"] for one in told] == [step, step]
     assert told[0]["said"] == told[1]["said"]
-    where = f"first non-finite: output of blocks.1.act (Act), from sample {config.sample} (rank 1)"
+    where = f"output of blocks.1.act (Act), from sample {config.sample} (rank 1)"
     report = json.loads((run_dir / "crash" / f"step-{step:08d}.json").read_text())["seen"]
     if parallel == "ddp":
         assert where in told[0]["said"]
         assert report["first"]["rank"] == 1
         page = (run_dir / "crash" / f"step-{step:08d}.txt").read_text()
-        assert f"\nstep {step}, from the micro-batches of rank 1 of 2\n" in page
+        (title,) = [line for line in page.splitlines() if line.startswith(f"step {step}, ")]
+        assert numbers_in(title) == [step, 1, 2]  # the rank, of how many
         assert [one["finite"] for one in report["ranks"]] == [True, False]
     else:
-        assert report == {
-            "not_looked_at": "its models are sharded: surefoot replay inspects it in one process"
-        }
+        assert report.keys() == {"not_looked_at"}
+        assert "surefoot replay" in report["not_looked_at"]
     assert f"surefoot replay {run_dir} --step {step}" in told[0]["said"]
 
     again = sf.load(faulty_runs.build(replace(config, run_dir=str(run_dir)))).replay(step)
-    assert again.look.verdict == where
-    assert ("trained on 2 ranks (fsdp), repeated in one process" in str(again)) == (
-        parallel == "fsdp"
-    )
+    assert where in again.look.verdict
+    of_ranks = [note for note in again.notes if "(fsdp)" in note]
+    assert [numbers_in(note)[0] for note in of_ranks] == ([2] if parallel == "fsdp" else [])
 
 
 def test_the_rank_of_a_micro_batch_is_named_where_ranks_have_unequal_shares() -> None:
@@ -124,11 +124,9 @@ def test_where_several_ranks_meet_a_fault_the_first_micro_batch_is_named(ranks: 
     seen = json.loads(told[1]["seen"])
     assert [one["first"]["micro_batch"] for one in seen["ranks"]] == [0, 1]
     assert (seen["first"]["micro_batch"], seen["first"]["rank"]) == (0, 0)
-    assert " samples of micro-batch 0 (rank 0)" in told[1]["said"]
-    assert (
-        "at step 3 (max_bad_steps is 0); neither this step nor a later one was applied"
-        in told[1]["said"]
-    )
+    assert " micro-batch 0 (rank 0)" in told[1]["said"]
+    assert "at step 3 (max_bad_steps is 0)" in told[1]["said"]
+    assert told[1]["step"] == 3
 
 
 def looked_at_badly(**settings: Any) -> list[Any]:
