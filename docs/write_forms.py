@@ -299,7 +299,7 @@ def refusals() -> Iterator[Refusal]:
     preferred = '{"prompt": "2?", "chosen": "2", "rejected": "3"}\n'
     yield Refusal("finetune", "preference pairs", "row-is-a-preference", {"a.jsonl": preferred})
     yield Refusal("finetune", "rows of no form", "row-form-unknown", {"a.jsonl": '{"a": "b"}\n'})
-    yield Refusal("finetune", "a line that is no JSON", "row-not-json", {"a.jsonl": "one\n"})
+    yield Refusal("finetune", "a line that is no JSON", "line-not-json", {"a.jsonl": "one\n"})
     kind = {"a.csv": "prompt,completion\n2?,2\n"}
     yield Refusal("finetune", "CSV and Arrow files", "chats-in-another-kind-of-table", kind)
     unlike = {"train.en": "one\ntwo\n", "train.de": "eins\n"}

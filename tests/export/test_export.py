@@ -349,7 +349,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--layout", "gpt2"], 2, "[layout-of-another-model]"),
         (["--checkpoint", "last"], 2, "[setting-out-of-range]"),
         (["--checkpoint", "3"], 4, "[step-without-checkpoint]"),
-        (["--out", "."], 2, "[export-into-run]"),
+        (["--out", "."], 2, "[output-into-run]"),
     ],
 )
 def test_what_cannot_be_exported_is_said_in_few_lines(

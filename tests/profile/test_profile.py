@@ -31,7 +31,7 @@ from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.run.run import unchanged
 from surefoot.tools.profile.flops import Flops, count_flops
-from surefoot.tools.profile.profile import interval, measure, measure_variant, rank
+from surefoot.tools.profile.profile import _write_trace, interval, measure, measure_variant, rank
 from surefoot.tools.profile.result import VariantGain, _suggestion
 from surefoot.tools.profile.trace import memory_chart, memory_line
 from surefoot.tools.profile.variants import NAMES, stepping, variants
@@ -552,7 +552,7 @@ def own_loop() -> sf.Run:
         (["--steps", "2"], "[setting-out-of-range]"),
         (["--peak-flops", "much"], "[setting-out-of-range]"),
         (["--max-seconds", "long"], "[flags-not-understood]"),
-        (["--out", "there"], "[profile-into-run]"),
+        (["--out", "there"], "[output-into-run]"),
         (["--stpes", "9"], "[setting-unknown]"),
         (["own_loop"], "[run-without-loss]"),
     ],
@@ -604,6 +604,21 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
     # torch's own line, of memory that was allocated earlier in this process
     assert [line for line in said.err.splitlines() if "CPUAllocator" not in line] == []
     assert (tmp_path / "runs" / "profile" / "profile.txt").read_text() == said.out
+
+
+def test_a_profile_does_not_go_into_a_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with refused("output-into-run", setting="out", path=tmp_path):
+        measure(plain(), out=tmp_path)
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_of_its_path(tmp_path: Path) -> None:
+    class Trace:
+        def export_chrome_trace(self, path: str) -> None:
+            raise RuntimeError("no space left")
+
+    with refused("file-not-writable", path=tmp_path / "trace.json.gz"):
+        _write_trace(Trace(), tmp_path / "trace.json.gz")
 
 
 def profiled_on_rank(*, parallel: str, out: str) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def digest(path: Path) -> str | None:
     return sha256(path.read_bytes()).hexdigest() if is_there else None
 
 
-def is_resolved(path: Path) -> bool:
+def _is_resolved(path: Path) -> bool:
     """Return True if a path is absolute and contains no link. surefoot records only such paths;
     other paths could lead to a run's files.
     """
@@ -105,16 +105,22 @@ def is_resolved(path: Path) -> bool:
     return False
 
 
-def refuse_unresolved(path: Path, *, file: Path | str) -> None:
+def refuse_unresolved(path: Path, *, file: Path | str, run: Path | None = None) -> None:
     """Raise `ConfigError` if a file of a run names a path of user code that surefoot would not have
-    written there.
+    written there. The path may not be in the directory `run`.
     """
-    if not is_resolved(path):
+    why = None
+    if not _is_resolved(path):
+        why = "is relative or leads through a link"
+    elif run is not None and path.is_relative_to(run.resolve()):
+        why = "is inside the run"
+    if why is not None:
         raise ConfigError(
             "path-of-code-unresolved",
-            problem=f"{file} names {path}, which is relative or leads through a link",
+            problem=f"{file} names {path}, which {why}",
             reason="surefoot never writes such a path: it could lead to files that came with the run",
-            remedy=f"if it is yours, write its absolute path, without links, into {file}",
+            remedy="if it is yours, keep it outside the run, and write its absolute path, without"
+            f" links, into {file}",
             file=file,
             path=path,
         )

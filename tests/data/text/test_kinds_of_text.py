@@ -232,7 +232,7 @@ def test_a_row_with_a_nul_character_is_refused(
     monkeypatch.setitem(ROWS[2], "text", "a\0b")
     write(path)
     where = f"{path}, line 3" if write is json_lines else f"{path}, row 2"
-    with refused("row-with-nul", DataError, where=where):
+    with refused("text-with-nul", DataError, where=where):
         load_documents(path)
 
 

@@ -135,7 +135,7 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
             {"contexts": 2, "endings": 3},
         ),
         ([LAMBADA | {"context": ["a", "b"]}], "question-without-answer-key", {}),
-        ([[1]], "question-not-object", {}),
+        ([[1]], "row-not-an-object", {}),
         ([], "questions-missing", {}),
     ],
 )

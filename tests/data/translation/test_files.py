@@ -454,7 +454,7 @@ def test_nul_bytes_are_refused_with_their_line(
 ) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with refused("pairs-nul-bytes", DataError) as caught:
+    with refused("text-with-nul", DataError) as caught:
         load_pairs(tmp_path / next(iter(files)))
     assert caught.value.fields["where"].endswith(f", line {line}")
 

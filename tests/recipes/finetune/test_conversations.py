@@ -302,11 +302,11 @@ def test_one_value_may_be_a_row_over_several_lines(tmp_path: Path) -> None:
     with refused("row-form-unknown", sf.DataError, keys=["data"]):
         read_conversations(str(file), setting="data.path")
     file.write_text('[\n{"messages": []},\n{"messages": [}\n]')
-    with refused("row-not-json", sf.DataError, where=f"{file}, line 3"):
+    with refused("line-not-json", sf.DataError, where=f"{file}, line 3"):
         read_conversations(str(file), setting="data.path")
     good = json.dumps({"messages": PAIR})
     file.write_text(f"{good[:-20]}\n{good}\n{good}\n")  # the first line is cut off
-    with refused("row-not-json", sf.DataError, where=f"{file}, line 1"):
+    with refused("line-not-json", sf.DataError, where=f"{file}, line 1"):
         read_conversations(str(file), setting="data.path")
     file.write_text(f"[{good}]\n[{good}]\n")
     with refused("row-not-an-object", sf.DataError, where=f"{file}, line 1"):
@@ -368,7 +368,7 @@ def test_a_directory_without_rows_is_refused(tmp_path: Path) -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 WRONG_ROWS = {
-    '{"messages": [}': ("row-not-json", {}),
+    '{"messages": [}': ("line-not-json", {}),
     '["a"]': ("row-not-an-object", {}),
     '{"prompt": "a"}': ("row-form-unknown", {"keys": ["prompt"]}),
     '{"messages": []}': ("row-field-of-wrong-type", {"key": "messages"}),

@@ -439,8 +439,8 @@ def test_a_program_that_came_with_the_run_is_never_run(
     for command in (["predict", "run", "x.png"], ["resume", "run"], ["evaluate", "run"]):
         with pytest.raises(SystemExit) as end:
             main(command)
-        assert end.value.code == 4, command
-        assert "[network-path-unresolved]" in capsys.readouterr().err
+        assert end.value.code == 2, command
+        assert "[path-of-code-unresolved]" in capsys.readouterr().err
 
 
 @pytest.mark.fast("run/evil.py-as it was", "evil.py-missing")

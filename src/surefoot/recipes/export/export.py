@@ -161,7 +161,7 @@ def _checked(
     if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
         problems.append(
             ConfigError(
-                "export-into-run",
+                "output-into-run",
                 problem=f"out = {str(out)!r} is the directory of a run or a checkpoint",
                 remedy=Setting("out", f"{run}/export"),
                 setting="out",

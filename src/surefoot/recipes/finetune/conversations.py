@@ -356,7 +356,7 @@ def _parsed(text: str, counts: RowCounts, file: Path, *, first: int) -> Any:
         line = first + getattr(problem, "lineno", 1) - 1
         excerpt = text.split("\n")[line - first]
         raise sf.DataError(
-            "row-not-json",
+            "line-not-json",
             problem=f"{file}, line {line}: {excerpt[:60]!r} is not JSON",
             reason=first_line(problem),
             remedy=WRITE_ROWS,

@@ -108,19 +108,8 @@ def read_metadata(run: Path) -> Metadata:
             fields["value_range"] = tuple(fields["value_range"])
         check_background(fields.get("background", "white"))
     program = Path(fields["network"].rpartition(":")[0])
-    if program.suffix == ".py" and (
-        not user_code.is_resolved(program) or program.is_relative_to(run.resolve())
-    ):
-        raise sf.CheckpointError(
-            "network-path-unresolved",
-            problem=f"{path} names {program}, which is relative, leads through a link, or is inside"
-            " the run",
-            reason="surefoot never writes such a path: it could lead to a file that came with the run",
-            remedy="if it is yours, copy it out of the run, and write its absolute path, without"
-            f" links, into {path}",
-            path=program,
-            file=path,
-        )
+    if program.suffix == ".py":
+        user_code.refuse_unresolved(program, file=path, run=run)
     return Metadata(**fields)
 
 

@@ -26,7 +26,7 @@ from surefoot.tools.profile.trace import (
     run_profiler,
 )
 from surefoot.tools.profile.variants import USUAL, Variant, stepping, variants
-from surefoot.tools.report.figures import make_directory
+from surefoot.tools.report.figures import make_directory, writing_to
 from surefoot.tracking.format import counted as number_of
 
 _WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4
@@ -87,7 +87,7 @@ def measure(
     directory = None if out is None or run.rank > 0 else local_path(out, setting="out")
     if directory is not None and (directory / "checkpoints").is_dir():
         raise ConfigError(
-            "profile-into-run",
+            "output-into-run",
             problem=f"{directory} is the directory of a run",
             remedy=("another directory for the profile:", Setting("out", "DIR")),
             setting="out",
@@ -200,16 +200,8 @@ def _setting(parts: RunComponents) -> str:
 
 def _write_trace(trace: Any, path: Path) -> None:
     # for Chrome and Perfetto (https://ui.perfetto.dev)
-    try:
+    with writing_to(path):
         trace.export_chrome_trace(str(path))
-    except (OSError, RuntimeError) as problem:
-        raise ConfigError(
-            "trace-not-written",
-            problem=f"cannot write {path}: {problem}",
-            remedy=("another directory:", Setting("out", "DIR")),
-            setting="out",
-            path=path,
-        ) from problem
 
 
 def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:

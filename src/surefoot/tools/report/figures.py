@@ -56,7 +56,7 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
             problem=f"nothing to draw: {title} has no training or evaluation records",
         )
     svg = picture(charts, title=title)
-    with _writing_to(path):
+    with writing_to(path):
         vector, raster = (path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png"))
     write_file(vector, svg.encode())
     with suppress(OSError):
@@ -170,7 +170,7 @@ def _png(svg: str) -> bytes:
 
 def write_file(path: Path, content: bytes) -> Path:
     """Write a file atomically and return its path. Raises `ConfigError` if the write fails."""
-    with _writing_to(path):
+    with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
     return path
@@ -178,15 +178,16 @@ def write_file(path: Path, content: bytes) -> Path:
 
 def make_directory(directory: Path) -> None:
     """Create a directory for pictures if necessary. Raises `ConfigError` if the creation fails."""
-    with _writing_to(directory):
+    with writing_to(directory):
         directory.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
-def _writing_to(path: Path) -> Iterator[None]:
+def writing_to(path: Path) -> Iterator[None]:
+    """Raise `ConfigError` if a write in the body fails."""
     try:
         yield
-    except (OSError, ValueError) as problem:
+    except (OSError, RuntimeError, ValueError) as problem:  # torch raises RuntimeError
         why = problem.strerror if isinstance(problem, OSError) else problem
         raise ConfigError(
             "file-not-writable",

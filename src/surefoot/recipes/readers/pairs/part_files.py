@@ -242,7 +242,7 @@ def _lines(path: Path, reading: Reading) -> list[str]:
 
 def _nul_bytes(where: str) -> DataError:
     return DataError(
-        "pairs-nul-bytes",
+        "text-with-nul",
         problem=f"{where} holds NUL bytes, which no text has",
         reason="it is damaged, or UTF-16 without a byte order mark",
         remedy="copy it again, or convert it: iconv -f utf-16le -t utf-8",

@@ -486,7 +486,7 @@ def _check_text(text: Any, column: str, where: str) -> str:
         raise _no_text(column, where, type(text).__name__)
     if text and "\0" in text:
         raise DataError(
-            "row-with-nul",
+            "text-with-nul",
             problem=f"{where}: {column!r} has a NUL character, so it is no plain text",
             reason="it is binary data, or a text that was damaged or padded",
             remedy="remove the character, or the row",

@@ -69,7 +69,7 @@ def load_questions(
     for source, record in json_lines(path):
         if not isinstance(record, dict):
             raise DataError(
-                "question-not-object",
+                "row-not-an-object",
                 problem=f"{source} is a {type(record).__name__}, not a JSON object",
                 source=source,
             )
