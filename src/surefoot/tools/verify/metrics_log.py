@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from io import BytesIO
-from itertools import accumulate, compress, pairwise
+from itertools import compress, pairwise
 
 from surefoot.tools.verify.verdict import Problem
 from surefoot.tracking.format import counted
-from surefoot.tracking.jsonl import parse_record
+from surefoot.tracking.jsonl import parse_lines
 from surefoot.tracking.record import Record
 
 FILE = "metrics.jsonl"
@@ -90,13 +90,12 @@ def split(data: bytes) -> list[Line]:
     ... ]
     [(1, 0, 29, {'kind': 'event', 'step': 1}), (2, 29, 30, {})]
     """
-    texts = list(BytesIO(data))
-    return [
-        Line(number, stop - len(text), stop, parse_record(text) or {})
-        for number, (text, stop) in enumerate(
-            zip(texts, accumulate(map(len, texts)), strict=True), start=1
-        )
-    ]
+    lines = list[Line]()
+    start = 0
+    for number, (text, record) in enumerate(zip(BytesIO(data), parse_lines(data), strict=True), 1):
+        lines.append(Line(number, start, start + len(text), record or {}))
+        start += len(text)
+    return lines
 
 
 def curve(lines: Iterable[Line]) -> list[Line]:
