@@ -186,6 +186,17 @@ class RunRecords:
             return self.train.total(name)
         return self.train.total(name) + ending
 
+    def completed_step(self, saved_step: int) -> int:
+        """Return the last step that is known to be complete: that of the last record, or of the
+        newest checkpoint, which may be ahead of the records.
+
+        >>> records = RunRecords()
+        >>> records.extend([{"kind": "train", "step": 4}])
+        >>> records.completed_step(2), records.completed_step(6)
+        (4, 6)
+        """
+        return max(self.last_step, saved_step)
+
     @property
     def spent_s(self) -> dict[Phase, float]:
         """The seconds of all sessions by phase, from the clock of the run (`train/timer.py`)."""

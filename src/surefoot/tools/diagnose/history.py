@@ -65,7 +65,7 @@ class History:
     @property
     def last_step(self) -> int:
         """The last step that is known to be complete, from the records or the newest checkpoint."""
-        return max(self.step, self.described.saved_step)
+        return self.records.completed_step(self.described.saved_step)
 
     @property
     def has_trained(self) -> bool:

@@ -61,7 +61,7 @@ class ReportedRun:
     @property
     def last_step(self) -> int:
         """The last step that is known to be complete, from the records or the newest checkpoint."""
-        return max(self.records.last_step, self.files.step)
+        return self.records.completed_step(self.files.step)
 
     @property
     def count_unit(self) -> str:
