@@ -2,7 +2,7 @@
 Imports no torch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -76,48 +76,94 @@ def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it."""
     from surefoot.tracking.task_panels import png_file
 
-    changes = config.augmentation
     augmentation, optimizer, schedule, *_ = check(config)
-    before = pictures.saved_metadata(config.run_dir)
     datasets = sf.data.load_images(
         **vars(config.data),
         augmentation=augmentation,
         seed=config.seed,
         behavior=behavior_in(config.run_dir),
     )
-    if count := len(datasets.left_out):
-        what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
-        first = printable(datasets.left_out[0])
-        print(f"warning: {what} left out: {first}{' ...' * (count > 1)}", flush=True)
-    fits, names = datasets.fitting, list(datasets.classes)
-    shape = {"size": fits.size, "channels": fits.channels}
-    strange = None if before is None else before.strange(names, **shape)
-    if before is not None and strange is None:
+    _warn_of_left_out(datasets.left_out)
+    classes = list(datasets.classes)
+    shape = {"size": datasets.fitting.size, "channels": datasets.fitting.channels}
+
+    # an existing run goes on with its network and with the statistics of its images
+    before = pictures.saved_metadata(config.run_dir)
+    refusal = None if before is None else before.strange(classes, **shape)
+    if before is not None and refusal is None:
         datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
         datasets = datasets.scaled_with(before.value_range)
-        fits = datasets.fitting
-    name = networks.recorded_name(config.model, recorded=None if before is None else before.network)
+    network = networks.recorded_name(
+        config.model, recorded=None if before is None else before.network
+    )
     metadata = pictures.Metadata(
-        names,
-        **vars(fits),
+        classes,
+        **vars(datasets.fitting),
         mean=datasets.mean,
         std=datasets.std,
-        network=name,
-        sha256=networks.digest(name),
+        network=network,
+        sha256=networks.digest(network),
     )
-    if before is not None and name == before.network:
-        networks.note_changed(name, was=before.sha256)
-    model = networks.builder(config.model, name, classes=len(names), **shape)
-    sizes = batching(config.batch_size, config.micro_batch_size)
+    if before is not None and network == before.network:
+        networks.note_changed(network, was=before.sha256)
+    model = networks.builder(config.model, network, classes=len(classes), **shape)
     if not config.sync_batch_norm:
+        sizes = batching(config.batch_size, config.micro_batch_size)
         networks.refuse_lone_pixels(
-            config.model, name, size=fits.size, micro_batch_size=sizes.micro_batch_size
+            config.model, network, size=shape["size"], micro_batch_size=sizes.micro_batch_size
         )
+
+    normalization: dict[str, Any] = {"mean": datasets.val.mean, "std": datasets.val.std}
+
+    def panels(model: Any) -> Iterator[Any]:
+        if refusal is not None:
+            raise refusal
+        yield from sf.report.classification_panels(
+            evaluated(config, model, datasets.val), datasets.val, classes=classes, **normalization
+        )
+
+    example = None
+    if config.run_dir is not None:
+        example = str(Path(config.run_dir) / pictures.EXAMPLE)
+    return sf.Run(
+        model=model,
+        loss=_loss_of(config, datasets.val),
+        train_data=datasets.train,
+        optimizer=optimizer,
+        schedule=schedule,
+        splits=_splits(datasets, refusal),
+        loss_note=_only_in_training(config),
+        panels_fn=panels,
+        describe_fn=pictures.picture_in_words(classes),
+        extra_files={
+            pictures.FILE: metadata.to_json(),
+            pictures.EXAMPLE: png_file(datasets.val[0][0], **normalization),
+        },
+        predict_example=example,
+        data_summary=in_words(datasets, config),
+        identity=_identity(config, datasets, network),
+        **config.run_settings(BEST),
+    )
+
+
+def _warn_of_left_out(left_out: Sequence[Path]) -> None:
+    count = len(left_out)
+    if count:
+        what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
+        first = printable(left_out[0])
+        print(f"warning: {what} left out: {first}{' ...' * (count > 1)}", flush=True)
+
+
+def _loss_of(config: Config, val_data: Any) -> Callable[[Any, Any], Any]:
+    """Return the loss: in training of mixed images, with their accuracy; else of plain ones, with
+    outputs and targets.
+    """
+    changes = config.augmentation
 
     def loss(model: Any, batch: Any) -> Any:
         images_BCHW, labels_B = batch
         if not model.training:
-            logits_BK = evaluated(config, model, datasets.val)(images_BCHW)
+            logits_BK = evaluated(config, model, val_data)(images_BCHW)
             return sf.losses.cross_entropy(logits_BK, labels_B), (logits_BK, labels_B)
         mixture = sf.losses.mixup(images_BCHW, labels_B, mixup=changes.mixup, cutmix=changes.cutmix)
         logits_BK = model(mixture.images)
@@ -126,66 +172,50 @@ def build(config: Config) -> "sf.Run":
         )
         return mean, {"accuracy": _accuracy(logits_BK.detach(), mixture)}
 
-    def refuse_other_images(
-        _: Any, __: Any
-    ) -> Any:  # only here: a plan still works, and a resume names the difference
-        assert strange is not None
-        raise strange
+    return loss
 
-    def panels(model: Any) -> Iterator[Any]:
-        if strange is not None:
-            raise strange
-        yield from sf.report.classification_panels(
-            evaluated(config, model, datasets.val), datasets.val, classes=names, **normalised
-        )
 
-    normalised: dict[str, Any] = {"mean": datasets.val.mean, "std": datasets.val.std}
-    left_out = repr([f"{path.parent.name}/{path.name}" for path in datasets.left_out]).encode(
-        errors="surrogateescape"
-    )
-    splits = {
-        name: sf.Split(
-            part,
-            metrics=sf.metrics.ClassificationReport(names),
-            batch_size=256,
-            predict=None if strange is None else refuse_other_images,
-            at_end=name == "test",
-        )
-        for name, part in (("val", datasets.val), ("test", datasets.test))
-        if part is not None
+def _splits(
+    datasets: "sf.data.ImageDatasets", refusal: sf.DataError | None
+) -> "dict[str, sf.Split]":
+    """Return the splits. With a `refusal`, the first evaluation raises it: so a plan still works,
+    and a resume names the difference.
+    """
+
+    def refuse(outputs: Any, targets: Any) -> Any:
+        del outputs, targets
+        assert refusal is not None
+        raise refusal
+
+    splits = {}
+    for name, part in (("val", datasets.val), ("test", datasets.test)):
+        if part is not None:
+            splits[name] = sf.Split(
+                part,
+                metrics=sf.metrics.ClassificationReport(list(datasets.classes)),
+                batch_size=256,
+                predict=None if refusal is None else refuse,
+                at_end=name == "test",
+            )
+    return splits
+
+
+def _identity(config: Config, datasets: "sf.data.ImageDatasets", network: str) -> dict[str, Any]:
+    """Return what a resume compares besides the settings of every run."""
+    paths = [f"{path.parent.name}/{path.name}" for path in datasets.left_out]
+    left_out = repr(paths).encode(errors="surrogateescape")
+    identity: dict[str, Any] = {
+        "data": {
+            "classes": list(datasets.classes),
+            "left_out": {"pictures": len(paths), "sha256": sha256(left_out).hexdigest()},
+        },
+        "model": networks.network_identity(config.model, network),
+        "loss": {key: getattr(config.augmentation, key) for key in ("mixup", "cutmix")},
+        "label_smoothing": config.label_smoothing,
     }
-    return sf.Run(
-        model=model,
-        loss=loss,
-        train_data=datasets.train,
-        optimizer=optimizer,
-        schedule=schedule,
-        splits=splits,
-        loss_note=_only_in_training(config),
-        panels_fn=panels,
-        describe_fn=pictures.picture_in_words(names),
-        extra_files={
-            pictures.FILE: metadata.to_json(),
-            pictures.EXAMPLE: png_file(datasets.val[0][0], **normalised),
-        },
-        predict_example=None
-        if config.run_dir is None
-        else str(Path(config.run_dir) / pictures.EXAMPLE),
-        data_summary=in_words(datasets, config),
-        identity={
-            "data": {
-                "classes": names,
-                "left_out": {"pictures": count, "sha256": sha256(left_out).hexdigest()},
-            },
-            "model": networks.network_identity(config.model, name),
-            "loss": {key: getattr(changes, key) for key in ("mixup", "cutmix")},
-            "label_smoothing": config.label_smoothing,
-            **(
-                {"test_time_augmentation": True} if config.test_time_augmentation else {}
-            ),  # 0.1.0 has no such setting
-        },
-        **config.run_settings(BEST),
-    )
+    if config.test_time_augmentation:  # 0.1.0 has no such setting
+        identity["test_time_augmentation"] = True
+    return identity
 
 
 def evaluated(config: Config, model: Any, data: Any) -> Any:

@@ -85,14 +85,8 @@ def measure(
         meaning = f"{_LEAST_STEPS} or more: the mean of the middle half needs them"
         raise out_of_range("steps", steps, meaning)
     directory = None if out is None or run.rank > 0 else local_path(out, setting="out")
-    if directory is not None and (directory / "checkpoints").is_dir():
-        raise ConfigError(
-            "output-into-run",
-            problem=f"{directory} is the directory of a run",
-            remedy=("another directory for the profile:", Setting("out", "DIR")),
-            setting="out",
-            path=directory,
-        )
+    if directory is not None:
+        _refuse_run(directory)
     until = perf_counter() + max_seconds
     tell = progress_fn if progress_fn is not None and run.rank == 0 else _say_nothing
     with unchanged(run, call="sf.profile.measure()") as parts:
@@ -103,14 +97,8 @@ def measure(
             tell("warming up")
             for _ in range(_WARM_UP):
                 base.make()
-            laps: list[dict[str, float]] = []
             tell(f"timing {steps} steps")
-            while len(laps) < steps:
-                is_late = perf_counter() >= until - 0.7 * max_seconds
-                # clocks differ between ranks
-                if len(laps) >= _LEAST_STEPS and parts.world.from_main(is_late):
-                    break
-                laps.append(base.make())
+            laps = _timed_steps(base, parts, steps, until=until - 0.7 * max_seconds)
             tell("running torch's profiler")
             trace = run_profiler(
                 base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False
@@ -146,6 +134,31 @@ def measure(
             copied_s=copied_s(trace, steps=_UNDER_PROFILER) if on_device else None,
         )
     return measured if directory is None else write_profile(measured, directory)
+
+
+def _refuse_run(directory: Path) -> None:
+    if (directory / "checkpoints").is_dir():
+        raise ConfigError(
+            "output-into-run",
+            problem=f"{directory} is the directory of a run",
+            remedy=("another directory for the profile:", Setting("out", "DIR")),
+            setting="out",
+            path=directory,
+        )
+
+
+def _timed_steps(
+    base: Stepping, parts: RunComponents, steps: int, *, until: float
+) -> list[dict[str, float]]:
+    """Return the seconds of each phase of so many steps, or of fewer if it is late. Collective."""
+    laps: list[dict[str, float]] = []
+    while len(laps) < steps:
+        is_late = perf_counter() >= until
+        # clocks differ between ranks
+        if len(laps) >= _LEAST_STEPS and parts.world.from_main(is_late):
+            break
+        laps.append(base.make())
+    return laps
 
 
 def _say_nothing(_: str) -> None:

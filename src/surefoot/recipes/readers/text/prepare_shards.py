@@ -125,22 +125,9 @@ def prepare_shards(
     parts = describe_parts(files)
     if parts:
         say(parts)
-    recorded = _read_notes(directory, settings, say)
-    sound = next(
-        (index for index, one in enumerate(recorded) if is_damaged(directory, one.shard)),
-        len(recorded),
-    )
-    prepared = recorded[:sound]
-    prepared_tokens = f"{sum(one.shard.count for one in prepared):,} tokens"
-    if sound < len(recorded):
-        say(
-            f"{directory / recorded[sound].shard.name} is missing or damaged: preparing this and all later shards"
-        )
-    elif (directory / INDEX).exists():
-        say(f"{directory} has all {prepared_tokens}, undamaged: nothing to do")
+    prepared, is_done = _kept_shards(directory, settings, say)
+    if is_done:
         return TokenShards.open(directory)
-    elif prepared:
-        say(f"resuming after {_shards(len(prepared))} with {prepared_tokens}")
     with _writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / INDEX).unlink(missing_ok=True)
@@ -151,9 +138,8 @@ def prepare_shards(
     documents = _encode(
         files, begin, tokenizer=tokenizer, column=column, processes=processes, unread=unread
     )
-    for pieces, position, token in cut_shards(
-        _with_progress(documents, files, say), shard_tokens, skip=begin.token
-    ):
+    documents = _with_progress(documents, files, say)
+    for pieces, position, token in cut_shards(documents, shard_tokens, skip=begin.token):
         with _writing(directory):
             shard = write_shard(
                 pieces, directory, number=len(prepared), vocab_size=tokenizer.vocab_size
@@ -171,6 +157,27 @@ def prepare_shards(
         say(rows)
     say(f"{len(shards):,} tokens in {_shards(len(prepared))} in {directory}")
     return shards
+
+
+def _kept_shards(
+    directory: Path, settings: dict[str, Any], say: Callable[[str], None]
+) -> tuple[list[PreparedShard], bool]:
+    """Return the shards of an earlier call before the first damaged one, and whether they are all."""
+    recorded = _read_notes(directory, settings, say)
+    kept = list[PreparedShard]()
+    for one in recorded:
+        if is_damaged(directory, one.shard):
+            name = directory / one.shard.name
+            say(f"{name} is missing or damaged: preparing this and all later shards")
+            return kept, False
+        kept.append(one)
+    tokens = f"{sum(one.shard.count for one in kept):,} tokens"
+    is_done = (directory / INDEX).exists()
+    if is_done:
+        say(f"{directory} has all {tokens}, undamaged: nothing to do")
+    elif kept:
+        say(f"resuming after {_shards(len(kept))} with {tokens}")
+    return kept, is_done
 
 
 def _with_end_token_of_start(
