@@ -46,22 +46,10 @@ def sample(
     >>> sample(Counting(), [7], max_new_tokens=4, context=8, temperature=0)
     [7, 8, 9, 0, 1]
     """
-    chosen: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-    }
-    drawn = stream(
-        model,
-        tokens,
-        max_new_tokens=max_new_tokens,
-        context=context,
-        eos_id=eos_id,
-        use_cache=use_cache,
-        **chosen,
+    sampler = _Sampler(
+        max_new_tokens, context, temperature, top_k, top_p, seed, _ends(eos_id), use_cache
     )
-    return [*(int(token) for token in tokens), *drawn]
+    return [*(int(token) for token in tokens), *sampler.stream(model, tokens)]
 
 
 def stream(
@@ -94,20 +82,10 @@ def stream(
     >>> list(stream(Counting(), [7], max_new_tokens=9, context=8, temperature=0, eos_id=1))
     [8, 9, 0]
     """
-    draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
-    draw.check_prompt(tokens)
-    ends = _ends(eos_id)
-
-    def drawn() -> Iterator[int]:
-        row = [int(token) for token in tokens]
-        for _ in draw.extend(
-            model, [row], [torch.Generator().manual_seed(seed)], use_cache=use_cache
-        ):
-            if row[-1] in ends:
-                return
-            yield row[-1]
-
-    return drawn()
+    sampler = _Sampler(
+        max_new_tokens, context, temperature, top_k, top_p, seed, _ends(eos_id), use_cache
+    )
+    return sampler.stream(model, tokens)
 
 
 def sample_batch(
@@ -139,11 +117,12 @@ def sample_batch(
     """
     if batch_size < 1:
         raise out_of_range("batch_size", batch_size, "1 or more prompts, continued at once")
-    draw = _Sampler(max_new_tokens, context, temperature, top_k, top_p, seed)
+    sampler = _Sampler(
+        max_new_tokens, context, temperature, top_k, top_p, seed, _ends(eos_id), use_cache
+    )
     for prompt in prompts:
-        draw.check_prompt(prompt)
+        sampler.check_prompt(prompt)
     texts = [[int(token) for token in prompt] for prompt in prompts]
-    ends = _ends(eos_id)
     remaining = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     while remaining:
         length = len(texts[remaining[0]])
@@ -152,13 +131,13 @@ def sample_batch(
         rows = [texts[index] for index in group]
         generators = [torch.Generator().manual_seed(fold(seed, index)) for index in group]
         ended: set[int] = set()
-        for _ in draw.extend(model, rows, generators, use_cache=use_cache):
-            ended |= {nth for nth, row in enumerate(rows) if row[-1] in ends}
+        for _ in sampler.extend(model, rows, generators):
+            ended |= {nth for nth, row in enumerate(rows) if row[-1] in sampler.ends}
             if len(ended) == len(rows):
                 break
         for nth in ended:  # cut at its end only now, because all rows of a batch need one length
             row = rows[nth]
-            end = next(place for place in range(length, len(row)) if row[place] in ends)
+            end = next(place for place in range(length, len(row)) if row[place] in sampler.ends)
             del row[end:]
     return texts
 
@@ -193,6 +172,20 @@ class _Sampler:
     top_k: int | None
     top_p: float | None
     seed: int
+    ends: frozenset[int]
+    use_cache: bool
+
+    def stream(self, model: nn.Module, tokens: Sequence[int] | Tensor) -> Iterator[int]:
+        self.check_prompt(tokens)  # now, and not with the first token
+
+        def drawn() -> Iterator[int]:
+            row = [int(token) for token in tokens]
+            for _ in self.extend(model, [row], [torch.Generator().manual_seed(self.seed)]):
+                if row[-1] in self.ends:
+                    return
+                yield row[-1]
+
+        return drawn()
 
     def check_prompt(self, tokens: Sequence[int] | Tensor) -> None:
         problems: list[SurefootError] = []
@@ -231,15 +224,10 @@ class _Sampler:
             raise together(problems)
 
     def extend(
-        self,
-        model: nn.Module,
-        rows: list[list[int]],
-        generators: Sequence[torch.Generator],
-        *,
-        use_cache: bool,
+        self, model: nn.Module, rows: list[list[int]], generators: Sequence[torch.Generator]
     ) -> Iterator[None]:
         # the training modes of the model are restored at every `yield`
-        step = _NextLogits(model, context=self.context, use_cache=use_cache)
+        step = _NextLogits(model, context=self.context, use_cache=self.use_cache)
         for _ in range(self.max_new_tokens):
             with torch.no_grad(), untouched(), evaluation_mode([model]):
                 logits_BV = step.next_logits(rows)
