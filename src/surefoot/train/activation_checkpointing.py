@@ -102,6 +102,17 @@ def compute_again(
     return chosen
 
 
+def plain_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the forward of a checkpointed block that stores all activations; None for another
+    module.
+    """
+    forward = vars(module).get("forward")
+    if isinstance(forward, partial) and forward.func is _checkpointed_forward:
+        plain: Callable[..., Any] = forward.args[1]
+        return plain
+    return None
+
+
 def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
     """Return a description of the checkpointing mode and of the blocks, counted by class.
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from surefoot.checkpoint import Store
 from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reader import opened, read_manifest
+from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.config.keywords import parsed
 from surefoot.errors import CheckpointError, ConfigError

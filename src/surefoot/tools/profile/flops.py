@@ -26,7 +26,7 @@ from surefoot.tools.profile.timed_step import (
     stopwatch,
     with_forward,
 )
-from surefoot.train import activation_checkpointing
+from surefoot.train.activation_checkpointing import plain_forward
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import State, Task
 from surefoot.train.precision import FORMATS
@@ -117,9 +117,9 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
     """Disable activation checkpointing of blocks in this context."""
     with ExitStack() as stack:
         for block in blocks:
-            stack.enter_context(
-                with_forward(block, vars(block)["forward"].args[1])
-            )  # the original forward
+            plain = plain_forward(block)
+            assert plain is not None
+            stack.enter_context(with_forward(block, plain))
         yield
 
 
@@ -129,8 +129,7 @@ def recomputed_blocks(state: State) -> list[nn.Module]:
         part
         for model in state.models.values()
         for part in model.modules()
-        if getattr(vars(part).get("forward"), "func", None)
-        is activation_checkpointing._checkpointed_forward
+        if plain_forward(part) is not None
     ]
 
 

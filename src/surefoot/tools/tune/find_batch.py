@@ -19,7 +19,7 @@ from surefoot.tools.tune.batch_size_search import (
     search_sizes,
 )
 from surefoot.tools.tune.micro_batch_trial import ONE_VALUE, Trial
-from surefoot.train import error_causes
+from surefoot.train.error_causes import explained
 
 _MARGIN = 0.9  # of the limit: fragmentation and kernel workspaces take memory that no tensor holds
 
@@ -105,10 +105,7 @@ def _nothing_fits(
     measured = [row for row in rows if row.memory_bytes is not None]
     if failed is not None and not measured:
         if rows[-1].problem != ONE_VALUE:
-            return (
-                error_causes.explained(failed, where=f"at step {run.state.step}", micro_batches=())
-                or failed
-            )
+            return explained(failed, where=f"at step {run.state.step}", micro_batches=()) or failed
         return ConfigError(
             "micro-batches-too-small",
             problem=f"micro-batches of up to {rows[-1].size} {unit} are too small: {ONE_VALUE}",

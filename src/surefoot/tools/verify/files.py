@@ -15,8 +15,8 @@ from surefoot.checkpoint.reader import interpreted, opened, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.store import Store, without_checkpoint
-from surefoot.config import user_code
 from surefoot.config.toml import without_none
+from surefoot.config.user_code import digest as digest_of
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
@@ -108,11 +108,7 @@ def program_notes(path: Path) -> list[str]:
     with suppress(OSError, UnicodeDecodeError, ConfigError):
         program = read_settings(path).program
         file, digest = program.get("path"), program.get("sha256")
-        if (
-            isinstance(file, str)
-            and isinstance(digest, str)
-            and user_code.digest(Path(file)) != digest
-        ):
+        if isinstance(file, str) and isinstance(digest, str) and digest_of(Path(file)) != digest:
             changed = "has changed since the run last started or resumed: steps are repeated with the current program"
             return [f"{file} {changed if Path(file).is_file() else 'no longer exists'}"]
     return []
