@@ -1,4 +1,6 @@
-"""`refused`: the code runs into an error with this code and these fields."""
+"""`refused`: the code runs into an error with this code and these fields. `refused_change`: a
+resume is refused because of this setting.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +23,15 @@ def refused(
     error = caught.value
     assert error.code == code, str(error)
     assert {name: error.fields[name] for name in fields} == fields
+
+
+@contextmanager
+def refused_change(setting: str, *values: str) -> Iterator[None]:
+    """Expect that a resume is refused because of a setting, which the error names first, with
+    these two values if any are given.
+    """
+    with refused("settings-changed", sf.CheckpointError) as caught:
+        yield
+    first, *_ = caught.value.fields["changes"]
+    assert first.split()[0] == setting
+    assert [value for value in values if value not in first] == []

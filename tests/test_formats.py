@@ -4,13 +4,14 @@ by a setting. (2 s)
 
 from __future__ import annotations
 
+import re
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
 import small_runs
-import surefoot as sf
+from refused import refused
 from surefoot.cli.plan import _assumed
 from surefoot.config.train_settings import TrainSettings
 from surefoot.distributed.world import on_meta
@@ -60,7 +61,8 @@ def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> No
 
 
 def test_a_format_that_is_not_there_is_refused_with_those_that_are(added: None) -> None:
-    with pytest.raises(
-        sf.ConfigError, match='one of "auto", "fp32", "tf32", "bf16", "fp16", "fp8", "rounded"'
-    ):
+    with refused("setting-of-wrong-type", setting="precision") as caught:
         small_runs.build(None, precision="rounder")
+    asked, *formats = re.findall(r'"(\w+)"', caught.value.problem)
+    assert asked == "rounder"
+    assert formats == ["auto", "fp32", "tf32", "bf16", "fp16", "fp8", "rounded"]

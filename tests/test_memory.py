@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import surefoot as sf
 from refused import refused
 from surefoot import memory
+from surefoot.errors import Setting
 from surefoot.memory import free_bytes, parsed_bytes, peak, tensor_bytes
 
 CPU = torch.device("cpu")
@@ -141,8 +141,9 @@ def test_some_memory_is_free_here() -> None:
 
 
 def test_a_device_that_does_not_tell_needs_to_be_told() -> None:
-    with pytest.raises(sf.ConfigError, match='memory="8GB"'):
+    with refused("free-memory-unknown") as caught:
         free_bytes(torch.device("meta"))
+    assert caught.value.remedies == (Setting("memory", "8GB"),)
 
 
 def test_tensors_that_are_made_one_after_another_are_each_counted() -> None:

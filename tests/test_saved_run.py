@@ -325,7 +325,7 @@ def test_a_changed_program_is_refused_unless_it_is_asked_for(
     (there / "executed").unlink()
     try:
         (there / "program.py").write_text(kept + "# changed\n")
-        with pytest.raises(sf.ConfigError, match="has changed"):
+        with refused("program-not-trusted", cause="changed"):
             use(sf.load("run"))
         assert not (there / "executed").exists()
         use(sf.load("run", run_changed_program=True))

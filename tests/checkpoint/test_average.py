@@ -191,7 +191,7 @@ def test_batch_norms_of_a_mean_have_the_statistics_of_update_bn(
 
 def test_without_training_data_they_are_those_of_the_newest_which_is_said(tmp_path: Path) -> None:
     run = trained_normed(tmp_path / "run", ema=None)
-    with pytest.warns(UserWarning, match="the statistics of step 16"):
+    with pytest.warns(UserWarning, match=r"\bstep 16\b"):
         loaded = sf.load(tmp_path / "run").load_model(Normed, checkpoint="average 3")
     for name in ("norm.running_mean", "norm.num_batches_tracked", "queue"):
         assert torch.equal(loaded.state_dict()[name], run.state.model.state_dict()[name])
@@ -218,7 +218,7 @@ def test_data_that_cannot_be_read_leave_the_statistics_of_the_newest(tmp_path: P
     data.gone = True
     mean = average_weights(Store(tmp_path / "run" / "checkpoints"), 2)
     trained = {name: each.clone() for name, each in run.state.model.state_dict().items()}
-    with pytest.warns(UserWarning, match="the statistics of step 16"):
+    with pytest.warns(UserWarning, match=r"\bstep 16\b"):
         run.load_checkpoint(mean)
     for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
         assert torch.equal(run.state.model.state_dict()[name], trained[name])

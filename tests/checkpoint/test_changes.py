@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from in_one import in_one
+from refused import refused
 from surefoot.checkpoint.changes import change_names, find_changes, refuse_changes
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, Setting
 
 
 def taken(**changes: Any) -> dict[str, Any]:
@@ -109,8 +110,10 @@ def test_a_change_of_two_names_is_accepted_by_both_of_them() -> None:
     changes, _ = find_changes(
         taken(), taken(loss="2.0", sources=taken()["sources"] | {"loss": {}, "model": {}})
     )
-    with pytest.raises(CheckpointError, match='accept_change="loss,model"'):
+    with refused("program-changed", CheckpointError, changed=["loss", "model"]) as caught:
         refuse_changes(changes, accepted=("loss",), where="step-00000004")
+    *_, (_, accept) = caught.value.remedies
+    assert accept == Setting("accept_change", "loss,model")
     refuse_changes(changes, accepted=("loss", "model"), where="step-00000004")
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from medium import NEEDS_ROOM, Faulty, failing, killed_for_real
 from refused import refused
+from stated import numbers_in
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.frozen import FrozenTensors
@@ -301,10 +302,9 @@ def test_another_checkpoint_in_the_place_of_a_base_is_named(tmp_path: Path) -> N
     path(tmp_path / "another", 0).rename(path(run, 0))
     checkpoint, damaged = Store(run / "checkpoints").newest_intact() or pytest.fail("nothing")
     assert (checkpoint.step, [damage.path.name[-1] for damage in damaged]) == (0, ["8", "6"])
-    assert all(
-        "step-00000000, which has 3 of its frozen tensors, is another" in str(damage)
-        for damage in damaged
-    )
+    for damage in damaged:
+        _, _, of_base = str(damage).partition("step-00000000, ")
+        assert numbers_in(of_base)[0] == 3  # frozen tensors
 
 
 def test_a_checkpoint_copied_alone_says_what_it_lacks_and_where_to_put_it(tmp_path: Path) -> None:
@@ -595,7 +595,8 @@ def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> 
     manifest = Manifest(
         3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})]
     )
-    with pytest.raises(ValueError, match="does not name an older checkpoint and its tensors"):
+    entry = {"sha256": "ab", "step": base, "tensors": {"model": ["weight"]}}
+    with pytest.raises(ValueError, match=re.escape(repr(entry))):
         from_bytes(to_bytes(manifest))
 
 
@@ -620,7 +621,8 @@ def test_a_manifest_whose_bases_are_no_list_is_damaged(bases: Any, tmp_path: Pat
     ]
     digest = sha256(text[0].encode()).hexdigest()
     (directory / MANIFEST).write_text(text[1].replace('"sha256": ""', f'"sha256": "{digest}"'))
-    assert verify(directory) == [f"manifest.json: {bases!r} does not list older checkpoints"]
+    (problem,) = verify(directory)
+    assert problem.startswith(f"manifest.json: {bases!r} ")
 
 
 def fingerprint(tensor: Tensor) -> list[Any]:

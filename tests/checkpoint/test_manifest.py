@@ -264,7 +264,7 @@ def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_na
         b"".join(file_of({"b": buffer[:2], "none": buffer[3:3], "a": buffer[2:]}))
     )
     assert found["a"].tolist() == [2.0, 3.0, 4.0, 5.0]
-    with pytest.raises(ValueError, match="a and b share memory: use"):
+    with pytest.raises(ValueError, match=r"\ba and b .*tensor\.clone\(\)"):
         file_of({"b": buffer[2:], "a": buffer[:3]})
 
 
@@ -323,7 +323,7 @@ def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None
     ],
 )
 def test_what_a_state_tells_of_its_pieces_is_checked(stated: Any) -> None:
-    with pytest.raises(ValueError, match=r"its entry for .*pieces.* is invalid"):
+    with pytest.raises(ValueError, match=r"\bpieces\b"):
         from_json(stated)
 
 
@@ -339,7 +339,7 @@ def test_numbers_begin_at_a_multiple_of_eight_bytes(length: int) -> None:
 
 
 def test_a_narrow_type_before_a_wide_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="b: its dtype is wider than the dtype before it"):
+    with pytest.raises(ValueError, match=r"^b: .*dtype"):
         file_header({"a": (torch.uint8, [1]), "b": (torch.float32, [1])}, {})
 
 

@@ -35,6 +35,7 @@ from surefoot.data.scan import (
     scan,
 )
 from surefoot.data.text_files import open_unpacked
+from surefoot.errors import Command
 from surefoot.recipes.readers.text.documents import files_of, scan_documents
 
 
@@ -317,8 +318,9 @@ def test_without_its_package_zstandard_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr("surefoot.config.extras.is_installed", lambda module: False)
     (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd rest")
-    with pytest.raises(sf.ConfigError, match=r"surefoot\[zstd\]"):
+    with refused("package-not-usable") as caught:
         sf.data.load_documents(tmp_path)
+    assert Command('pip install "surefoot[zstd]"') in caught.value.remedies
 
 
 def test_a_directory_without_text_says_what_it_has(tmp_path: Path) -> None:

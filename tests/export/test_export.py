@@ -380,10 +380,9 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(
         '{"weight_map": {"w": "../w.safetensors"}}'
     )
-    with pytest.raises(
-        sf.CheckpointError, match=r"names '\.\./w\.safetensors', which is not in the same directory"
-    ):
+    with refused("weights-unreadable", sf.CheckpointError, path=tmp_path) as caught:
         read_weights(tmp_path)
+    assert "'../w.safetensors'" in caught.value.problem
 
 
 @pytest.mark.parametrize("which", ["newest", "best"])

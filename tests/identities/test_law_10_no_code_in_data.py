@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -306,7 +307,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(
     body["sha256"] = sha256(plain).hexdigest()
     (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
     for opened in (read, read_manifest):
-        with pytest.raises(DamageError, match="is not a checkpoint file"):
+        with pytest.raises(DamageError, match=re.escape(repr(file))):
             opened(tmp_path / "c")
 
 

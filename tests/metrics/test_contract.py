@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import surefoot as sf
 from forked import Forked
 from refused import refused
+from surefoot.errors import Setting
 
 CLASSES, SAMPLES, BATCHES = 7, 97, 20  # 19 batches of 5, and one of 2
 TOP_3 = partial(sf.metrics.top_k_accuracy, k=3)
@@ -406,37 +407,32 @@ def a_number(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "settings", "message"),
+    ("metrics", "settings", "setting", "remedy"),
     [
-        (
-            sf.metrics.accuracy,
-            {"best": "min val/eror"},
-            r"\n  try: best=\"min val/loss\"\n  \[score-unknown\]$",
-        ),
-        (
-            (),
-            {"best": "max val/acc"},
-            r"\n  try: best=\"min val/loss\"\n  \[score-unknown\]$",
-        ),  # a loss is to fall
+        (sf.metrics.accuracy, {"best": "min val/eror"}, "best", "min val/loss"),
+        ((), {"best": "max val/acc"}, "best", "min val/loss"),  # a loss is to fall
         (
             sf.metrics.accuracy,
             {"early_stopping": sf.EarlyStopping("max val/acc", patience=3)},
-            r"early_stopping.monitor = .*(?s:.)*\[score-unknown\]$",
+            "early_stopping.monitor",
+            "max val/accuracy",
         ),
         (
             (),
             {"plateau": sf.ReduceLROnPlateau("min val/los", patience=3)},
-            r"plateau.monitor = .*(?s:.)*\[score-unknown\]$",
+            "plateau.monitor",
+            "min val/loss",
         ),
     ],
 )
 def test_wrong_names_are_refused_before_the_first_step(
-    metrics: Any, settings: Any, message: str
+    metrics: Any, settings: Any, setting: str, remedy: str
 ) -> None:
     splits = {"val": sf.Split(data(), metrics=metrics)}
     run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True, **settings)
-    with pytest.raises(sf.ConfigError, match=message):
+    with refused("score-unknown", setting=setting) as caught:
         run.train()
+    assert caught.value.remedies == (Setting(setting, remedy),)
     assert run.state.step == 0
 
 

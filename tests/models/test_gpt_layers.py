@@ -59,13 +59,13 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"smear": -1}, "^smear = -1 must be a number of tokens, 0 or more$"),
-        ({"ngrams": 0}, "^ngrams = 0 must be from 1 to 4$"),
-        ({"ngrams": 2, "ngram_buckets": 0}, "^ngram_buckets = 0 must be 1 or more$"),
-        ({"ngrams": 2, "family": "gpt2"}, "^ngrams = 2: family = 'gpt2' has only"),
+        ({"smear": -1}, "^smear = -1 .* 0 "),
+        ({"ngrams": 0}, "^ngrams = 0 .* 1 to 4$"),
+        ({"ngrams": 2, "ngram_buckets": 0}, "^ngram_buckets = 0 .* 1 "),
+        ({"ngrams": 2, "family": "gpt2"}, "^ngrams = 2: family = 'gpt2' "),
         (
             {"activation": "swiglu", "smear": True, "family": "gpt2"},
-            "^activation = 'swiglu', smear = True: family = 'gpt2' has only",
+            "^activation = 'swiglu', smear = True: family = 'gpt2' ",
         ),
     ],
 )

@@ -52,5 +52,5 @@ def test_it_prints_as_torchs_own_does_but_for_what_it_lacks() -> None:
 
 
 def test_no_fraction_out_of_range() -> None:
-    with pytest.raises(ValueError, match=r"drop_fraction = 1\.0 must be at least 0 and below 1"):
+    with pytest.raises(ValueError, match=r"^drop_fraction = 1\.0 .* 0 .* 1$"):
         Dropout(1.0)

@@ -299,16 +299,16 @@ def test_waves_are_the_published_ones():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"heads": 3}, "multiple of heads"),
-        ({"width": 31, "heads": 1}, "even"),
-        ({"heads": 32, "positions": "rotary"}, "multiple of 2 x heads = 64"),
+        ({"heads": 3}, r"^width = 32 .* heads = 3\b"),
+        ({"width": 31, "heads": 1}, "^width = 31 "),
+        ({"heads": 32, "positions": "rotary"}, "^width = 32 .* 2 x heads = 64"),
         (
             {"norm_placement": "post", "zero_init_residual": True},
-            "zero_init_residual needs norm_placement = 'pre'",
+            "^zero_init_residual .* norm_placement = 'pre'",
         ),
-        ({"vocab_size": 0}, "1 or more"),
-        ({"source_vocab_size": 0}, "1 or more"),
-        ({"attention_dropout": 1.0}, "attention_dropout = 1.0 must be a fraction"),
+        ({"vocab_size": 0}, r"\bvocab_size=0\b"),
+        ({"source_vocab_size": 0}, r"\bsource_vocab_size=0\b"),
+        ({"attention_dropout": 1.0}, "^attention_dropout = 1.0 "),
     ],
     ids=str,
 )
@@ -319,7 +319,7 @@ def test_a_shape_that_cannot_be_is_refused(changes, says):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 def test_more_tokens_than_there_are_places_are_refused(positions):
-    with pytest.raises(ValueError, match="33 tokens exceed the model's context of 32"):
+    with pytest.raises(ValueError, match=r"\b33 .* 32\b"):
         Seq2Seq(replace(SMALL, positions=positions))(tokens(1, 33), tokens(1, 2))
 
 

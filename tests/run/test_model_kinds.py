@@ -221,15 +221,12 @@ def test_a_tied_weight_is_once_in_checkpoint_optimizer_and_export(tmp_path: Path
 @pytest.mark.parametrize("was_tied", [True, False])
 def test_a_tie_that_a_resume_would_break_or_make_is_named(was_tied: bool, tmp_path: Path) -> None:
     train(build(tmp_path, model=lambda: Tied(tied=was_tied), stop_after="2 steps"))
-    words = (
-        "b.weight was tied to a.weight, and is now a parameter of its own"
-        if was_tied
-        else (
-            "b.weight was a parameter of its own, and is now tied to a.weight|this optimizer does not train it"
-        )
-    )
-    with pytest.raises(CheckpointError, match=words):
+    with refused("model-of-other-tensors", CheckpointError) as caught:
         train(build(tmp_path, model=lambda: Tied(tied=not was_tied)))
+    (tie,) = caught.value.fields["differences"]
+    before, now = tie.split(", and ")
+    assert before.startswith("b.weight was ")
+    assert ("a.weight" in before, "a.weight" in now) == (was_tied, not was_tied)
 
 
 def test_an_untied_model_may_be_used_with_tied_weights(tmp_path: Path) -> None:

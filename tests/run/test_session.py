@@ -22,7 +22,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
-from refused import refused
+from refused import refused, refused_change
 from stated import numbers_in
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
@@ -926,7 +926,7 @@ def test_the_header_says_what_decays_and_what_limits_the_gradient(
     printed = " ".join(capsys.readouterr().out.split())
     assert f"AdamW, weight decay {sizes}" in printed
     assert "clip value 0.5" in printed
-    with pytest.raises(sf.CheckpointError, match=r"optimizer\.decay was"):
+    with refused_change("optimizer.decay"):
         run("all" if decay == "matrices" else "matrices").train()
 
 

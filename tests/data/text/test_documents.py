@@ -15,7 +15,7 @@ import pytest
 from in_one import in_one
 from refused import refused
 from stated import numbers_in
-from surefoot.errors import ConfigError, DataError
+from surefoot.errors import Command, DataError
 from surefoot.recipes.readers.text.documents import files_of, read_documents, scan_documents
 
 TEXTS = ["first\nof all", "", "zweites: ä €", "third " * 5000, "last"]
@@ -203,8 +203,9 @@ def test_without_pyarrow_the_extra_is_named(
 ) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"surefoot\[hub\]"):
+    with refused("package-not-usable", modules=["pyarrow"]) as caught:
         read(tmp_path / "a.parquet")
+    assert Command('pip install "surefoot[hub]"') in caught.value.remedies
 
 
 def test_text_that_is_none_and_what_is_not_there_is_refused(tmp_path: Path) -> None:
