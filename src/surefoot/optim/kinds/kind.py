@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import resolve_name
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -78,9 +79,7 @@ def copies(count: int) -> StateBytes:
 def all_kinds() -> list[OptimizerKind]:
     """Return the named kinds, in the order of `optimizers.py`, and the known unnamed kinds."""
     files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
-    return [
-        kind for file in files for kind in import_module(file, package="surefoot.optim.kinds").KINDS
-    ]
+    return [kind for file in files for kind in _kinds_in(file)]
 
 
 def kind_named(name: str) -> OptimizerKind:
@@ -89,14 +88,31 @@ def kind_named(name: str) -> OptimizerKind:
     >>> kind_named("lion").skip
     'own arithmetic'
     """
-    return next(kind for kind in all_kinds() if kind.name == name)
+    return next(kind for kind in _kinds_in(OPTIMIZERS[name].file) if kind.name == name)
 
 
 def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     """Return the kind of an optimizer, or None for an unknown class; a subclass is unknown, since
     its code may differ.
     """
-    return next((kind for kind in all_kinds() if kind.cls is type(optimizer)), None)
+    cls = type(optimizer)
+    beside_its_class = {_module(declaration.file) for declaration in OPTIMIZERS.values()}
+    module = cls.__module__ if cls.__module__ in beside_its_class else _module(".torch_optimizers")
+    return next((kind for kind in _kinds_in(module) if kind.cls is cls), None)
+
+
+def _kinds_in(file: str) -> tuple[OptimizerKind, ...]:
+    kinds: tuple[OptimizerKind, ...] = import_module(_module(file)).KINDS
+    return kinds
+
+
+def _module(file: str) -> str:
+    """Return the full name of a declared file.
+
+    >>> _module(".lion")
+    'surefoot.optim.kinds.lion'
+    """
+    return resolve_name(file, package="surefoot.optim.kinds")
 
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
