@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import surefoot as sf
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import strategy_for
-from surefoot.distributed import exact_ddp
 from surefoot.distributed.fsdp import Fsdp
 from surefoot.distributed.sharded_model import shard_model
+from surefoot.distributed.spread import spread as chosen_exchange
 from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
@@ -95,7 +95,7 @@ def spread(model: nn.Module, *, passes: int = 0, **settings: Any) -> tuple[World
     held = shard_model(model, world, strategy, exact=passes > 0)
     ranks, models = Fsdp(world, strategy, 1.0, {"model": held}, shares=shares), {"model": model}
     ranks.sum_exactly()
-    _, calls = exact_ddp.spread(
+    _, calls = chosen_exchange(
         models,
         models,
         world=world,

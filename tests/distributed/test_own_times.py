@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
-from surefoot.distributed.heartbeat import Heartbeat, alone
+from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.distributed.liveness import Beat
 from surefoot.distributed.own_times import DeviceTimes, HostTimes
 
@@ -61,7 +62,7 @@ def test_each_second_of_a_step_counts_once_and_waits_for_other_ranks_do_not(cloc
 def test_a_beat_has_the_times_of_all_earlier_steps_and_a_new_run_begins_at_zero(
     clock: Ticking,
 ) -> None:
-    heart = alone()
+    heart = Heartbeat(HashStore(), rank=0, size=1, host="")
     heart.opened(logs=None, fresh_line="")
     for index, seconds in enumerate((2.0, 4.0, 8.0)):
         heart.at(index, "training")
@@ -138,7 +139,7 @@ def test_of_short_steps_twenty_are_measured_in_a_second(
 
 def test_a_single_process_on_cuda_records_no_events() -> None:
     for size, kind in ((1, HostTimes), (2, DeviceTimes)):
-        heart = Heartbeat(alone().store, rank=0, size=size, host="")
+        heart = Heartbeat(HashStore(), rank=0, size=size, host="")
         heart.opened(logs=None, fresh_line="", device="cuda")
         assert isinstance(heart.times, kind)
 

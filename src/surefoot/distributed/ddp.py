@@ -102,7 +102,7 @@ class Ddp:
         notes too.
         """
         self.step = step.index
-        self.phase = self.world.heartbeat.beat.phase
+        self.phase = self.world.heartbeat.phase
         if self.wrapped and step.state.buffers.relay is not None:
             # otherwise in the next forward pass, which waits for one rank after the other
             self.wrapped[0].reducer._rebuild_buckets()
@@ -121,7 +121,7 @@ class Ddp:
         for called in self.called.values():
             called.void = not counted
             called.has_graph = False
-        self.world.heartbeat.times.enter("forward")
+        self.world.heartbeat.enter_work("forward")
         self.world.heartbeat.enter("loss")
         return counted or together
 
@@ -130,7 +130,7 @@ class Ddp:
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         reduces = bool(self.wrapped) and self.wrapped[0].require_backward_grad_sync
-        self.world.heartbeat.times.enter("other" if reduces else "backward")
+        self.world.heartbeat.enter_work("other" if reduces else "backward")
         self.world.heartbeat.enter("step")
         return self.sums.started(loss, scale)
 
@@ -144,7 +144,7 @@ class Ddp:
         """
         self.refuse_unused()
         if not self.wrapped:
-            self.world.heartbeat.times.enter("other")
+            self.world.heartbeat.enter_work("other")
             self._take_means()
         self.world.heartbeat.enter(self.phase)
         return self.sums.end(total)

@@ -1,18 +1,17 @@
-"""DDP whose sums have the same bits on any number of ranks, and the choice of a run's strategy."""
+"""DDP whose sums have the same bits on any number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import Strategy
 from surefoot.distributed.ddp import Ddp
 from surefoot.distributed.rank_sums import Exchange, RankSums
-from surefoot.distributed.strategy import Alone, Called, OrderedSums, Ranks
+from surefoot.distributed.strategy import Called, OrderedSums
 from surefoot.distributed.tree_sum import (
     Gradients,
     GradientSum,
@@ -25,7 +24,7 @@ from surefoot.distributed.tree_sum import (
 from surefoot.distributed.world import World
 
 if TYPE_CHECKING:
-    from surefoot.distributed.fsdp import Fsdp  # its torch imports take seconds
+    pass  # its torch imports take seconds
 
 
 class ExactDdp(Ddp):
@@ -79,7 +78,7 @@ class ExactDdp(Ddp):
         return super().start_pass(micro_batch, last=last)
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
-        self.world.heartbeat.times.enter("backward")
+        self.world.heartbeat.enter_work("backward")
         self.world.heartbeat.enter("step")
         self.gradients.next_pass(self.micro_batch)
         if (
@@ -108,7 +107,7 @@ class ExactDdp(Ddp):
         if self.wrapped:
             self.gradients.micro_batch = None  # its gradients are in the buckets
         else:
-            self.world.heartbeat.times.enter("other")
+            self.world.heartbeat.enter_work("other")
             together = self._send_unwrapped()
         if self.exchanges:
             self.exchanges[-1].share_slices()
@@ -126,7 +125,7 @@ class ExactDdp(Ddp):
         return self.losses.end(total)
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        self.world.heartbeat.times.enter("other")
+        self.world.heartbeat.enter_work("other")
         flat, parameters = bucket.buffer(), bucket.parameters()
         views = parts_of(flat, parameters)  # `bucket.gradients()` ignores their memory formats
         indices = [self.indices[id(parameter)] for parameter in parameters]
@@ -184,35 +183,6 @@ class ExactDdp(Ddp):
             self._send(total, own)
             together.append((indices, total))
         return together
-
-
-def spread(
-    models: Mapping[str, nn.Module],
-    forwards: Mapping[str, Any],
-    *,
-    world: World,
-    parallel: Strategy,
-    sizes: Batching,
-    shares: list[range],
-    exact: bool,
-    fsdp: "Fsdp | None" = None,
-) -> tuple[Ranks, dict[str, Any]]:
-    """Return the strategy of a step (`fsdp` if sharded) and the loss's callables by name.
-    `forwards` are models, compiled or not.
-
-    `shares` has the micro-batches of each rank.
-    """
-    nominal = sizes.batch_size if sizes.pieces > 1 else None
-    called = {name: Called(model, forwards[name]) for name, model in models.items()}
-    if fsdp is not None:
-        fsdp.called = called
-        return fsdp, dict(called)
-    if parallel.kind == "ddp" and world.size > 1:
-        if exact:
-            leave_graphs_whole(forwards)
-            return ExactDdp(shares, world, parallel, nominal, called), dict(called)
-        return Ddp(world, parallel, nominal, called), dict(called)
-    return Alone(nominal if exact else None, exact=exact), dict(forwards)
 
 
 def leave_graphs_whole(forwards: Mapping[str, Any]) -> None:

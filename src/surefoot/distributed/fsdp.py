@@ -68,7 +68,7 @@ class Fsdp:
 
     def begin(self, step: Any) -> None:
         self.step = step.index
-        self.phase = self.world.heartbeat.beat.phase
+        self.phase = self.world.heartbeat.phase
         if self.passes is not None:
             self.passes.begin()
         for model in self.models.values():

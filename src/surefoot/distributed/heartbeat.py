@@ -11,13 +11,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import HashStore, Store
+from torch._C._distributed_c10d import Store
 
 from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import (
@@ -31,7 +31,7 @@ from surefoot.distributed.liveness import (
     Watch,
     of_connection,
 )
-from surefoot.distributed.own_times import DeviceTimes, HostTimes, OwnTimes
+from surefoot.distributed.own_times import DeviceTimes, HostTimes, OwnTimes, Work
 from surefoot.errors import RankLostError, first_line
 
 MEETING = "surefoot"  # prefix of the keys by which ranks agree on a nonce
@@ -124,6 +124,19 @@ class Heartbeat:
         """Set the phase that the next beat reports. A call takes 0.1 us."""
         self.beat.phase = phase
         self.beat.entered += 1
+
+    @property
+    def phase(self) -> RankPhase:
+        """The phase that the next beat reports."""
+        return self.beat.phase
+
+    def enter_work(self, work: Work) -> None:
+        """Assign the time of this rank from now on to a kind of work."""
+        self.times.enter(work)
+
+    def known_beats(self) -> Mapping[int, Beat]:
+        """Return the last beat of each rank, by rank."""
+        return self.watch.known
 
     @contextmanager
     def during(self, phase: RankPhase) -> Iterator[None]:
@@ -429,8 +442,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-
-
-def alone() -> Heartbeat:
-    """Return a heartbeat for a single process. The heartbeat is never started."""
-    return Heartbeat(HashStore(), rank=0, size=1, host="")

@@ -28,8 +28,9 @@ from torch.distributed.distributed_c10d import (
 from torch.distributed.rendezvous import rendezvous
 
 from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
-from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat, alone
+from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat
 from surefoot.distributed.liveness import Lines
+from surefoot.distributed.no_heartbeat import NoHeartbeat
 from surefoot.distributed.side_channel import SideChannel
 from surefoot.errors import (
     ConfigError,
@@ -115,7 +116,7 @@ class Connection(NamedTuple):
 
     side: SideChannel
     store: Store
-    heartbeat: Heartbeat
+    heartbeat: Heartbeat | NoHeartbeat
 
 
 def connect(device: torch.device, placement: Placement) -> Connection:
@@ -198,7 +199,7 @@ def _meet(device: torch.device, placement: Placement) -> None:
             interface  # gloo reads only this variable, for every group
         )
     theirs = dist.is_initialized()  # the user's script made the default group
-    heartbeat = alone()
+    heartbeat: Heartbeat | NoHeartbeat = NoHeartbeat()
     try:
         store: Store = _get_default_store() if theirs else _open_store(placement)
         if size > 1:

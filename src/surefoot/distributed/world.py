@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from surefoot.distributed.environment import Placement, more_processes_than_gpus, placed
-from surefoot.distributed.heartbeat import Heartbeat, alone
-from surefoot.distributed.rendezvous import connect
-from surefoot.distributed.side_channel import Message, SideChannel
+from surefoot.distributed.no_heartbeat import NoHeartbeat
 from surefoot.errors import ConfigError, Setting, first_line
+
+if TYPE_CHECKING:
+    from surefoot.distributed.heartbeat import Heartbeat
+    from surefoot.distributed.side_channel import Message, SideChannel
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    side: SideChannel | None = None  # None for a single process
+    side: "SideChannel | None" = None  # None for a single process
     store: Store | None = None
-    heartbeat: Heartbeat = field(default_factory=alone)  # of the other ranks
+    heartbeat: "Heartbeat | NoHeartbeat" = field(default_factory=NoHeartbeat)  # of the other ranks
     host: str = field(default_factory=socket.gethostname)
     on_meta: int = 0  # number of planned ranks on the meta device, else 0
     planned: int = 0  # number of planned ranks without this process, else 0
@@ -175,6 +177,8 @@ def joined(device: str, *, sharded: bool = False) -> World:
     planned = _planned.get() if placement.world_size == 1 else 0
     if placement.world_size == 1 and not sharded:
         return World(device_called(device), planned=planned)
+    from surefoot.distributed.rendezvous import connect
+
     own_device = _own_device(device, placement)
     if own_device.type == "cuda":
         torch.cuda.set_device(own_device)

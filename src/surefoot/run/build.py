@@ -29,11 +29,7 @@ from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
 from surefoot.data.same_on_ranks import refuse_other_lists, refuse_other_samples
-from surefoot.distributed.blocks import gathered
-from surefoot.distributed.consistency import check_same_on_all_ranks, comparable, equal_from_main
-from surefoot.distributed.ddp import synchronized
-from surefoot.distributed.exact_ddp import spread
-from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
+from surefoot.distributed.spread import spread
 from surefoot.distributed.world import World, joined
 from surefoot.optim.build import optimizer_identity, refuse_without_momentum
 from surefoot.run import build_state as assembly
@@ -157,9 +153,12 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     parallel = settings.parallel
     sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
     world = joined(settings.device, sharded=sharded)
-    check_same_on_all_ranks(
-        world, comparable(shared_by_ranks(settings)) | {"device": world.device.type}
-    )
+    if world.size > 1:
+        from surefoot.distributed.consistency import check_same_on_all_ranks, comparable
+
+        check_same_on_all_ranks(
+            world, comparable(shared_by_ranks(settings)) | {"device": world.device.type}
+        )
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
@@ -279,7 +278,10 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     )
     if plan.behavior >= BUFFERS_IN_ORDER:
         refuse_max_norm(models)
-    equal_from_main(models, world)
+    if world.size > 1:
+        from surefoot.distributed.consistency import equal_from_main
+
+        equal_from_main(models, world)
     notes = assembly.set_to_train(
         models, trained=optimizer if isinstance(optimizer, Mapping) else models
     )
@@ -291,13 +293,17 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
             f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)"
         )
     if settings.sync_batch_norm:
+        from surefoot.distributed.ddp import synchronized
+
         models = synchronized(models)
         notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
-    is_shared = settings.sync_batch_norm or world.ranks > 1
-    if is_shared and has_synchronized_norms(models.values()):  # the user may have converted them
-        assembly.refuse_unequal_passes(plan.pipeline.sizes, ranks=world.ranks)
-        if world.device.type == "cpu":  # torch's SyncBatchNorm has no kernels for it
-            synchronize_on_cpu(models.values())
+    if settings.sync_batch_norm or world.ranks > 1:
+        from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
+
+        if has_synchronized_norms(models.values()):  # the user may have converted them
+            assembly.refuse_unequal_passes(plan.pipeline.sizes, ranks=world.ranks)
+            if world.device.type == "cpu":  # torch's SyncBatchNorm has no kernels for it
+                synchronize_on_cpu(models.values())
     decisions = assembly.decided(
         models,
         optimizer,
@@ -331,6 +337,7 @@ def check_first_batch(
     world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return
+    from surefoot.distributed.blocks import gathered
     from surefoot.train.parallel_check import check_first_pass
 
     check_first_pass(

@@ -168,7 +168,7 @@ class RankChecks:
             parts.state.models, parts.world, every, compared=self.compared, done=done, last=last
         )
         if parts.world.is_main:
-            for slow in self.slow_ranks.changes(parts.world.heartbeat.watch.known):
+            for slow in self.slow_ranks.changes(parts.world.heartbeat.known_beats()):
                 values = {name: value for name, value in asdict(slow).items() if value is not None}
                 self.journal.write({"kind": "slow_rank", "step": done, **values})
                 if slow.until_step is not None:

@@ -14,7 +14,6 @@ from surefoot.config.keywords import attribute_error, known_keywords
 from surefoot.config.setting import KeywordsDoc, ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.data.dataset_checks import check_split
-from surefoot.distributed.liveness import of_connection
 from surefoot.errors import ConfigError, at_boundary, cut_frames, ending_scripts
 from surefoot.optim.clipping import clear
 from surefoot.run import messages
@@ -291,6 +290,8 @@ class Run(RunSettings):
                 if self.session is not None:
                     self.session.stop_requests.agree()
         except RuntimeError as problem:
+            from surefoot.distributed.liveness import of_connection
+
             if self.session is None and of_connection(problem):
                 raise ConfigError(
                     "call-after-a-rank-has-ended",

@@ -3,15 +3,12 @@ resume starts another session.
 """
 
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 from surefoot.data.loader import MicroBatch, StoppedError
-from surefoot.distributed.consistency import check_same_on_all_ranks
-from surefoot.distributed.liveness import RankPhase
-from surefoot.distributed.side_channel import LEFT, LeftAloneError
 from surefoot.optim.first_step import import_for_steps
 from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
@@ -28,11 +25,12 @@ from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
 
 if TYPE_CHECKING:
+    from surefoot.distributed.liveness import RankPhase
     from surefoot.run.after import LiveFindings
     from surefoot.train.loss_contract import LossContract
 
 # what a heartbeat says of the phases of the clock
-_RANK_PHASES: dict[Phase, RankPhase] = {
+_RANK_PHASES: "dict[Phase, RankPhase]" = {
     "opening": "step",
     "starting": "step",
     "training": "step",
@@ -80,7 +78,7 @@ class Session:
         logs = None if self.parts.directory is None else self.parts.directory.path / "logs"
         self.heartbeat.opened(logs=logs, fresh_line=self.fresh_line, device=self.parts.device.type)
         try:
-            check_same_on_all_ranks(self.parts.world, self.parts.compared())
+            self._refuse_other_settings(self.parts.compared())
             refuse_missing_trackers(self.parts.trackers)
             tensorboard = self.parts.writes_tensorboard  # refused before anything is written
             self.settings.enter_context(self.parts.numerics())
@@ -199,11 +197,8 @@ class Session:
         parts, evaluations = self.parts, self.evaluations
         if self.running is not None:
             self.running.close()  # `break` does not close a generator with another reference
-        try:
-            self.stop_requests.agree(LEFT)
-        except LeftAloneError:
-            self.heartbeat.left_alone()
-            raise
+        if parts.world.size > 1:
+            self._leave_loop()
         self.periodic.catch_up()
         if evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first, because the evaluation may take minutes
@@ -304,6 +299,23 @@ class Session:
                 self.running.close()
             self.running = None
 
+    def _refuse_other_settings(self, settings: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if a setting differs from rank 0's. Collective."""
+        if self.parts.world.size > 1:
+            from surefoot.distributed.consistency import check_same_on_all_ranks
+
+            check_same_on_all_ranks(self.parts.world, settings)
+
+    def _leave_loop(self) -> None:
+        """Wait until all ranks have ended their loop. Collective."""
+        from surefoot.distributed.side_channel import LEFT, LeftAloneError
+
+        try:
+            self.stop_requests.agree(LEFT)
+        except LeftAloneError:
+            self.heartbeat.left_alone()
+            raise
+
     def _check_metrics(self) -> None:
         """Check the metrics of the splits before the first step, unless the loss fails on the
         training data too: then the first step says so.
@@ -322,7 +334,7 @@ class Session:
         self.is_opened = opened
         self.run_state.user_state.refuse_unclaimed()
         names = sorted(self.run_state.user_state.objects)
-        check_same_on_all_ranks(parts.world, {"register_state": names})
+        self._refuse_other_settings({"register_state": names})
         self.periodic.body_rates.begin()
         if self.evaluations.due:
             self.periodic.make_up_for_evaluation()
@@ -395,7 +407,7 @@ class Session:
         self.data_changes.refuse_other_lists(step)
         if has_body:
             self.data_changes.note_reading()
-        self.heartbeat.times.enter("other")
+        self.heartbeat.enter_work("other")
         self.heartbeat.enter("step")
         return micro_batches
 

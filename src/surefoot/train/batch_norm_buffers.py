@@ -10,6 +10,7 @@ restores all buffers.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surefoot.config.behavior import BUFFERS_IN_ORDER, newest_behavior
-from surefoot.distributed.rank_sums import RankSums
-from surefoot.distributed.relay import Relay
 from surefoot.errors import ConfigError
 from surefoot.optim.in_place import read_on_cpu
 from surefoot.train.buffer_groups import BufferGroup, groups_of
@@ -39,6 +38,8 @@ from surefoot.train.buffer_rules import (
 from surefoot.train.step_watch import CoupledLoss
 
 if TYPE_CHECKING:
+    from surefoot.distributed.rank_sums import RankSums
+    from surefoot.distributed.relay import Relay
     from surefoot.distributed.world import World
 
 
@@ -61,7 +62,7 @@ class BatchStatistics:
         behavior: int | None = None,
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
-        self.ranks = RankSums(shares, rank=0 if self.world is None else self.world.rank)
+        self.rank = 0 if self.world is None else self.world.rank
         self.shares, self.several = shares, sum(map(len, shares)) > 1
         self.behavior = newest_behavior() if behavior is None else behavior
         self.declared = dict(declared or {})
@@ -102,6 +103,8 @@ class BatchStatistics:
                 self.owners.append(replace(buffer, declared=rule))
         self.kinds = []  # builds the groups at the next start
         if self.in_order_by_rule and self.world is not None:
+            from surefoot.distributed.relay import Relay
+
             self.relay = Relay(self.world.rank, self.world.size)
 
     @property
@@ -369,6 +372,12 @@ class BatchStatistics:
             left = iter(self._after_all_ranks(restarting))
         return [next(left) if group.restarts else None for group in self.groups]
 
+    @cached_property
+    def _rank_sums(self) -> "RankSums":
+        from surefoot.distributed.rank_sums import RankSums
+
+        return RankSums(self.shares, rank=self.rank)
+
     def _after_all_ranks(self, groups: Sequence[BufferGroup]) -> list[Tensor]:
         assert self.world is not None
         if not groups:
@@ -380,7 +389,7 @@ class BatchStatistics:
         return [
             next(latest)
             if group.rule == "last"
-            else group.after_all_ranks(passes.clamp(min=1), calls, self.ranks)
+            else group.after_all_ranks(passes.clamp(min=1), calls, self._rank_sums)
             for group in groups
         ]
 
@@ -442,7 +451,10 @@ class BatchStatistics:
             for group in self.groups:
                 if group.restarts:
                     group.collect(
-                        tensors, call=self.calls, micro_batch=self.micro_batch, own=self.ranks.own
+                        tensors,
+                        call=self.calls,
+                        micro_batch=self.micro_batch,
+                        own=self.shares[self.rank],
                     )
             self.collected = self.passes
 

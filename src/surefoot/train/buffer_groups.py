@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.tree_sum import TreeSum
 from surefoot.memory import equal_on_cpu
 from surefoot.train.buffer_rules import StepRule
+
+if TYPE_CHECKING:
+    from surefoot.distributed.rank_sums import RankSums
 
 # elements of a buffer that is compared alone: most large buffers are constants, such as masks
 _LARGE = 65_536
@@ -129,7 +131,7 @@ class BufferGroup:
                 totals.append(total)
         return self.moved(reduce(torch.add, totals), passes) if totals else self.before
 
-    def after_all_ranks(self, passes: Tensor, calls: int, ranks: RankSums) -> Tensor:
+    def after_all_ranks(self, passes: Tensor, calls: int, ranks: "RankSums") -> Tensor:
         """Return the buffers after the passes of all ranks, for a rule other than last.
         Collective.
         """

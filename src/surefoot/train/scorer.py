@@ -14,7 +14,6 @@ from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
 from surefoot.data.pipeline import DataPipeline
-from surefoot.distributed.liveness import RankPhase
 from surefoot.distributed.strategy import Ranks
 from surefoot.errors import ConfigError, DataError
 from surefoot.metrics.contract import WholeSplitMetric, named_metrics
@@ -299,8 +298,8 @@ class Evaluator:
         random seed, which differs by `rank`.
         """
         model = next(iter(self.models().values()))
-        phase: RankPhase = "sample_fn" if stream == "sample" else "panels_fn"
-        in_user_code = self.pipeline.world.heartbeat.during(phase)
+        heartbeat = self.pipeline.world.heartbeat
+        in_user_code = heartbeat.during("sample_fn" if stream == "sample" else "panels_fn")
         with (
             self.ranks.whole([model]),
             self._kept_buffers(),
