@@ -10,7 +10,8 @@ import pytest
 
 from in_one import in_one
 from refused import refused
-from surefoot.checkpoint.changes import change_names, find_changes, refuse_changes
+from surefoot.checkpoint.changes import find_changes, refuse_changes
+from surefoot.config.accepted_changes import change_names
 from surefoot.errors import CheckpointError, Setting
 
 

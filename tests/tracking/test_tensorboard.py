@@ -22,9 +22,9 @@ import surefoot as sf
 from refused import refused
 from small_runs import Augmented, build
 from surefoot.errors import Command, Setting
-from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.panels_file import panel_to_dict
+from surefoot.tracking.record import numbers_in
 from surefoot.tracking.tensorboard import TensorBoard, render_panel
 
 COUNTS = ((8, 2), (0, 3))

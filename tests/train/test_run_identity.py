@@ -10,7 +10,7 @@ import pytest
 
 import surefoot as sf
 from refused import refused
-from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
+from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
 from surefoot.errors import CheckpointError
 from surefoot.train.run_identity import (

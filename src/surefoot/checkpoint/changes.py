@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefoot.checkpoint.module_state import shortened
-from surefoot.errors import CheckpointError, ConfigError, Setting
+from surefoot.config.accepted_changes import ANOTHER_RUN, CHANGES, FROM_ITS_WEIGHTS
+from surefoot.errors import CheckpointError, Setting
 
-# the remedies of errors below and of a resume; what opens the run replaces DIR and RUN
-ANOTHER_RUN = Setting("run_dir", "DIR")
-FROM_ITS_WEIGHTS = ("start from its weights:", Setting("init_from", "RUN"))
-CHANGES = ("loss", "model", "collate", "data", "optimizer")
 _RELATIVE, _RELATIVE_IN_FEW_BITS = (
     1e-4,
     2e-2,
@@ -31,25 +28,6 @@ class Change:
     names: tuple[str, ...]
     text: str
     cause: str = ""  # the changed functions or classes, if known
-
-
-def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the change names in `accept_change`, a list or comma-separated text; raise
-    `ConfigError` for an unknown name.
-
-    >>> change_names("loss,data"), change_names(None)
-    (('loss', 'data'), ())
-    """
-    names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
-    if unknown := [name for name in names if name not in CHANGES]:
-        raise ConfigError(
-            "change-unknown",
-            problem=f"accept_change = {unknown[0]!r} is not a known change",
-            remedy=f"choose from {', '.join(CHANGES)}",
-            setting="accept_change",
-            value=unknown[0],
-        )
-    return tuple(names)
 
 
 def find_changes(

@@ -14,6 +14,7 @@ from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.options import ProgramOptions, without
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
+from surefoot.config.accepted_changes import change_names
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.distributed.environment import placed
@@ -130,8 +131,6 @@ def start(
     program.check(config)
     accept_change: tuple[str, ...] = ()
     if accepted is not None:
-        from surefoot.checkpoint.changes import change_names  # imports torch
-
         accept_change = change_names(accepted)
     pattern = getattr(config, "run_dir", None)
     config, directory = in_numbered_directory(config)

@@ -1,13 +1,15 @@
-"""Optional packages, the extras that install them, and the error for a missing package. Imports
-none of these packages.
+"""Optional packages, the extras that install them, the trackers of a run, and the error for a missing
+package. Imports none of these packages.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
+from pathlib import Path
 
-from surefoot.errors import Command, ConfigError, Remedy, first_line
+from surefoot.config.tree import did_you_mean
+from surefoot.errors import Command, ConfigError, Remedy, Setting, first_line
 
 TRACKERS = {
     "wandb": ("wandb",),
@@ -71,6 +73,60 @@ def refuse_missing(purpose: str, *modules: str, instead: Remedy | None = None) -
         )
         install = f'pip install "surefoot[{extras}]"'
         raise _unusable(purpose, missing, "not installed", install, instead)
+
+
+def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None) -> tuple[str, ...]:
+    """Parse tracker names from "wandb,mlflow" or a sequence; raise `ConfigError` for unknown or
+    repeated names, or if `out` is None.
+
+    >>> (
+    ...     trackers_of("wandb, mlflow", out="runs/first"),
+    ...     trackers_of(["trackio"], out="a"),
+    ...     trackers_of(None, out=None),
+    ... )
+    (('wandb', 'mlflow'), ('trackio',), ())
+    """
+    names = tuple(
+        name.strip()
+        for name in (trackers.split(",") if isinstance(trackers, str) else trackers or ())
+    )
+    for name in names:
+        if name not in TRACKERS:
+            remedy: Remedy = did_you_mean(
+                name, TRACKERS, otherwise=f"available: {', '.join(TRACKERS)}"
+            )
+            if name == "tensorboard":
+                remedy = Setting("tensorboard", True)
+            raise ConfigError(
+                "tracker-unknown",
+                problem=f"no tracker {name!r}",
+                remedy=remedy,
+                setting="trackers",
+                value=name,
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError(
+            "tracker-named-twice",
+            problem=f"trackers = {trackers!r} names a tracker twice",
+            setting="trackers",
+            value=trackers,
+        )
+    if names and out is None:
+        raise ConfigError(
+            "trackers-without-directory",
+            problem=f"trackers = {trackers!r}: a tracker's run id is stored in the run directory,"
+            " and this run has none",
+            remedy=Setting("run_dir", "DIR"),
+            setting="trackers",
+            value=trackers,
+        )
+    return names
+
+
+def refuse_missing_trackers(names: Sequence[str]) -> None:
+    """Raise one `ConfigError` for all trackers whose packages are not installed."""
+    modules = [module for name in names for module in TRACKERS[name]]
+    refuse_missing(f"trackers = {','.join(names)}", *modules, instead="or leave out the tracker")
 
 
 @contextmanager

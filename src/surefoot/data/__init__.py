@@ -5,9 +5,7 @@ The readers of files stand with the recipes. Their names are names of this packa
 
 import lazy_loader
 
-from surefoot.recipes import readers
-
-_name_of_core, _, __all__ = lazy_loader.attach(
+_name_of_core, _, _names_of_core = lazy_loader.attach(
     __name__,
     submod_attrs={
         "mixture": ["Mixture"],
@@ -19,14 +17,18 @@ _name_of_core, _, __all__ = lazy_loader.attach(
         "text.windows": ["EvalWindows", "TrainWindows"],
     },
 )
-__all__ += readers.__all__
 
 
 def __getattr__(name: str) -> object:
-    if name in readers.__all__:
-        return getattr(readers, name)
-    return _name_of_core(name)
+    if name in _names_of_core:
+        return _name_of_core(name)
+    from surefoot.recipes import readers
+
+    if name == "__all__":
+        return [*_names_of_core, *readers.__all__]
+    return getattr(readers, name) if name in readers.__all__ else _name_of_core(name)
 
 
 def __dir__() -> list[str]:
-    return __all__.copy()
+    names: list[str] = __getattr__("__all__")  # type: ignore[assignment]
+    return names

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from surefoot.data.gathering import by_sample, gather_fn, gathered, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
 from surefoot.data.reading import Collate, Reading
-from surefoot.data.workers import Workers
 from surefoot.errors import ConfigError, DataError, Setting, SurefootError
+
+if TYPE_CHECKING:
+    from surefoot.data.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Feed:
         self.close()
         self.step, self.stop = step, -1 if stop is None else stop
         if self.workers and self.gather is None:
+            from surefoot.data.workers import Workers
+
             self.reads = Workers(
                 self.reading,
                 first=step,

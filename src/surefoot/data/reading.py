@@ -13,7 +13,6 @@ from surefoot.data.fingerprints import hash_of
 from surefoot.data.gathering import first_few, read_many_fn
 from surefoot.data.order import Ids, MicroBatches, sample_bits
 from surefoot.data.sample_arguments import SampleArguments, WithArguments
-from surefoot.data.shared_memory import share_memory, shared_memory_named
 from surefoot.errors import DataError, SurefootError, behind, comes_of_user, first_line
 from surefoot.seeding import LazySeeding, fold, seed_generators, stream_key, untouched
 
@@ -129,6 +128,8 @@ class Reading(Dataset[Any]):
         """Return a micro-batch or a `SurefootError`; the loader would wrap a raised error in its
         traceback.
         """
+        from surefoot.data.shared_memory import share_memory, shared_memory_named
+
         try:
             step, index, *samples = address
             ids, epochs = samples or self.plan.micro_batches(step)[index]

@@ -21,7 +21,6 @@ from surefoot.distributed.shards import holders
 from surefoot.errors import ConfigError, Setting
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.clipping import Clip, Clipping, clipping_of, present
-from surefoot.optim.ema import ModelCopy
 from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.group_rates import GroupRates
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_named, kind_of, refuse_shards
@@ -31,6 +30,7 @@ from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
 
 if TYPE_CHECKING:
     from surefoot.optim.closure_step import Evaluate
+    from surefoot.optim.ema import ModelCopy
 
 Source = OptimizerSpec | Built | Optimizer  # what `Run(optimizer=)` takes for one model
 
@@ -145,14 +145,14 @@ class TrainingPlan:
     factors: dict[str, float]  # learning-rate factor by parameter name
     groups: list[Group]
     clipped: list[nn.Parameter]
-    model_copy: ModelCopy | None  # for averaged weights
+    model_copy: "ModelCopy | None"  # for averaged weights
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def on(
-        self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: ModelCopy | None
+        self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: "ModelCopy | None"
     ) -> Self:
         """Return the plan with each parameter replaced by this rank's shard, and with a copy of the
         sharded model.

@@ -14,10 +14,8 @@ from surefoot.config.toml import program
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import read_records
-from surefoot.tracking.notebook import Notebook
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
-from surefoot.tracking.run_records import RunRecords
 
 if TYPE_CHECKING:
     from surefoot.tools.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
@@ -50,6 +48,8 @@ def write_page(parts: RunComponents) -> None:
 
 def finish_cell(parts: RunComponents) -> None:
     """Draw the chart of a closed session in its notebook's cell. A failure is printed."""
+    from surefoot.tracking.notebook import Notebook
+
     if isinstance(parts.console, Notebook):
         parts.console.finish(lambda: html_of(parts, chart_only=True) or "")
 
@@ -60,6 +60,7 @@ def html_of(parts: RunComponents, *, chart_only: bool = False) -> str | None:
     """
     from surefoot.tools.report.cell import chart_frame, run_html
     from surefoot.tools.report.series import ReportedRun, read_reported_run
+    from surefoot.tracking.notebook import Notebook
     from surefoot.tracking.run_reader import RunFiles, Settings
 
     console = parts.console
@@ -118,5 +119,8 @@ def live_findings_of(
 
 def _collect_for_cell(parts: RunComponents) -> None:
     """Let a notebook keep the records of all sessions of a run that has no directory."""
+    from surefoot.tracking.notebook import Notebook
+    from surefoot.tracking.run_records import RunRecords
+
     if isinstance(parts.console, Notebook) and parts.console.records is None:
         parts.console.records = RunRecords()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-from surefoot.checkpoint.changes import change_names
+from surefoot.config.accepted_changes import change_names
 from surefoot.config.averaging import averaging_in_identity, averaging_of_settings
 from surefoot.config.behavior import (
     BUFFERS_IN_ORDER,
@@ -21,6 +21,7 @@ from surefoot.config.behavior import (
     mean_of_nothing,
     newest_behavior,
 )
+from surefoot.config.extras import trackers_of
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import absolute_path, named_path, run_path
 from surefoot.config.setting import identity_of, shared_by_ranks
@@ -28,7 +29,6 @@ from surefoot.config.train_settings import clipping, timetable
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
 from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
-from surefoot.data.same_on_ranks import refuse_other_lists, refuse_other_samples
 from surefoot.distributed.spread import spread
 from surefoot.distributed.world import World, joined
 from surefoot.optim.build import optimizer_identity, refuse_without_momentum
@@ -42,7 +42,6 @@ from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
-from surefoot.tracking.external.registry import trackers_of
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import (
@@ -186,7 +185,10 @@ def plan_data(
         batch_size = None if data.lists_batches else data.batch_size
         micro_batch_size_of_run = beginning.micro_batch_size_for(batch_size)
         exact_sums = exact_sums and beginning.exact_sums
-    refuse_other_lists(world, data.order)
+    if world.size > 1:
+        from surefoot.data.same_on_ranks import refuse_other_lists
+
+        refuse_other_lists(world, data.order)
     splits = settings.splits or {}
     values = DataValues(data.read_objects(splits))
     sizes = data_pipeline.planned_sizes(
@@ -219,7 +221,9 @@ def plan_data(
     compared = {f"split {name!r}": split.data for name, split in splits.items()}
     if tape is None:
         compared["train_data"] = data.dataset
-    if behavior >= STREAM_OF_ONE_RANK:
+    if behavior >= STREAM_OF_ONE_RANK and world.size > 1:
+        from surefoot.data.same_on_ranks import refuse_other_samples
+
         refuse_other_samples(world, compared, seed=seed)
     data = data_pipeline.with_splits(data, splits)
     steering = [name for name, split in splits.items() if not split.at_end]

@@ -5,7 +5,7 @@ data.
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +25,10 @@ from surefoot.optim.build import (
     run_optimizer,
 )
 from surefoot.optim.clipping import Clip, clear
-from surefoot.optim.ema import Ema, EmaModel, copy_model
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
 from surefoot.optim.lr_multipliers import factors_of, freeze
 from surefoot.optim.optimizers import OptimizerSpec
 from surefoot.optim.param_groups import parameter_groups
-from surefoot.optim.switched_weights import SwitchedWeights, switches_weights
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
 from surefoot.run.model_kinds import (
@@ -48,6 +46,9 @@ from surefoot.train.loop import State, Step, forward_backward
 from surefoot.train.precision import FORMATS
 from surefoot.train.run_settings import Model
 from surefoot.train.step_watch import UNWATCHED, LossWatch
+
+if TYPE_CHECKING:
+    from surefoot.optim.ema import EmaModel
 
 
 def built_models(
@@ -170,6 +171,8 @@ def decided(
         if ema is not None or (
             isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
         ):
+            from surefoot.optim.ema import copy_model
+
             model_copy = copy_model(models[name], takes_rest=behavior >= AVERAGES)
             decisions[name] = replace(decisions[name], model_copy=model_copy)
     return decisions
@@ -362,13 +365,16 @@ def _average(
     optimizer: Optimizer,
     averaging: Averaging | None,
     *,
-    before: EmaModel | None,
+    before: "EmaModel | None",
     behavior: int,
-) -> EmaModel | None:
+) -> "EmaModel | None":
     kind = kind_of(optimizer)
     average_of = None if kind is None else kind.average
-    if kind is None and switches_weights(optimizer):
-        average_of = SwitchedWeights
+    if kind is None:
+        from surefoot.optim.switched_weights import SwitchedWeights, switches_weights
+
+        if switches_weights(optimizer):
+            average_of = SwitchedWeights
     if average_of is not None:
         if averaging is not None:
             called = type(optimizer).__name__ if kind is None else kind.name
@@ -381,14 +387,18 @@ def _average(
                 value=averaging.decay,
                 optimizer=called,
             )
+        from surefoot.optim.ema import copy_model
+
         takes_rest = behavior >= AVERAGES
         model_copy = plan.model_copy or copy_model(model, takes_rest=takes_rest)
         return average_of(model_copy, optimizer)
+    if averaging is None or plan.model_copy is None:
+        return None
+    from surefoot.optim.ema import Ema
+
     if isinstance(before, Ema):  # parameters joined
         before.follow(set(plan.parameters))
         return before
-    if averaging is None or plan.model_copy is None:
-        return None
     return Ema(plan.model_copy, averaging, trained=set(plan.parameters))
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from surefoot.checkpoint import module_state as contents
-from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
+from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import held_of, plain_tensors

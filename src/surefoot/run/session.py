@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
+from surefoot.config.extras import refuse_missing_trackers
 from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.optim.first_step import import_for_steps
 from surefoot.run import after, crash_report, messages
@@ -18,7 +19,6 @@ from surefoot.run.resume import buffer_check, open_run
 from surefoot.run.signals import Signals, is_interactive, to_terminal
 from surefoot.run.stop_requests import StopRequests
 from surefoot.seeding import hold_generators
-from surefoot.tracking.external.registry import refuse_missing_trackers
 from surefoot.tracking.record import Phase
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
@@ -164,10 +164,11 @@ class Session:
             writes_page = (
                 not self.is_over and self.parts.settings.report and self.parts.directory is not None
             )
-            if self.parts.world.is_main and (writes_page or self.parts.console is not None):
+            if self.parts.world.is_main:
                 if writes_page:
                     after.write_page(self.parts)  # after all other files
-                after.finish_cell(self.parts)
+                if self.parts.console is not None:
+                    after.finish_cell(self.parts)
         if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
             if self.stop_requests.ended_by == signal.SIGINT and is_interactive():
                 from surefoot.tracking.notebook import interrupt

@@ -6,11 +6,11 @@ from typing import Any
 
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
+from surefoot.config.extras import trackers_of
 from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError, Setting, SurefootError, together
 from surefoot.schedules.joined import AnySchedule
-from surefoot.tracking.external.registry import trackers_of
 from surefoot.train.precision import precision as chosen_precision
 
 _MANY = 10_000  # assumed steps per epoch before the data size is known

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.tracking.console import Screen, TextLog
-from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.jsonl import JsonLines
 from surefoot.tracking.record import Record, Sink
 from surefoot.tracking.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from surefoot.tracking.external.client import Tracker
     from surefoot.tracking.tensorboard import TensorBoard
 
 
@@ -76,6 +76,10 @@ class Journal:
     def follow(
         self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]
     ) -> None:
+        if not names:
+            return
+        from surefoot.tracking.external.client import Tracker
+
         self.trackers = [Tracker(name, out=directory.path, settings=settings) for name in names]
         self.sinks += self.trackers
 

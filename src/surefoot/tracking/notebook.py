@@ -8,14 +8,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from html import escape
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import first_line, visible
 from surefoot.tracking.console import WIDTH
 from surefoot.tracking.format import duration, in_line, sample_block, text_table
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
-from surefoot.tracking.run_records import RunRecords
+
+if TYPE_CHECKING:
+    from surefoot.tracking.run_records import RunRecords
 
 _ROWS = 100  # rows of the table; earlier ones are counted
 _BETWEEN_S = 0.1  # seconds between two updates by training records

@@ -1,6 +1,6 @@
 """Record kinds and their keys, the sink protocol, and reserved names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 from surefoot.errors import ConfigError
@@ -147,6 +147,25 @@ def scores_in(record: Record) -> dict[str, float]:
     }
 
 
+def numbers_in(record: Record) -> dict[str, float]:
+    """Return the numeric values of a record by tracker name; nested values are named "NAME/KEY".
+
+    Metrics ("SPLIT/METRIC") keep their names. Other names are prefixed with the record's kind, as
+    in TensorBoard.
+
+    >>> numbers_in({"kind": "train", "step": 3, "loss": 0.5, "grad_noise": {"small": 1.0}})
+    {'train/loss': 0.5, 'train/grad_noise/small': 1.0}
+    >>> numbers_in({"kind": "eval", "step": 3, "val/loss": 0.5, "val/confusion": [[1, 0], [0, 1]]})
+    {'val/loss': 0.5}
+    """
+    prefix = "" if record["kind"] in ("eval", "final_eval") else f"{record['kind']}/"
+    return {
+        prefix + name: value
+        for name, value in _flat(record).items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
+    }
+
+
 class Sink(Protocol):
     """A receiver of records."""
 
@@ -164,3 +183,15 @@ def refuse_own(names: Iterable[str]) -> None:
             remedy=f"choose another name, such as my_{name}",
             name=name,
         )
+
+
+def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    # slashes separate the keys, because parameter names contain dots
+    by_name: dict[str, Any] = {}
+    for name, value in nested.items():
+        by_name |= (
+            _flat(value, f"{prefix}{name}/")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{name}": value}
+        )
+    return by_name

@@ -14,10 +14,9 @@ from PIL import Image, ImageDraw
 
 from surefoot.config.paths import make_no_follow, open_regular
 from surefoot.tracking.appended_file import AppendedFile
-from surefoot.tracking.external.registry import numbers_in
 from surefoot.tracking.format import compact
 from surefoot.tracking.jsonl import read_records, resume_count
-from surefoot.tracking.record import Record
+from surefoot.tracking.record import Record, numbers_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 _CELL = 28  # pixels per matrix cell

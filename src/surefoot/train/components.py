@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
+from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
 from surefoot.config.parallel import Strategy
 from surefoot.config.setting import cadences
@@ -67,7 +67,7 @@ class Components:
     console: Screen | None
     text_log: TextLog | None
     computed_again: str | None  # description of the checkpointed blocks
-    accept_change: tuple[str, ...]  # names of `checkpoint.changes.CHANGES`, in this session
+    accept_change: tuple[str, ...]  # names of `config.accepted_changes.CHANGES`, in this session
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of data, code and the first loss
 
     @property

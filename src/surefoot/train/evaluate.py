@@ -22,7 +22,6 @@ from surefoot.data.stored_samples import integer_targets
 from surefoot.distributed.world import World, device_called
 from surefoot.errors import ConfigError, DivergedError, out_of_range
 from surefoot.mean import Mean
-from surefoot.metrics.classification import refuse_other_targets
 from surefoot.metrics.contract import Metric, named_metrics, refuse_twice
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.buffer_rules import StepBuffer, buffers_of
@@ -269,6 +268,8 @@ def first_scores(
             return FirstScores(None, has_targets=True)
         scores, pair, features = of_batch
         if pair is not None:
+            from surefoot.metrics.classification import refuse_other_targets
+
             targets = _targets_in_memory(split, pair[1])
             for _, metric in named_metrics(split.metrics):
                 refuse_other_targets(metric, pair[0], targets)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from surefoot.checkpoint.changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.checkpoint.module_state import shortened
+from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat

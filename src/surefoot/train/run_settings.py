@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from surefoot import schedules
 from surefoot.checkpoint.filesystem import DISK, Disk
+from surefoot.config.accepted_changes import change_names
 from surefoot.config.order import check_order
 from surefoot.config.parallel import Kind, Strategy
 from surefoot.config.setting import ordered, setting
@@ -109,8 +110,6 @@ def _derived(value: Any, *, setting: str) -> None:
 
 
 def _accept_change(value: Any, *, setting: str) -> None:  # noqa: ARG001
-    from surefoot.checkpoint.changes import change_names
-
     change_names(value)
 
 

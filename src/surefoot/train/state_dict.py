@@ -23,7 +23,6 @@ from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows, name_of, rows_of
 from surefoot.errors import CheckpointError, Setting
-from surefoot.optim.ema import EmaModel
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
 from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
@@ -33,6 +32,7 @@ from surefoot.train.timer import Clock
 
 if TYPE_CHECKING:
     from surefoot.checkpoint.frozen import Frozen
+    from surefoot.optim.ema import EmaModel
 
 Bases = Callable[[int, "Frozen"], Collection[Base]]  # `FrozenTensors.bases`
 
@@ -342,7 +342,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
 
 
 def _precise_tensors(
-    average: EmaModel, names: Mapping[Tensor, str], *, include_unsharded: bool
+    average: "EmaModel", names: Mapping[Tensor, str], *, include_unsharded: bool
 ) -> tuple[dict[str, Tensor], dict[str, Rows]]:
     tensors, rows = {}, {}
     for parameter, tensor in average.precise.items():
@@ -355,7 +355,7 @@ def _precise_tensors(
 
 
 def _load_precise(
-    average: EmaModel, saved: module_state.Saved, names: Mapping[Tensor, str], *, where: str
+    average: "EmaModel", saved: module_state.Saved, names: Mapping[Tensor, str], *, where: str
 ) -> None:
     of_run = {name_of(parameter, names): parameter for parameter in average.precise}
     if of_run.keys() != saved.keys():

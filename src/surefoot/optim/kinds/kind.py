@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import resolve_name
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -15,9 +15,11 @@ from torch.utils import _pytree as pytree
 
 from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError, Setting
-from surefoot.optim.ema import EmaModel, ModelCopy
 from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.optim.param_groups import Group
+
+if TYPE_CHECKING:
+    from surefoot.optim.ema import EmaModel, ModelCopy
 
 Settings = Mapping[str, Any]
 Shape = tuple[int, ...]
@@ -61,7 +63,7 @@ class OptimizerKind:
     split: Callable[[nn.Module, Sequence[Group], Settings, int], list[Group]] | None = None
     # The average of the weights, which is evaluated instead of them. None: the optimizer has no
     # average.
-    average: Callable[[ModelCopy, Any], EmaModel] | None = None
+    average: "Callable[[ModelCopy, Any], EmaModel] | None" = None
 
 
 def copies(count: int) -> StateBytes:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any, Literal
 
-from surefoot.checkpoint.changes import CHANGES
 from surefoot.checkpoint.reader import interpreted
 from surefoot.checkpoint.state_json import SavedState
+from surefoot.config.accepted_changes import CHANGES
 from surefoot.errors import CheckpointError, DataError, first_line
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import kind_of

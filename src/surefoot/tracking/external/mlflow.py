@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.tree import flat
-from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
-from surefoot.tracking.record import Record
+from surefoot.tracking.external.registry import About, TrackerState, text_in
+from surefoot.tracking.record import Record, numbers_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 _METRICS, _PARAMETERS = 1000, 100  # MLflow's limits per request

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from surefoot.tracking.external.registry import About, TrackerState, numbers_in, text_in
-from surefoot.tracking.record import Record, scores_in
+from surefoot.tracking.external.registry import About, TrackerState, text_in
+from surefoot.tracking.record import Record, numbers_in, scores_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
 _FINISH_S = 25  # seconds, less than `CLOSING_S`

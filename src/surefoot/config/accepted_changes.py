@@ -1,0 +1,29 @@
+"""The setting `accept_change`, and the remedies where a run has changed that nobody accepted."""
+
+from collections.abc import Sequence
+
+from surefoot.errors import ConfigError, Setting
+
+CHANGES = ("loss", "model", "collate", "data", "optimizer")
+# what opens the run replaces DIR and RUN
+ANOTHER_RUN = Setting("run_dir", "DIR")
+FROM_ITS_WEIGHTS = ("start from its weights:", Setting("init_from", "RUN"))
+
+
+def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the change names in `accept_change`, a list or comma-separated text; raise
+    `ConfigError` for an unknown name.
+
+    >>> change_names("loss,data"), change_names(None)
+    (('loss', 'data'), ())
+    """
+    names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
+    if unknown := [name for name in names if name not in CHANGES]:
+        raise ConfigError(
+            "change-unknown",
+            problem=f"accept_change = {unknown[0]!r} is not a known change",
+            remedy=f"choose from {', '.join(CHANGES)}",
+            setting="accept_change",
+            value=unknown[0],
+        )
+    return tuple(names)
