@@ -75,8 +75,44 @@ def test_chains_of_three_dots_that_begin_with_an_object() -> None:
     assert measure.chains([a_file(text, "run/a.py")]) == ["run/a.py:2 run.parts.state.step"]
 
 
-def test_a_plain_run_loads_the_loop_and_no_recipe() -> None:
+# what a run with tensors, SGD and one split on one process has no use for
+UNUSED = [
+    "data.mixture",
+    "data.orders",
+    "data.same_on_ranks",
+    "data.streams",
+    "data.torch_loader",
+    "data.workers",
+    "distributed.consistency",
+    "distributed.ddp",
+    "distributed.exact_ddp",
+    "distributed.fsdp",
+    "distributed.heartbeat",
+    "distributed.rank_sums",
+    "distributed.rendezvous",
+    "distributed.side_channel",
+    "metrics.classification",
+    "optim.closure_step",
+    "optim.ema",
+    "optim.kinds.muon",
+    "optim.switched_weights",
+    "optim.user_optimizer",
+    "run.rank_checks",
+    "tokenizers",
+    "tracking.external",
+    "tracking.live_terminal",
+    "tracking.notebook",
+    "tracking.panels_file",
+    "tracking.run_records",
+    "tracking.table",
+    "train.layer_stats",
+    "train.gradient_cache",
+    "recipes",
+]
+
+
+def test_a_plain_run_loads_the_loop_and_nothing_of_what_it_does_not_use() -> None:
     loaded = measure.loaded_by_a_plain_run()
     assert "surefoot.train.loop" in loaded
-    of_recipes = [name for name in loaded if name.startswith("surefoot.recipes.")]
-    assert of_recipes == ["surefoot.recipes.readers"]  # names of `sf.data`
+    assert [name for name in UNUSED if not measure.path_of(f"surefoot.{name}").exists()] == []
+    assert {f"surefoot.{name}" for name in UNUSED} & set(loaded) == set()

@@ -84,7 +84,7 @@ def test_what_a_run_imports_holds_no_tool() -> None:
         for name in loaded()["surefoot.run.run"]
         if name.split(".")[1:2] in (["tools"], ["recipes"])
     }
-    assert above == {"surefoot.recipes", "surefoot.recipes.readers"}  # names of `sf.data`
+    assert above == set()
 
 
 def code_past_the_limit(text: str) -> list[int]:

@@ -446,7 +446,7 @@ def test_only_steps_that_are_due_are_watched(
             watched.append(index)
             super().__init__(index, layers)
 
-    monkeypatch.setattr("surefoot.run.periodic.Watched", Noted)
+    monkeypatch.setattr("surefoot.train.layer_stats.Watched", Noted)
     run.train()
     assert watched == [2, 5]
     assert [record["measured_step"] for record in layers(tmp_path / "run")] == [2, 5]

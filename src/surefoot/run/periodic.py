@@ -20,7 +20,6 @@ from surefoot.run.progress import Progress
 from surefoot.run.stop_requests import StopRequests
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import is_rate
-from surefoot.train.layer_stats import Layers, Watched
 from surefoot.train.loop import State, Step
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.meter import derived
@@ -32,6 +31,7 @@ from surefoot.train.weight_check import WeightCheck
 if TYPE_CHECKING:
     from surefoot.run.rank_checks import RankChecks
     from surefoot.tracking.shown import ShownKind
+    from surefoot.train.layer_stats import Layers, Watched
     from surefoot.train.state_check import StateCheck
 
 _JUDGED_STEPS = 10  # after which a run with nothing to train ends
@@ -66,6 +66,8 @@ class Periodic:
         self.user_updates = False  # the user's loop calls `forward_backward` and `update`
         self.state_check: StateCheck | None = None
         self.rank_checks: RankChecks | None = None
+        self._layers: Layers | None = None
+        self.watched: Watched | None = None  # of a step whose layers are recorded
         self.first_step = 0  # of this session
         self.later_step = 0  # the first step outside the phase "starting"
         self.skipped = 0  # skipped steps in the records
@@ -89,7 +91,7 @@ class Periodic:
             from surefoot.run.rank_checks import RankChecks
 
             self.rank_checks = RankChecks(self.parts, self.journal)
-        self.layers, self.flags = self._layers(), self.state.trainable.flags
+        self.flags = self.state.trainable.flags
         self.progress.opened()
 
     def started(self) -> None:
@@ -297,8 +299,10 @@ class Periodic:
         """Return the watch of a step: layer statistics if due, and the checks of weights and state
         in the first steps.
         """
-        due = self.parts.timetable.every["layer_stats_every"].due(index + 1)
-        watch: Watch = Watched(index, self.layers) if due else UNWATCHED
+        watch: Watch = UNWATCHED
+        self.watched = None
+        if self.parts.timetable.every["layer_stats_every"].due(index + 1):
+            watch = self.watched = self.layers.watch(index)
         if index == 0 and self._checks_weights():
             watch = WeightCheck(self.state.models, watch)
         if self.state_check is not None and index < self.state_check.steps:
@@ -324,14 +328,10 @@ class Periodic:
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
         self.run_state.meter.add(step)
-        watch, count = step._watch, step.target_count
-        while isinstance(watch, NamedCalls | WeightCheck):
-            watch = watch.inner
-        if (
-            isinstance(watch, Watched)
-            and (record := self.layers.read(watch, count=count)) is not None
-        ):
-            self.journal.write(record)
+        if self.watched is not None:
+            record = self.layers.read(self.watched, count=step.target_count)
+            if record is not None:
+                self.journal.write(record)
 
     # --- called by the session --------------------------------------------------------------------
 
@@ -437,19 +437,25 @@ class Periodic:
                 )
             parts.task.ranks.follow_trainable()
             parts.make_ready()
-        self.layers = self._layers()
+        self._layers = None
         for change in changes:  # alternating changes are printed once
             self.notes.say_once(change, f"after step {self.state.step:,}: {change}")
 
-    def _layers(self) -> Layers:
-        return Layers(
-            self.state.models,
-            {name: trained.parameters for name, trained in self.state.optimizers.items()},
-            world=self.parts.world,
-            local_times=self.parts.task.ranks.local_times,
-            compiled=self.parts.compiled,
-            updated=self.run_state.updated_parameters,
-        )
+    @property
+    def layers(self) -> "Layers":
+        """The statistics of layers, from the first step whose layers are recorded."""
+        from surefoot.train.layer_stats import Layers
+
+        if self._layers is None:
+            self._layers = Layers(
+                self.state.models,
+                {name: trained.parameters for name, trained in self.state.optimizers.items()},
+                world=self.parts.world,
+                local_times=self.parts.task.ranks.local_times,
+                compiled=self.parts.compiled,
+                updated=self.run_state.updated_parameters,
+            )
+        return self._layers
 
     @property
     def _best(self) -> tuple[int, ...]:

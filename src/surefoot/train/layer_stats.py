@@ -168,6 +168,10 @@ class Layers:
             for name, part in ({} if compiled else observed(module)).items()
         }
 
+    def watch(self, index: int) -> Watched:
+        """Return the watch of a step."""
+        return Watched(index, self)
+
     def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
         """Return the record of a finished step of `count` targets, or None if nothing was updated.
         Waits for the device. Collective.

@@ -30,9 +30,10 @@ import pytest
 import small_runs
 import surefoot as sf
 from refused import refused
+from surefoot.config.extras import TRACKERS
 from surefoot.config.toml import to_toml
 from surefoot.errors import Command, Setting
-from surefoot.tracking.external import client, registry, worker
+from surefoot.tracking.external import client, worker
 from surefoot.tracking.external.client import Tracker
 from surefoot.tracking.external.registry import About, TrackerState
 from surefoot.tracking.jsonl import records
@@ -41,7 +42,7 @@ from waiting import HANG_S, HangLimit
 
 THERE = tuple(
     name
-    for name, packages in registry.TRACKERS.items()
+    for name, packages in TRACKERS.items()
     if all(find_spec(package) is not None for package in packages)
 )
 TOLD = ("train/loss", "val/accuracy")  # one curve of each kind
