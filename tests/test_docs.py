@@ -312,10 +312,27 @@ def test_a_search_for_a_question_finds_a_heading_of_the_page_that_answers_it() -
 
 def test_the_page_on_the_architecture_names_files_that_are_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    named = re.findall(r"`([a-z_0-9]+/[a-z_0-9/]*(?:\.py)?)`", page)
+    named = re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]*)+(?:\.pyi?)?|[a-z_]+\.py)`", page)
+    of_each_recipe = {"config.py", "recipe.py", "look.py"}
     places = [ROOT / "src" / "surefoot", ROOT]
-    assert len(named) > 40
-    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+    assert len(named) > 100
+    assert {name for name in named if not any((place / name).exists() for place in places)} == (
+        of_each_recipe
+    )
+
+
+def test_the_reading_path_says_how_long_its_files_are() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"\| \d+ \| \[`(\S+)`\]\(\.\./src/surefoot/\1\) \| (\d+) \|", page)
+    total = re.search(r"These (\d+) files, .* about ([\d,]+) lines", page)
+    assert total is not None
+    assert len(rows) == int(total[1])
+    counts = {
+        name: len((ROOT / "src" / "surefoot" / name).read_text().splitlines()) for name, _ in rows
+    }
+    stated = {name: int(lines) for name, lines in rows}
+    assert stated == pytest.approx(counts, rel=0.2)
+    assert int(total[2].replace(",", "")) == pytest.approx(sum(counts.values()), rel=0.1)
 
 
 def test_the_page_on_the_architecture_names_the_files_that_define_a_table() -> None:
