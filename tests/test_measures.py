@@ -77,7 +77,6 @@ def test_chains_of_three_dots_that_begin_with_an_object() -> None:
 
 # what a run with tensors, SGD and one split on one process has no use for
 UNUSED = [
-    "data.mixture",
     "data.orders",
     "data.same_on_ranks",
     "data.streams",

@@ -147,7 +147,7 @@ def test_packages_that_hand_names_on_do_it_lazily() -> None:
         for line in ast.parse(init.read_text()).body
         if isinstance(line, ast.ImportFrom) and (line.module or "").startswith("surefoot")
     }
-    assert eager == {"data"}  # the list of its readers, which is lazy itself
+    assert eager == set()
 
 
 def test_the_version_is_that_of_the_package_and_other_names_are_refused() -> None:

@@ -78,10 +78,6 @@ class Mixture:
         source = bisect_right(self.ends, sample)
         return self.datasets[source][sample - self.ends[source] + self.sizes[source]]
 
-    def own_order(self, seed: int, *, batch_size: int) -> "MixtureOrder":
-        """Return the plan that draws from the parts by their weights."""
-        return MixtureOrder(seed, sizes=self.sizes, weights=self.weights, batch_size=batch_size)
-
     def concatenated(self) -> dict[str, Any]:
         """Return the data sets by name, in order."""
         return dict(zip(self.names, self.datasets, strict=True))

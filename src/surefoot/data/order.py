@@ -70,14 +70,6 @@ class Arriving(Protocol):
         """Return the order of its rows."""
 
 
-@runtime_checkable
-class OrdersItself(Protocol):
-    """A data set that has its own order, such as a mixture (`data/mixture.py`)."""
-
-    def own_order(self, seed: int, *, batch_size: int) -> Plan:
-        """Return the order of its samples."""
-
-
 class Cut:
     """Plan that cuts each step of another plan into micro-batches; the last micro-batch of a step
     may be smaller.

@@ -18,7 +18,8 @@ from surefoot.data.dataset_checks import is_stream
 from surefoot.data.fingerprints import all_within
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import Feed, MicroBatch, in_order
-from surefoot.data.order import Arriving, Cut, MicroBatches, Order, OrdersItself, Plan
+from surefoot.data.mixture import Mixture, MixtureOrder
+from surefoot.data.order import Arriving, Cut, MicroBatches, Order, Plan
 from surefoot.distributed.strategy import is_exact, refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError, Setting
@@ -219,7 +220,7 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
             )
         return Cut(train.arrival(sizes.batch_size), sizes.micro_batch_size)
     if order != "shuffled":
-        if sizes.unit == "tokens" or isinstance(train, OrdersItself):
+        if sizes.unit == "tokens" or isinstance(train, Mixture):
             raise ConfigError(
                 "order-only-shuffled",
                 problem=f"order = {name}: batches sized in tokens and mixtures can only be shuffled",
@@ -250,8 +251,10 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
             pieces=sizes.pieces,
         )
     plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
-    if isinstance(train, OrdersItself):
-        plan = train.own_order(seed, batch_size=sizes.batch_size)
+    if isinstance(train, Mixture):
+        plan = MixtureOrder(
+            seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size
+        )
     return Cut(plan, sizes.micro_batch_size)
 
 

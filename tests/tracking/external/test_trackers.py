@@ -35,7 +35,7 @@ from surefoot.config.toml import to_toml
 from surefoot.errors import Command, Setting
 from surefoot.tracking.external import client, worker
 from surefoot.tracking.external.client import Tracker
-from surefoot.tracking.external.registry import About, TrackerState
+from surefoot.tracking.external.run_facts import About, TrackerState
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit

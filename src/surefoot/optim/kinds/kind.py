@@ -63,7 +63,7 @@ class OptimizerKind:
     split: Callable[[nn.Module, Sequence[Group], Settings, int], list[Group]] | None = None
     # The average of the weights, which is evaluated instead of them. None: the optimizer has no
     # average.
-    average: "Callable[[ModelCopy, Any], EmaModel] | None" = None
+    average: Callable[["ModelCopy", Any], "EmaModel"] | None = None
 
 
 def copies(count: int) -> StateBytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.paths import make_no_follow, open_no_follow
-from surefoot.tracking.external.registry import About, project_and_name
+from surefoot.tracking.external.run_facts import About, project_and_name
 from surefoot.tracking.record import Record
 
 WAITING = 10_000  # maximal number of queued records; the oldest excess records are dropped

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.tree import flat
-from surefoot.tracking.external.registry import About, TrackerState, text_in
+from surefoot.tracking.external.run_facts import About, TrackerState, text_in
 from surefoot.tracking.record import Record, numbers_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.tracking.external.registry import About, TrackerState, text_in
+from surefoot.tracking.external.run_facts import About, TrackerState, text_in
 from surefoot.tracking.record import Record, numbers_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Literal
 
-from surefoot.tracking.external.registry import About, TrackerState, text_in
+from surefoot.tracking.external.run_facts import About, TrackerState, text_in
 from surefoot.tracking.record import Record, numbers_in, scores_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from surefoot.config.paths import open_no_follow
-from surefoot.tracking.external.registry import About, TrackerState
+from surefoot.tracking.external.run_facts import About, TrackerState
 from surefoot.tracking.record import Record
 
 GONE_S = 60.0
