@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from surefoot.distributed import slurm
 from surefoot.errors import ConfigError, Setting
+
+if TYPE_CHECKING:
+    from surefoot.distributed.slurm import Task
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
@@ -87,7 +90,11 @@ def placed(environment: Mapping[str, str]) -> Placement:
         names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"
     ]
     mpi = _by_names(environment, several[0], source=several[0][0]) if several else None
-    task = slurm.task(environment)
+    task = None
+    if "SLURM_STEP_ID" in environment:
+        from surefoot.distributed.slurm import task as slurm_task
+
+        task = slurm_task(environment)
     if "WORLD_SIZE" in environment:
         return _by_torchrun(environment, task)
     # processes of mpirun inherit the variables of their Slurm step; srun's own MPI has the same
@@ -180,7 +187,7 @@ def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
     threading.Thread(target=watch, name="surefoot parent watch", daemon=True).start()
 
 
-def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Placement:
+def _by_torchrun(environment: Mapping[str, str], task: "Task | None") -> Placement:
     size = _number(environment, "WORLD_SIZE", source="WORLD_SIZE")
     # a script exported srun's values under torch's names
     if task is not None and "LOCAL_WORLD_SIZE" not in environment:
@@ -211,7 +218,7 @@ def _by_torchrun(environment: Mapping[str, str], task: slurm.Task | None) -> Pla
     return placement
 
 
-def _by_slurm(environment: Mapping[str, str], task: slurm.Task) -> Placement:
+def _by_slurm(environment: Mapping[str, str], task: "Task") -> Placement:
     host = environment.get("MASTER_ADDR") or task.host
     host = f"[{host}]" if ":" in host else host  # IPv6 addresses need brackets
     port = _number(environment, "MASTER_PORT", source="srun", default=task.port)
