@@ -45,6 +45,7 @@ class LossContract:
 
 
 def not_checked(why: str) -> LossContract:
+    """Return the result for a loss that could not be checked."""
     return LossContract(True, f"not checked: {why}", is_checked=False)
 
 
