@@ -160,9 +160,7 @@ def _fish() -> str:
         f"complete -c surefoot -n __fish_use_subcommand -f -a {shlex.quote(' '.join(VERBS))}",
     ]
     for flag, text in _HELP_FLAGS.items():
-        lines.append(
-            f"complete -c surefoot -n 'not __fish_use_subcommand' -l {flag} -d {shlex.quote(text)}"
-        )
+        lines.append(f"complete -c surefoot -l {flag} -d {shlex.quote(text)}")
     for verb, words in _second().items():
         lines.append(
             f"complete -c surefoot -n '__fish_seen_subcommand_from {verb}' -a {shlex.quote(words)}"
