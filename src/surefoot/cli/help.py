@@ -71,15 +71,12 @@ def flags_of(kind: type[Any], config: Any = None, *, switches: bool = False) -> 
     ('--data.cache', True)
     """
     metavars = _metavars(kind)
-    texts: dict[type[Any], dict[str, str]] = {}
     for leaf in leaves(kind, config):
-        if leaf.owner not in texts:
-            texts[leaf.owner] = texts_of(leaf.owner)
         yield Flag(
             leaf.name,
             leaf.hint,
             leaf.value,
-            texts[leaf.owner].get(leaf.field.name, ""),
+            texts_of(leaf.owner).get(leaf.field.name, ""),
             leaf.group,
             metavar=metavars.get(leaf.name, ""),
             is_switch=switches and leaf.hint is bool,

@@ -198,10 +198,19 @@ def ordered(kind: type[T]) -> type[T]:
     return kind
 
 
-def texts_of(kind: type[Any]) -> dict[str, str]:
+def texts_of(kind: type[Any]) -> Mapping[str, str]:
     """Return the string below each field of a class and of its base classes. A class without a
-    source file has none.
+    source file has none. They are kept: reading the source takes most of the time of a help.
     """
+    if kind not in _texts:
+        _texts[kind] = _read_texts(kind)
+    return _texts[kind]
+
+
+_texts: dict[type[Any], Mapping[str, str]] = {}
+
+
+def _read_texts(kind: type[Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):
         try:

@@ -80,7 +80,7 @@ def leaves(
     >>> [(leaf.name, leaf.changes_at) for leaf in leaves(Config) if leaf.group == "optimizer"][:2]
     [('optimizer.name', 'never'), ('optimizer.lr', 'step')]
     """
-    hints = typing.get_type_hints(kind)
+    hints = type_hints(kind)
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]
         value = _default(field) if config is None else getattr(config, field.name)
@@ -96,6 +96,18 @@ def leaves(
             )
         else:
             yield Leaf(name, hint, field, kind, value, group, when)
+
+
+def type_hints(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the types of a class's fields. They are kept: a command asks for them a hundred
+    times.
+    """
+    if kind not in _type_hints:
+        _type_hints[kind] = typing.get_type_hints(kind)
+    return _type_hints[kind]
+
+
+_type_hints: dict[type[Any], Mapping[str, Any]] = {}
 
 
 def flatten(config: Any) -> dict[str, Any]:
@@ -278,7 +290,8 @@ def did_you_mean(name: str, names: Iterable[str], *, otherwise: str = "") -> str
 def _build(
     values: Mapping[str, Any], kind: Any, base: Any, prefix: str, problems: list[ConfigError]
 ) -> Any:
-    hints, keywords = typing.get_type_hints(kind), dict[str, Any]()
+    hints = type_hints(kind)
+    keywords: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         name, hint = f"{prefix}{field.name}", hints[field.name]
         default = getattr(base, field.name) if base is not None else _default(field)
