@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from surefoot import errors
@@ -34,23 +35,36 @@ class Entry:
 
 def entries() -> list[Entry]:
     """The errors with a code, by code and place."""
-    found = [
-        entry
-        for path in sorted(SOURCE.rglob("*.py"))
-        for entry in entries_in(path.read_text(), path)
-    ]
-    return sorted(found, key=lambda entry: (entry.code, entry.where))
+    return read_source()[0]
 
 
-def entries_in(text: str, path: Path) -> Iterator[Entry]:
-    module = ast.parse(text)
+@cache
+def read_source() -> tuple[list[Entry], dict[str, str]]:
+    """The errors with a code, and the name of the base class of each class of error."""
+    found = []
+    bases = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text()
+        if "Error(" not in text:
+            continue
+        module = ast.parse(text)
+        found += entries_in(module, path)
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases:
+                bases[node.name] = name_of(node.bases[0])
+    return sorted(found, key=lambda entry: (entry.code, entry.where)), bases
+
+
+def entries_in(module: ast.Module, path: Path) -> Iterator[Entry]:
     constants = dict(text_constants(module))
     for node in ast.walk(module):
         if not isinstance(node, ast.Call):
             continue
         keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+        if "problem" not in keywords:
+            continue
         kind = ast.unparse(node.func).rpartition(".")[2]
-        if not kind.endswith("Error") or "problem" not in keywords:
+        if not kind.endswith("Error"):
             continue
         code = node.args[0]
         assert isinstance(code, ast.Constant), f"{path}:{node.lineno}: the code is no literal"
@@ -148,11 +162,7 @@ def exit_statuses() -> dict[str, int]:
         for name, kind in vars(errors).items()
         if isinstance(kind, type) and issubclass(kind, errors.SurefootError)
     }
-    bases = {}
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and node.name.endswith("Error") and node.bases:
-                bases[node.name] = name_of(node.bases[0])
+    _, bases = read_source()
     for name in bases:
         base = name
         while base not in statuses and base in bases:

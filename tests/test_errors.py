@@ -4,6 +4,7 @@ sentence, in keywords, in flags, or as JSON. (2 s)
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
 import re
@@ -381,7 +382,7 @@ def test_an_entry_of_the_page_is_read_from_the_call() -> None:
         "raise DataError('row-too-long', problem=f'row {row} of {path.name} is too long',"
         " reason='it does not fit', remedy=[CURE, Setting('length', 5), ('a', Setting('b'))])"
     )
-    (entry,) = write_errors.entries_in(text, Path("x.py"))
+    (entry,) = write_errors.entries_in(ast.parse(text), Path("x.py"))
     assert (entry.code, entry.kind) == ("row-too-long", DataError.__name__)
     assert entry.message == "row {row} of {name} is too long; it does not fit"
     assert entry.remedy == "leave it out, or `length = 5`, or a `b`"

@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -75,18 +76,23 @@ class OfTheCore(PathFinder):
         )
 
 
+@cache
+def modules_outside_the_core() -> frozenset[str]:
+    return frozenset(
+        module
+        for module, names in packages_distributions().items()
+        if CORE.isdisjoint(map(canonicalize_name, names)) and module not in ("surefoot", "torch")
+    )
+
+
 def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
     """What `call` returns, as JSON, in a process that finds the core's packages and has imported no
     file of ours.
     """
-    outside = {
-        module
-        for module, names in packages_distributions().items()
-        if CORE.isdisjoint(map(canonicalize_name, names)) and module not in ("surefoot", "torch")
-    }
+    outside = modules_outside_the_core()
 
     def alone() -> None:
-        OfTheCore.absent = frozenset(outside)
+        OfTheCore.absent = outside
         sys.meta_path[:] = [BuiltinImporter, FrozenImporter, OfTheCore]
         for name in list(sys.modules):
             if name.split(".")[0] in outside | {"surefoot", "small_runs"} or name.startswith(

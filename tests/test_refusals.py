@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 import small_runs
 import surefoot as sf
+from forked_script import run_forked
 from in_one import in_one
 from rank_processes import Ranks
 from refused import refused
@@ -352,12 +352,22 @@ def script_of(
 
 
 def printed_by(code: str, tmp_path: Path, *, option: str = "", status: int = 1) -> list[str]:
+    """What an interpreter that has imported nothing prints of a script."""
     script = tmp_path / "train.py"
     script.write_text(code)
     command = [sys.executable, option, code] if option else [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == status
     return done.stderr.splitlines()
+
+
+def printed_by_fork(code: str, tmp_path: Path, ranks: Ranks, *, status: int = 1) -> list[str]:
+    """What a process prints of a script that is forked from one that has imported torch."""
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    outcome = run_forked(script, ranks)
+    assert outcome.status == status
+    return outcome.text.splitlines()
 
 
 def test_a_refusal_in_a_script_is_its_sentence_and_the_scripts_own_line(tmp_path: Path) -> None:
@@ -380,10 +390,6 @@ def test_settings_that_torch_refuses_are_a_sentence_and_two_lines_of_the_script(
     assert "[optimizer-rejects-settings]" in [line.strip() for line in lines]
 
 
-def run_script(script: str) -> None:
-    runpy.run_path(script, run_name="__main__")
-
-
 @pytest.mark.fast("fork-0")
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("option", ["", "-c", "fork"])
@@ -395,10 +401,7 @@ def test_an_error_in_the_users_own_code_keeps_its_frames(
     """
     code = script_of("return torch.zeros(1) if index in (0, 4, 7) else index / 0", workers=workers)
     if option == "fork":
-        (tmp_path / "train.py").write_text(code)
-        (outcome,) = ranks.outcomes(ranks.start(1, run_script, script=str(tmp_path / "train.py")))
-        assert outcome.status == 1
-        lines = outcome.text.splitlines()
+        lines = printed_by_fork(code, tmp_path, ranks)
     else:
         lines = printed_by(code, tmp_path, option=option)
     assert "ZeroDivisionError: division by zero" in lines
@@ -414,8 +417,8 @@ def test_an_error_in_the_users_own_code_keeps_its_frames(
     ],
     ids=["finally", "except", "two of ours"],
 )
-def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path) -> None:
-    lines = printed_by(f"import surefoot as sf\n{code}", tmp_path)
+def test_an_error_of_ours_hides_none_of_the_users(code: str, tmp_path: Path, ranks: Ranks) -> None:
+    lines = printed_by_fork(f"import surefoot as sf\n{code}", tmp_path, ranks)
     assert "KeyError: 'my own bug'" in lines
     assert any(line.startswith("surefoot.errors.") for line in lines)
 
@@ -439,9 +442,9 @@ except sf.ConfigError: pass
     ],
 )
 def test_a_refusal_that_comes_of_nothing_of_the_users_has_no_frames_and_its_exit_status(
-    code: str, status: int, tmp_path: Path
+    code: str, status: int, tmp_path: Path, ranks: Ranks
 ) -> None:
-    lines = printed_by(f"{REFUSED_RUN}{code}", tmp_path, status=status)
+    lines = printed_by_fork(f"{REFUSED_RUN}{code}", tmp_path, ranks, status=status)
     assert lines[0].startswith("error: ")
     assert len([line for line in lines if line.startswith("error: ")]) == 1
     assert not any("Traceback" in line for line in lines)

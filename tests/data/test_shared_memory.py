@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from forked_script import run_forked
 from refused import refused
 from surefoot.data.loader import Feed
 from surefoot.data.order import Order
@@ -112,7 +112,7 @@ def test_a_batch_that_cannot_be_built_is_still_an_error_of_the_data():
         first_batch(Pictures(), collate=uneven)
 
 
-def test_an_error_that_only_a_worker_met_ends_a_script_without_a_traceback(tmp_path):
+def test_an_error_that_only_a_worker_met_ends_a_script_without_a_traceback(tmp_path, ranks):
     program = """
         import torch, surefoot as sf
         rows = [torch.ones(1) for _ in range(64)]
@@ -125,6 +125,6 @@ def test_an_error_that_only_a_worker_met_ends_a_script_without_a_traceback(tmp_p
     """
     file = tmp_path / "own.py"
     file.write_text(textwrap.dedent(program))
-    ended = subprocess.run([sys.executable, file], capture_output=True, text=True, check=False)
-    assert ended.returncode == 3, ended.stderr
-    assert "Traceback" not in ended.stderr
+    ended = run_forked(file, ranks)
+    assert ended.status == 3, ended.text
+    assert "Traceback" not in ended.text

@@ -208,14 +208,14 @@ def test_every_sampler_is_an_addressed_order() -> None:
 def test_a_weighted_sampler_gives_its_distribution(replacement: bool) -> None:
     weight = [0.0] * 24 + [1.0] * 24
     sampler = WeightedRandomSampler(weight, 16, replacement=replacement)
-    run = build(loader(sampler=sampler), length="100 epochs")
-    assert len(ids(run)) == 200  # an epoch has num_samples draws
+    steps = ids(build(loader(sampler=sampler), length="100 epochs"))
+    assert len(steps) == 200  # an epoch has num_samples draws
     order = sf.data.Weighted(weight, num_samples=16, replacement=replacement)
-    assert ids(run) == ids(build(Rows(), batch_size=8, order=order, length="100 epochs"))
-    counts = np.bincount(flat(ids(run)), minlength=SAMPLES)
+    assert steps == ids(build(Rows(), batch_size=8, order=order, length="100 epochs"))
+    counts = np.bincount(flat(steps), minlength=SAMPLES)
     assert not counts[:24].any()
     assert ((counts[24:] - 1600 / 24) ** 2 / (1600 / 24)).sum() < 23 + 5 * 46**0.5
-    epochs = [flat(ids(run)[start : start + 2]) for start in range(0, 200, 2)]
+    epochs = [flat(steps[start : start + 2]) for start in range(0, 200, 2)]
     assert all(len({*epoch}) == 16 for epoch in epochs) is not replacement
 
 

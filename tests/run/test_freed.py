@@ -151,9 +151,13 @@ WAYS: dict[str, tuple[Callable[[sf.Run], None], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_collection() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def _all_imported() -> None:
     build().train()  # what is imported late
+
+
+@pytest.fixture(autouse=True)
+def _no_collection(_all_imported: None) -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
@@ -177,12 +181,23 @@ def alive(parts: dict[str, Any]) -> list[str]:
     return [name for name, part in parts.items() if part() is not None]
 
 
-@pytest.mark.parametrize("directory", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_deleted_run_is_gone(way: str, directory: bool, tmp_path: Path) -> None:
+def test_a_deleted_run_is_gone(way: str, tmp_path: Path) -> None:
     use, settings = WAYS[way]
-    run = build(tmp_path if directory else None, **settings)
+    run = build(tmp_path, **settings)
+    parts = parts_of(run)
+    use(run)
+    del run
+    assert alive(parts) == []
+
+
+@pytest.mark.fast("never trained", "trained", "after an exception in own steps")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_deleted_run_without_a_directory_is_gone(way: str) -> None:
+    use, settings = WAYS[way]
+    run = build(None, **settings)
     parts = parts_of(run)
     use(run)
     del run
@@ -257,6 +272,7 @@ def test_a_saved_run_is_gone(tmp_path: Path) -> None:
     assert alive(parts) == []
 
 
+@pytest.mark.fast("torch.optim.RMSprop")
 @pytest.mark.parametrize("optimizer", ["sf.optim.sgd(lr=0.1)", "torch.optim.RMSprop"])
 def test_the_first_run_of_a_process_is_gone(optimizer: str) -> None:
     """The first step of torch's optimizers imports much, and exceptions in there keep its stack."""

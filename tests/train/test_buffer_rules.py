@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -372,14 +372,30 @@ def train_declared(*, kind: str) -> dict[str, Any]:
     return {name: repr(each.tolist()) for name, each in run.state.model.state_dict().items()}
 
 
+def of_each_kind(
+    ranks: Ranks, size: int, function: Callable[..., Any], kinds: Iterable[str], **common: Any
+) -> dict[str, list[Any]]:
+    """What a function returns on each rank, by kind. The ranks take one kind after the other."""
+    kinds = [*kinds]
+    ends = ranks.each(size, function, [{"kind": kind} for kind in kinds], **common)
+    return dict(zip(kinds, ends, strict=True))
+
+
+@pytest.fixture(scope="module")
+def declared_ends(ranks: Ranks) -> dict[int, dict[str, list[Any]]]:
+    """The state after a run of each kind on each rank, by the number of ranks."""
+    kinds = {1: [*DECLARED], 2: [*DECLARED], 3: ["Queue"]}
+    return {size: of_each_kind(ranks, size, train_declared, kinds[size]) for size in kinds}
+
+
 @pytest.mark.parametrize("kind", DECLARED)
 def test_with_a_rule_buffers_and_weights_are_equal_to_the_bit_on_any_number_of_ranks(
-    kind: str, ranks: Ranks
+    kind: str, declared_ends: dict[int, dict[str, list[Any]]]
 ) -> None:
-    alone = ranks(1, train_declared, kind=kind)[0]
-    assert ranks(2, train_declared, kind=kind) == [alone] * 2
+    (alone,) = declared_ends[1][kind]
+    assert declared_ends[2][kind] == [alone] * 2
     if kind == "Queue":
-        assert ranks(3, train_declared, kind=kind) == [alone] * 3
+        assert declared_ends[3][kind] == [alone] * 3
 
 
 def test_in_order_is_what_one_process_does_without_a_rule() -> None:
@@ -433,23 +449,27 @@ def refused_on_a_rank(*, changes: dict[str, Any], kind: str) -> Any:
     return "trained"
 
 
-@pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        ("Queue", ["pointer", "queue"]),
-        ("Counter", ["counts", "passes"]),
-        ("FirstBatch", ["shift"]),
-        ("Extremes", ["high", "low"]),
-        ("Codebook", ["codes", "sizes"]),
-        ("OwnNorm", ["running"]),
-        ("Replaced", ["recent"]),
-    ],
-)
+NEED_A_RULE = {
+    "Queue": ["pointer", "queue"],
+    "Counter": ["counts", "passes"],
+    "FirstBatch": ["shift"],
+    "Extremes": ["high", "low"],
+    "Codebook": ["codes", "sizes"],
+    "OwnNorm": ["running"],
+    "Replaced": ["recent"],
+}
+
+
+@pytest.fixture(scope="module")
+def undeclared_ends(ranks: Ranks) -> dict[str, list[Any]]:
+    return of_each_kind(ranks, 2, refused_on_a_rank, NEED_A_RULE, changes={})
+
+
+@pytest.mark.parametrize(("kind", "names"), NEED_A_RULE.items())
 def test_several_ranks_refuse_a_buffer_without_a_rule_by_name(
-    kind: str, names: list[str], ranks: Ranks
+    kind: str, names: list[str], undeclared_ends: dict[str, list[Any]]
 ) -> None:
-    ends = ranks(2, refused_on_a_rank, changes={}, kind=kind)
-    assert ends == [["buffer-needs-rule", names]] * 2
+    assert undeclared_ends[kind] == [["buffer-needs-rule", names]] * 2
 
 
 class LateCounter(Net):
@@ -483,8 +503,9 @@ def test_a_buffer_that_begins_to_change_after_the_first_step_is_refused_before_t
     ranks: Ranks,
 ) -> None:
     expected = (STEPS - 1) * BATCH
-    assert ranks(2, counted_late, rules=None) == [["buffer-needs-rule", ["seen"], 1]] * 2
-    assert ranks(2, counted_late, rules={"seen": "sum"}) == [[expected, STEPS - 1]] * 2
+    without, declared = ranks.each(2, counted_late, [{"rules": None}, {"rules": {"seen": "sum"}}])
+    assert without == [["buffer-needs-rule", ["seen"], 1]] * 2
+    assert declared == [[expected, STEPS - 1]] * 2
     assert ranks(1, counted_late, rules=None) == [[expected, STEPS - 1]]
 
 
