@@ -146,10 +146,12 @@ def test_a_metric_that_knows_the_places_of_its_samples_is_not_resampled(tmp_path
 
     metric = sf.metrics.whole_split(against_all)
     found = trained(tmp_path / "run", "max val/against_all", metrics=metric)
-    assert found == {"why": "val/against_all depends on the order of its samples"}
+    assert found.keys() == {"why"}
+    assert found["why"].startswith("val/against_all ")
 
 
 def test_a_variant_of_one_seed_is_not_resampled(tmp_path: Path) -> None:
     metric = sf.metrics.whole_split(f1)
     found = trained(tmp_path / "run", "max val/f1", draws=False, metrics=metric)
-    assert found == {"why": "val/f1 is not a mean over samples"}
+    assert found.keys() == {"why"}
+    assert found["why"].startswith("val/f1 ")

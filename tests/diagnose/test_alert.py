@@ -22,6 +22,7 @@ from diagnose.histories import train as history
 from refused import refused
 from small_runs import build
 from small_runs import train as trained
+from stated import numbers_in
 from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.main import main
 from surefoot.errors import DivergedError
@@ -111,10 +112,9 @@ def test_an_address_gets_the_finding_as_json(hook: Hook) -> None:
     assert (path, kind) == ("/hook?token=secret", "application/json")
     assert body["finding"] == ERROR.to_dict()
     assert (body["run"], body["step"]) == (str(Path("runs/a").resolve()), 1234)
-    assert (
-        body["text"]
-        == f"ERROR diverged in {body['run']}, step 1,234: The run diverged: <all> is lost."
-    )
+    where, _, what = body["text"].partition(": ")
+    assert where == f"ERROR diverged in {body['run']}, step 1,234"
+    assert what == ERROR.message
     assert alert.problems() == []
 
 
@@ -145,8 +145,9 @@ def test_what_is_not_delivered_is_one_line_without_the_secret(hook: Hook) -> Non
     lines = [alert.problems() for alert in failing]
     assert [len(each) for each in lines] == [1, 1, 1]
     host_and_port = hook.address.partition("/hook")[0]
-    assert lines[0][0].startswith(f"WARNING: an alert did not reach {host_and_port}: ")
-    assert lines[2][0].startswith("WARNING: an alert did not reach http://127.0.0.1:9: ")
+    for warning, address in ((lines[0][0], host_and_port), (lines[2][0], "http://127.0.0.1:9")):
+        assert warning.startswith("WARNING: ")
+        assert f" {address}: " in warning
     assert [path for path, *_ in hook.got] == ["/hook?token=secret"]  # a redirect would come as GET
     assert lines[1][0].endswith("exit status 3")
     assert "secret" not in str(lines)
@@ -157,7 +158,7 @@ def test_a_target_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     alert = Alert(shlex.join([sys.executable, "-c", "import time; time.sleep(600)"]))
     alert.send(ERROR, run="runs/a", step=3)  # returns at once
     alert.close()
-    assert "not done after" in alert.problems()[0]
+    assert numbers_in(alert.problems()[0])[-1] == 0  # seconds, rounded
 
 
 def kept_alive(tmp_path: Path, *, then: str) -> tuple[str, Path]:
@@ -444,7 +445,7 @@ def test_a_bad_target_is_refused_before_anything_is_read(
     with pytest.raises(SystemExit) as end:
         main([verb, program if verb == "train" else str(run), "--alert", "no-such-command"])
     assert end.value.code == 2
-    assert "neither a web address nor a command" in capsys.readouterr().err
+    assert "[alert-target-unknown]" in capsys.readouterr().err
     assert run.exists() == (verb == "resume")
 
 

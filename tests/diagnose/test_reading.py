@@ -105,7 +105,7 @@ def test_a_run_that_a_script_made_is_diagnosed_with_its_own_workers_and_what_its
     assert "with 2 workers" in found["data-bound"].evidence[0]
     assert "Run(workers=3) (now 2)" in found["data-bound"].try_
     said = " ".join(part for finding in found.values() for part in finding.try_)
-    assert "run its script again with Run(length='...')" in said
+    assert "Run(length='...')" in said
     assert "surefoot resume" not in said
 
 

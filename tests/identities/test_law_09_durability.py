@@ -421,7 +421,8 @@ def test_a_file_that_cannot_be_read_is_damage_and_the_next_older_checkpoint_is_u
         store.save(contents(step))
     found, damaged = newest_intact(store)
     assert same(found, contents(1))
-    assert "optimizer.safetensors: cannot be read: Input/output error" in str(damaged[0])
+    assert "optimizer.safetensors: " in str(damaged[0])
+    assert ": Input/output error" in str(damaged[0])
 
 
 def test_where_everything_is_damaged_that_is_said_and_nothing_is_changed() -> None:

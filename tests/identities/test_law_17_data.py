@@ -614,7 +614,7 @@ def test_a_wrapper_that_passes_no_step_on_is_refused() -> None:
     with refused("sample-unreadable", sf.DataError, kind="Doubled") as caught:
         build(Doubled())
     (remedy,) = caught.value.remedies
-    assert re.search(r"Doubled: def __getitem__\(self, index, \w+\)", str(remedy))
+    assert re.search(r"Doubled: def __getitem__\(self, index, rng, step\)", str(remedy))
 
 
 # --- metrics --------------------------------------------------------------------------------------

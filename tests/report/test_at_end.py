@@ -92,9 +92,9 @@ def test_a_page_that_cannot_be_written_is_one_warning(
             if step.index == 0:
                 (tmp_path / "run" / "report.html" / "in the way").mkdir(parents=True)
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert told == [
-        f"warning: no {tmp_path / 'run' / 'report.html'}: cannot write to {tmp_path / 'run' / 'report.html'}: Is a directory"
-    ]
+    (warning,) = told
+    assert f" {tmp_path / 'run' / 'report.html'}: " in warning
+    assert warning.endswith(": Is a directory")
 
 
 def test_a_fault_of_ours_in_the_page_breaks_no_run(

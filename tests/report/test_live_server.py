@@ -269,9 +269,7 @@ def test_ctrl_c_ends_watching_with_130_and_says_so(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     said = process.stdout.readline()
-    assert re.fullmatch(
-        r"open http://127.0.0.1:\d+/[\w-]{22}/ on this machine; Ctrl-C stops the server\n", said
-    )
+    assert re.fullmatch(r"open http://127.0.0.1:\d+/[\w-]{22}/ .*Ctrl-C.*\n", said)
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=HANG_S)
     assert (process.returncode, complaint) == (130, "\nserver stopped\n")

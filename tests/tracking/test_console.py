@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from surefoot.tracking.console import Console
+from surefoot.tracking.format import sample_block
 from surefoot.tracking.live_terminal import screen
 from tracking.in_steps import hand
 
@@ -52,7 +53,7 @@ def test_scores_and_samples_are_never_left_out() -> None:
     assert found == [
         "step=10/100 train/loss=2.5",
         "step=20/100 val/loss=1.25",
-        "--- sample at step 20 ---",
+        sample_block({"step": 20, "text": ""}).splitlines()[0],
         "so it goes",
         "---",
     ]
@@ -68,7 +69,7 @@ def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
     assert [line.split("/")[0] for line in found if line.startswith("step")] == [
         f"step={step}" for step in (10, 20, 25, 30, 100)
     ]
-    assert found.index("--- sample at step 35 ---") == 4
+    assert found.index(sample_block(sample).splitlines()[0]) == 4
 
 
 def test_a_line_calls_targets_what_the_run_calls_them() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from stated import numbers_in
 from surefoot.tracking import console
+from surefoot.tracking.format import sample_block
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.live_terminal import Terminal, screen
 from tracking.in_steps import hand
@@ -242,7 +243,7 @@ def test_prose_and_samples_stand_above_the_live_line() -> None:
     terminal.write({"kind": "sample", "step": 10, "text": "[bold]so it goes[/bold] :smile:"})
     assert screen.lines[:4] == [
         "warning: something",
-        "--- sample at step 10 ---",
+        sample_block({"step": 10, "text": ""}).splitlines()[0],
         "[bold]so it goes[/bold] :smile:",
         "---",
     ]
@@ -271,7 +272,7 @@ def test_what_a_model_writes_does_not_command_the_terminal() -> None:
         train(10), {"kind": "sample", "step": 10, "text": "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"}
     )
     assert screen.lines[:4] == [
-        "--- sample at step 10 ---",
+        sample_block({"step": 10, "text": ""}).splitlines()[0],
         "so\ufffd[2J it\ufffd[?25l\ufffdgoes",
         "on\ufffd2J",
         "---",

@@ -244,8 +244,9 @@ def test_a_last_layer_that_is_a_convolution_is_the_head():
 
 def test_how_it_skips_is_a_phrase_that_ends_a_sentence():
     description = skipping(built(net()), torch.device("cpu")).description
-    assert description.startswith("by not calling BatchedMuon (")
-    assert description.endswith("), and inside the fused AdamW kernel")
+    of_muon, of_adamw = description.split("), ")
+    assert " BatchedMuon (" in of_muon
+    assert " fused AdamW " in of_adamw
 
 
 class Conv1D(nn.Module):
