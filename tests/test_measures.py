@@ -107,6 +107,7 @@ UNUSED = [
     "train.layer_stats",
     "train.gradient_cache",
     "recipes",
+    "schedules.sampling",
 ]
 
 

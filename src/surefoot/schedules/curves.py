@@ -15,6 +15,7 @@ from surefoot.config.durations import NEVER
 from surefoot.errors import ConfigError, Remedy, Setting
 
 Factors = Callable[[int], float]
+Groups = tuple[Mapping[str, Any], ...]  # settings of an optimizer's parameter groups
 Settings = Mapping[str, Any]
 
 

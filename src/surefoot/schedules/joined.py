@@ -8,9 +8,9 @@ from surefoot.config.durations import Length, in_steps
 from surefoot.config.keywords import known_keywords
 from surefoot.errors import ConfigError, Setting
 from surefoot.schedules.checks import as_text
-from surefoot.schedules.curves import Factors
+from surefoot.schedules.curves import Factors, Groups
 from surefoot.schedules.lr_schedule import Schedule
-from surefoot.schedules.sampled import Groups, Sampled
+from surefoot.schedules.sampled import Sampled
 
 
 @dataclass(frozen=True)

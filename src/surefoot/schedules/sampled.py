@@ -5,24 +5,20 @@ the same values.
 """
 
 import inspect
-import math
-import warnings
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config.durations import NEVER, Length
 from surefoot.config.keywords import known_keywords
-from surefoot.errors import ConfigError, first_line
-from surefoot.schedules.curves import Factors
+from surefoot.errors import ConfigError
+from surefoot.schedules.curves import Factors, Groups
 
-_PLATEAU = 'to lower the learning rate if a metric stops improving: Run(plateau=sf.ReduceLROnPlateau("min val/loss", patience=3))'
-
-Table = Sequence[float]
-Groups = tuple[Mapping[str, Any], ...]
+if TYPE_CHECKING:
+    from surefoot.schedules.sampling import Tables
 
 
 @dataclass(frozen=True)
@@ -92,19 +88,14 @@ class Sampled:
         )
 
     @cached_property
-    def _tables(self) -> "_Tables":
+    def _tables(self) -> "Tables":
+        from surefoot.schedules.sampling import tables_of_function, tables_of_scheduler
+
         steps = self.steps or 1
         if self.shape == "from_function":
-            return _Tables(array("d", [_factor_of(self.source, step) for step in range(steps)]))
+            return tables_of_function(self.source, steps)
         groups = self.every_group or self.groups
-        try:
-            scheduler = _StandIn(groups, self.source)
-        except ConfigError:
-            if len(groups) == len(self.groups):
-                raise
-            # a list of lambdas or rates, one for each learning rate of the run
-            return _one_per_rate(self.source, self.groups, groups, steps, self.epoch)
-        return scheduler.tables(steps, self.epoch)
+        return tables_of_scheduler(self.source, groups, self.groups, steps, self.epoch)
 
 
 @known_keywords
@@ -154,9 +145,10 @@ def _refuse_uncallable(name: str, source: Any, *, argument: str, example: str) -
     except ValueError:
         return  # a function that is written in C may have no signature
     except TypeError as problem:
+        source_name = getattr(source, "__name__", type(source).__name__)
         raise ConfigError(
             "schedule-not-a-function",
-            problem=f"{name}({_name(source)}): it must be a function of one argument, {argument}:"
+            problem=f"{name}({source_name}): it must be a function of one argument, {argument}:"
             f" {problem}",
             reason="the run calls it to compute the factor of every step before training",
             remedy=f"write sf.schedules.{name}({example})",
@@ -165,260 +157,6 @@ def _refuse_uncallable(name: str, source: Any, *, argument: str, example: str) -
         ) from problem
 
 
-def _looked_up(table: Table) -> Factors:
+def _looked_up(table: Sequence[float]) -> Factors:
     last = len(table) - 1
     return lambda step: table[min(step, last)]
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _factor_of(fn: Callable[[int], Any], step: int) -> float:
-    try:
-        value = fn(step)
-    except Exception as problem:
-        raise ConfigError(
-            "schedule-function-failed",
-            problem=f"schedule: {_name(fn)} failed at step {step}:"
-            f" {type(problem).__name__}: {first_line(problem)}",
-            reason="it is called with every step of the run, and returns a factor on the"
-            " learning rate",
-            setting="schedule",
-            step=step,
-        ) from problem
-    return _factor(value, step, _name(fn))
-
-
-def _factor(value: Any, step: int, name: str) -> float:
-    try:
-        factor = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        factor = math.nan
-    if not -1e-9 <= factor < math.inf:  # a recursion may end just below 0
-        raise ConfigError(
-            "schedule-factor-invalid",
-            problem=f"schedule: {name} gives the factor {value!r} at step {step}",
-            reason="it multiplies the learning rate, so it must be a finite number, at least 0",
-            setting="schedule",
-            value=value,
-            step=step,
-        )
-    return factor
-
-
-@dataclass(frozen=True)
-class _Tables:
-    """What a source gives for each step of a run."""
-
-    factors: Table  # of the first group
-    momenta: Table | None = None  # None: they do not change
-    planned: int | None = None  # the scheduler's own number of steps
-    by_group: list[Table] | None = None  # None: all groups have the same factors
-
-
-class _StandIn:
-    """A scheduler over a stand-in optimizer without weights, with the groups of a run."""
-
-    def __init__(self, groups: Groups, factory: Callable[[Any], Any]) -> None:
-        self.groups, self.optimizer = groups, _optimizer_of(groups)
-        name = _name(factory)
-        with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
-            try:
-                scheduler = factory(self.optimizer)
-            except Exception as problem:  # of the user's code, or of missing arguments
-                raise ConfigError(
-                    "scheduler-not-built",
-                    problem=f"schedule: {name} failed when it is built: {_in_words(problem)}",
-                    remedy=_how_to_build(problem, groups),
-                    setting="schedule",
-                ) from problem
-        if isinstance(scheduler, tuple) and scheduler:  # timm's create_scheduler_v2
-            scheduler = scheduler[0]
-        self.scheduler, self.name = scheduler, type(scheduler).__name__
-        self.planned = getattr(scheduler, "total_steps", None)  # of OneCycleLR
-
-    def tables(self, steps: int, epoch: tuple[int, int]) -> _Tables:
-        momenta = array("d")
-        by_group = [array("d") for _ in self.groups]
-        with warnings.catch_warnings(action="ignore"):
-            advance = _advance(self.scheduler, self.optimizer, epoch)
-            for step in range(steps):
-                self._advance_to(step, steps, advance)
-                for table, own, group in zip(
-                    by_group, self.optimizer.param_groups, self.groups, strict=True
-                ):
-                    if group["lr"]:
-                        table.append(_factor(own["lr"] / group["lr"], step, self.name))
-                momenta.append(_momentum(self.optimizer.param_groups[0]))
-        self._refuse_other_changes()
-        first = next(table for table in by_group if table)
-        by_group = [table or first for table in by_group]  # a rate of 0 stays 0
-        is_changing = any(each != _momentum(self.groups[0]) for each in momenta)
-        return _Tables(
-            first,
-            momenta if is_changing else None,
-            self.planned if isinstance(self.planned, int) else None,
-            None if all(_near(first, table) for table in by_group) else list(by_group),
-        )
-
-    def _advance_to(self, step: int, steps: int, advance: Callable[[int], Any]) -> None:
-        try:
-            advance(step)
-        except Exception as problem:  # for example OneCycleLR with too few total_steps
-            remedy = ["its step() is called once per optimizer step, not once per epoch"]
-            if isinstance(self.planned, int) and self.planned < steps:
-                remedy = [
-                    f"it is planned for {self.planned} steps, and the run has {steps}:"
-                    f" write total_steps={steps}",
-                    "each step of a run is full and no sample is dropped, so len(loader) times"
-                    " epochs may be another number",
-                ]
-            raise ConfigError(
-                "scheduler-failed",
-                problem=f"schedule: {self.name} failed at step {step} of {steps}:"
-                f" {_in_words(problem)}",
-                remedy=remedy,
-                setting="schedule",
-                step=step,
-                steps=steps,
-                planned_steps=self.planned,
-            ) from problem
-
-    def _refuse_other_changes(self) -> None:
-        for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
-            own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
-            changed = [
-                key for key in group if key not in ("lr", "momentum") and own[key] != group[key]
-            ]
-            if changed:
-                raise ConfigError(
-                    "scheduler-changes-setting",
-                    problem=f"schedule: {self.name} changes the optimizer's {changed[0]}",
-                    reason="a schedule changes only learning rates and momentum",
-                    remedy="change other settings in your own training loop",
-                    setting=changed[0],
-                )
-
-
-def _optimizer_of(groups: Groups) -> Any:
-    from torch import zeros
-    from torch.optim import Optimizer
-
-    class StandIn(Optimizer):
-        """An optimizer without weights. The base class is not initialized, because that imports
-        torch's compiler.
-        """
-
-        def __init__(self) -> None:
-            self.param_groups = [{**group, "params": [zeros(1)]} for group in groups]
-            self.defaults = {
-                key: value for group in reversed(groups) for key, value in group.items()
-            }
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            """Do nothing; the scheduler wraps this method."""
-
-    return StandIn()
-
-
-def _one_per_rate(
-    source: Callable[[Any], Any],
-    rates: Groups,
-    every_group: Groups,
-    steps: int,
-    epoch: tuple[int, int],
-) -> _Tables:
-    """Return the tables of a scheduler for one group of each learning rate, given to all groups."""
-    tables = _StandIn(rates, source).tables(steps, epoch)
-    if tables.by_group is None:
-        return tables
-    of_rate = {group["lr"]: table for group, table in zip(rates, tables.by_group, strict=True)}
-    by_group = [of_rate.get(group["lr"], tables.factors) for group in every_group]
-    return replace(tables, by_group=by_group)
-
-
-def _near(one: Table, other: Table) -> bool:
-    return one is other or all(
-        math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12)
-        for first, second in zip(one, other, strict=True)
-    )
-
-
-def _momentum(group: Mapping[str, Any]) -> float:
-    return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
-
-
-def _in_words(problem: BaseException) -> str:
-    if isinstance(problem, ValueError):
-        return first_line(problem)
-    return f"{type(problem).__name__}: {first_line(problem)}"
-
-
-def _how_to_build(problem: BaseException, groups: Groups) -> str:
-    if "ReduceLROnPlateau" in str(problem):  # within a ChainedScheduler or a SequentialLR
-        return _PLATEAU
-    if len({("momentum" in group, "betas" in group) for group in groups}) > 1:
-        return (
-            "it gets the parameter groups of all optimizers: pass cycle_momentum=False if these"
-            " differ in momentum or betas"
-        )
-    return (
-        "pass all arguments: from_scheduler(lambda optimizer:"
-        " torch.optim.lr_scheduler.StepLR(optimizer, 1000))"
-    )
-
-
-def _advance(scheduler: Any, optimizer: Any, epoch: tuple[int, int]) -> Callable[[int], Any]:
-    """Return a function that brings a scheduler to a step; it is called with each step from 0."""
-    name, advance = type(scheduler).__name__, getattr(scheduler, "step", None)
-    if not callable(advance):
-        raise ConfigError(
-            "scheduler-without-step",
-            problem=f"schedule: the factory returned a {name}, which has no step()",
-            remedy="write sf.schedules.from_scheduler(lambda optimizer:"
-            " torch.optim.lr_scheduler.StepLR(optimizer, 1000))",
-            setting="schedule",
-            value=name,
-        )
-    needed = [
-        each.name
-        for each in inspect.signature(advance).parameters.values()
-        if each.default is each.empty
-        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
-    is_of_timm = callable(getattr(scheduler, "step_update", None)) and needed == ["epoch"]
-    if (needed and not is_of_timm) or "Plateau" in name:
-        argument = "metric" if is_of_timm else (needed or ["metrics"])[0]
-        raise ConfigError(
-            "scheduler-needs-metric",
-            problem=f"schedule: {name}.step() needs {argument}, but a schedule depends on the step"
-            " alone",
-            remedy=_PLATEAU,
-            setting="schedule",
-            value=name,
-            argument=argument,
-        )
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ConfigError(
-            "scheduler-of-another-optimizer",
-            problem=f"schedule: the factory returned a {name} for another optimizer",
-            remedy="pass it the factory's argument:"
-            " sf.schedules.from_scheduler(lambda optimizer: ...(optimizer, ...))",
-            setting="schedule",
-            value=name,
-        )
-    if not is_of_timm:
-        return lambda step: advance() if step > 0 else None
-    samples, batch_size = epoch
-
-    def as_timm_does(step: int) -> None:
-        if step == 0:
-            return
-        scheduler.step_update(step)
-        ended_epochs = step * batch_size // samples
-        ended_before = (step - 1) * batch_size // samples
-        if ended_epochs > ended_before:
-            advance(ended_epochs)
-
-    return as_timm_does
