@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from surefoot.recipes.translation.corpus import cross_entropy, targets_of
-from surefoot.train.auto_precision import settle_choices
+from surefoot.run.messages import precision_in_words
 
 Step = Callable[[], int]  # makes one and says how many targets it had
 Precision = Literal["auto", "fp32"]
@@ -258,13 +258,9 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
         )
 
     auto = run("auto", "auto")
-    auto_came_to = settle_choices(auto.parts)
-    name = auto_came_to.in_words(
-        auto.parts.run_state.precision, channels_last=auto.parts.layout.channels_last
-    )
-    chosen = (
-        f"{name}, {'' if auto.parts.compiled else 'not '}compiled (auto: {auto_came_to.compile})"
-    )
+    why_compile = auto.parts.plan.reasons.compile
+    how_compiled = "compiled" if auto.parts.compiled else "not compiled"
+    chosen = f"{precision_in_words(auto.parts)}, {how_compiled} (auto: {why_compile})"
     seconds: dict[str, list[float]] = {"plain": [], "fp32": [], "auto": []}
     with ExitStack() as open_runs:
         ways = {

@@ -46,8 +46,9 @@ import surefoot as sf
 from surefoot.config.speed_table import BF16_WORTH_IT, LAYOUT_WORTH_IT, Facts
 from surefoot.memory import instruction_set
 from surefoot.recipes.translation.corpus import cross_entropy, targets_of
+from surefoot.run.facts import data_facts, model_facts, world_facts
 from surefoot.tools.profile.profile import interval
-from surefoot.train.auto_precision import run_facts
+from surefoot.train.plan import speed_facts
 
 TABLE = Path(__file__).parents[1] / "src" / "surefoot" / "config" / "speed_table.py"
 RESULTS = Path(__file__).parent / "results" / "precision.txt"
@@ -337,7 +338,14 @@ def measure(build: Build, *, seconds: float) -> Measured:
     variants: dict[str, tuple[str, bool]] = {"fp32": ("fp32", False), "bf16": ("bf16", False)}
     with ExitStack() as open_runs:
         run, plain = stepping(build, open_runs, "fp32", False)
-        facts = run_facts(run.parts, unmeasured=True)
+        parts, models = run.parts, run.state.models
+        facts = speed_facts(
+            parts.settings,
+            world_facts(parts.world),
+            data_facts(parts.pipeline, {}, reads_shape=True),
+            model_facts(models, run.state.optimizers, {}, was_compiled=False),
+            unmeasured=True,
+        )
         assert isinstance(facts, Facts), facts
         if facts.layers == "convolution":
             variants |= {"channels last": ("fp32", True), "bf16, channels last": ("bf16", True)}

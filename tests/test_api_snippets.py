@@ -270,7 +270,7 @@ def on_a_rank(run_dir: str) -> tuple[int, int, str]:
     """A file that does not mention processes."""
     run = classifier(Path(run_dir), micro_batch_size=4)
     run.train()
-    return run.rank, run.world_size, run.parts.parallel.kind
+    return run.rank, run.world_size, run.parts.plan.parallel.kind
 
 
 def test_the_same_program_trains_on_several_ranks(tmp_path: Path, ranks: Ranks) -> None:

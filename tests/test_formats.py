@@ -47,7 +47,7 @@ def test_a_format_that_is_added_trains_and_is_part_of_the_run(added: None) -> No
     assert all(torch.equal(weight, weight.bfloat16().float()) for weight in weights)
     assert run.parts.run_state.precision.loss_scale is not None
     run.train()
-    assert run.parts.identity["precision"] == "rounded"
+    assert run.parts.plan.identity["precision"] == "rounded"
 
 
 def test_a_format_that_is_added_is_planned_as_narrow_as_it_is(added: None) -> None:

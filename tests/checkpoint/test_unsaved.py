@@ -808,7 +808,7 @@ def test_a_run_that_is_looked_at_is_the_same_run(tmp_path: Path) -> None:
     small_runs.train(looked)
     small_runs.train(plain)
     assert equal(weights(looked), weights(plain))
-    assert "check_state" not in looked.parts.identity
+    assert "check_state" not in looked.parts.plan.identity
 
 
 # --- several ranks --------------------------------------------------------------------------------

@@ -574,7 +574,7 @@ def test_what_is_typed_for_all_holds_for_every_variant_of_another_optimizer(here
     trials = [trial(search, name, {"optimizer.name": name}) for name in ("adamw", "lion")]
     for each in (plan, replace(search, variants=trials)):
         for name in each.names:
-            described = compare_worker.build_variant(each, here / "out", name).parts.identity[
+            described = compare_worker.build_variant(each, here / "out", name).parts.plan.identity[
                 "optimizer"
             ]
             assert described["name"] in name
@@ -711,7 +711,7 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     plan = planned_of(program, rest, asked, verb="compare")
     plan = replace(plan, found={"precision": "bf16", "chosen": "1.3 times as fast as fp32"})
     run = compare_worker.build_variant(plan, here / "out", "lr=0.02")
-    assert run.parts.identity["precision"] == "bf16"
+    assert run.parts.plan.identity["precision"] == "bf16"
     assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}
     chooser = InOrder(plan.names, here / "out")

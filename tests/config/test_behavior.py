@@ -88,7 +88,7 @@ def test_a_new_run_begins_with_the_newest_behavior_and_keeps_it(tmp_path: Path) 
     assert saved_identity(tmp_path / "run")["behavior"] == newest
     run = build(tmp_path / "run")
     run.train()
-    assert run.parts.identity["behavior"] == newest
+    assert run.parts.plan.identity["behavior"] == newest
     assert saved_identity(tmp_path / "run")["behavior"] == newest
     assert sf.load(run).verify(say=None).exit_status == 0
 
@@ -103,12 +103,12 @@ def test_an_older_run_keeps_its_behavior_in_every_verb(
     resumed = build(tmp_path / "run", console=True)
     resumed.train()
     assert saved_identity(tmp_path / "run") == as_it_began
-    assert behavior.behavior_of(resumed.parts.identity) == before
+    assert behavior.behavior_of(resumed.parts.plan.identity) == before
     assert "without: pictures are turned (since 9.9.9)" in " ".join(capsys.readouterr().out.split())
     saved = sf.load(build(tmp_path / "run"))
     assert saved.verify(say=None).exit_status == 0
     rebuilt = saved.rebuild(one_process=True)
-    assert behavior.behavior_of(rebuilt.parts.identity) == before
+    assert behavior.behavior_of(rebuilt.parts.plan.identity) == before
     assert behavior_in(tmp_path / "run") == before
 
 
@@ -124,7 +124,7 @@ def test_what_reads_data_before_the_run_asks_its_directory(
 
 @pytest.mark.usefixtures("newer")
 def test_a_run_without_a_directory_has_the_newest_behavior() -> None:
-    assert build(None).parts.identity["behavior"] == behavior.newest_behavior()
+    assert build(None).parts.plan.identity["behavior"] == behavior.newest_behavior()
 
 
 @pytest.mark.parametrize("number", [0, 99, "2", True, 1.5, None])
@@ -188,7 +188,7 @@ def behavior_on_this_rank(run_dir: str) -> int:
     newest = behavior.newest_behavior()
     behavior.BEHAVIORS.append(BehaviorChange(newest + 1, since="9.9.9", what="pictures are turned"))
     run = build(Path(Path(run_dir).name), micro_batch_size=2)
-    return int(behavior.behavior_of(run.parts.identity)) - newest
+    return int(behavior.behavior_of(run.parts.plan.identity)) - newest
 
 
 def test_all_ranks_have_the_behavior_that_rank_0_reads(ranks: Ranks, tmp_path: Path) -> None:

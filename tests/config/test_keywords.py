@@ -266,7 +266,7 @@ def test_every_setting_takes_numbers_of_numpy(kind: Any, tmp_path: Path) -> None
         }
 
     def identity(**keywords: Any) -> Any:
-        return json.loads(json.dumps(sf.Run(**keywords).parts.identity))
+        return json.loads(json.dumps(sf.Run(**keywords).parts.plan.identity))
 
     found = settings(kind, whole)
     assert identity(**found) == identity(**settings(float, int))

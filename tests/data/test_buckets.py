@@ -298,7 +298,7 @@ def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length()
             {"batch_size": 12, "micro_batch_size": 6},
         )
     )
-    assert by_tokens.parts.identity["batch_size"] == 12
+    assert by_tokens.parts.plan.identity["batch_size"] == 12
     for run in (by_tokens, by_windows):
         run.train()
     for one, other in zip(by_tokens.state.parameters, by_windows.state.parameters, strict=True):

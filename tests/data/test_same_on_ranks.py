@@ -121,13 +121,13 @@ class ByRank(Drawn):
 
 def resumed(run_dir: str, behavior: int) -> list[Any]:
     """Two sessions of a run over other samples on each rank, which began with a behavior."""
-    import surefoot.run.build
+    import surefoot.tracking.run_reader
 
-    surefoot.run.build.newest_behavior = lambda: behavior  # type: ignore[assignment]
+    surefoot.tracking.run_reader.newest_behavior = lambda: behavior  # type: ignore[assignment]
     changes = {"length": "4 steps", "check_state": False, "train_data": ByRank(ROWS)}
     try:
         first = train(build(Path(run_dir), stop_after="2 steps", **changes))
-        surefoot.run.build.newest_behavior = lambda: behavior + 100  # type: ignore[assignment]
+        surefoot.tracking.run_reader.newest_behavior = lambda: behavior + 100  # type: ignore[assignment]
         return [len(first), len(train(build(Path(run_dir), **changes)))]
     except sf.SurefootError as problem:
         return [problem.code]

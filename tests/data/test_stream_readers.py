@@ -455,9 +455,9 @@ def spawned_on_rank(run_dir: str) -> str:
 
 
 def as_begun_earlier(run_dir: str) -> str:
-    import surefoot.run.build
+    import surefoot.tracking.run_reader
 
-    surefoot.run.build.newest_behavior = lambda: 1  # type: ignore[assignment]
+    surefoot.tracking.run_reader.newest_behavior = lambda: 1  # type: ignore[assignment]
     return on_rank(run_dir, "environment")
 
 

@@ -19,7 +19,6 @@ from surefoot.data.gathering import read_many_fn
 from surefoot.data.loader import in_order
 from surefoot.errors import DataError
 from surefoot.run.messages import header
-from surefoot.train.auto_precision import AutoChoices
 from surefoot.train.run_identity import differences
 
 datasets = pytest.importorskip("datasets")
@@ -411,7 +410,7 @@ def test_what_a_table_did_stands_in_the_header(tmp_path: Path) -> None:
         optimizer=sf.optim.sgd(lr=0.1),
         console=False,
     )
-    said = " ".join(header(run.parts, chosen=AutoChoices(), resumed=False).split())
+    said = " ".join(header(run.parts, resumed=False).split())
     assert said.count(": x (double, int64)") == 1
     (files,) = re.findall(r"\d+ \w+ \d+ files; [^;]*: 1 \.txt", said)
     assert numbers_in(files)[:2] == [2, 3]

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from identities import world_runs
-from surefoot.train import auto_precision, components
+from surefoot.config import speed_table
+from surefoot.run import build
 
 WIDTH = 7  # whose rows no number of ranks shares evenly
 
@@ -107,11 +108,9 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
     """As `trained`, compiled since the table that "auto" reads says so; or, if not `really`, only
     called through another.
     """
-    auto_precision.COMPILE = {"cpu": True}  # type: ignore[assignment]
+    speed_table.COMPILE = {"cpu": True}  # type: ignore[assignment]
     if not really:
-        components.compiled = lambda models: {
-            name: Through(model) for name, model in models.items()
-        }
+        build.compiled = lambda models: {name: Through(model) for name, model in models.items()}
         torch.compile = lambda model, **_: model  # what scores
     found: list[sf.Run] = []
     built = world_runs.built
@@ -120,7 +119,7 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
         run = trained(compile="auto", **changes)
     finally:
         world_runs.built = built
-    return run | {"compiled": found[-1].parts.identity["compile"], "called": Through.calls}
+    return run | {"compiled": found[-1].parts.plan.identity["compile"], "called": Through.calls}
 
 
 def of_each_optimizer(names: list[str], **changes: Any) -> dict[str, Any]:

@@ -67,7 +67,8 @@ def choices(**changes: Any) -> dict[str, Any]:
     run = sf.Run(**(arguments | changes))
     with run:
         return {
-            name: run.parts.identity.get(name) for name in ("precision", "channels_last", "compile")
+            name: run.parts.plan.identity.get(name)
+            for name in ("precision", "channels_last", "compile")
         }
 
 
@@ -78,12 +79,12 @@ def gain_by_table(
     of images on "fast" ones.
     """
     from surefoot.config import speed_table
-    from surefoot.train import auto_precision
+    from surefoot.run import facts
 
     version, every = ".".join(torch.__version__.split(".")[:2]), (1, 1 << 30)
     rows = [speed_table.Row("convolution", every, every, every, gains)]
     set_to(speed_table, "TABLE", {("fast", version): ("2026-11-22", rows)})
-    set_to(auto_precision, "instruction_set", lambda: instructions)
+    set_to(facts, "instruction_set", lambda: instructions)
 
 
 @contextmanager
@@ -202,7 +203,7 @@ def reachable(first: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("first", ["surefoot.train.auto_precision", "surefoot.config.speed_table"])
+@pytest.mark.parametrize("first", ["surefoot.train.plan", "surefoot.config.speed_table"])
 def test_nothing_that_a_choice_can_reach_imports_a_clock(first: str) -> None:
     modules = reachable(first)
     clocks = {"time", "timeit", "datetime", "surefoot.train.timer", "torch.utils.benchmark"}

@@ -347,9 +347,17 @@ def test_a_step_that_was_read_ahead_for_a_gpu_is_read_again(
     monkeypatch.setattr("surefoot.data.loader.to_device", lambda batch, *_, **__: batch)
     inputs = X.clone()
     run = build((inputs, Y))
-    feed, changes = run.parts.pipeline.feed(workers=0), DataChanges(run.parts)
+    feed, changes = (
+        run.parts.pipeline.feed(workers=0),
+        DataChanges(
+            run.parts.run_state.data_values,
+            run.parts.pipeline,
+            registered={},
+            say_unsaved=lambda text: None,
+        ),
+    )
     feed.device = torch.device("cuda")
-    changes.begin()
+    changes.begin(step=0)
     feed.start(0, stop=4)
     sums = []
     for step in range(4):
@@ -596,7 +604,7 @@ def test_a_split_is_read_as_in_step_0_and_an_older_run_as_it_began() -> None:
 def test_a_run_that_began_before_the_argument_does_not_pass_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("surefoot.run.build.newest_behavior", lambda: 1)
+    monkeypatch.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 1)
     with build(Curriculum()) as run:
         assert [factor_of(step) for step in run] == [1.0] * 8
 

@@ -629,7 +629,7 @@ def test_a_run_of_an_older_behavior_overwrites_rates_as_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("surefoot.run.build.newest_behavior", lambda: 1)
+        older.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 1)
         first = build(run_dir=tmp_path / "run", stop_after="6 steps")
         assert loop(first, times(0.1, at=2)) == [RATE] * 6
     assert loop(build(run_dir=tmp_path / "run"), times(0.1, at=8)) == [RATE] * 6

@@ -505,7 +505,7 @@ def test_shards_do_not_fit_a_closure_and_are_refused_by_name() -> None:
 def test_compile_auto_stays_off() -> None:
     run = build(torch.optim.LBFGS, compile="auto", length="1 steps")
     run.train()
-    assert run.parts.identity["compile"] is False
+    assert run.parts.plan.identity["compile"] is False
 
 
 def test_lbfgs_refuses_parameters_that_are_frozen_or_unfrozen_during_training() -> None:

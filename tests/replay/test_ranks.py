@@ -137,7 +137,7 @@ def looked_at_badly(**settings: Any) -> list[Any]:
         def failing(model: Any, batch: Any) -> Any:
             raise RuntimeError("out of luck")
 
-        run.parts = replace(run.parts, task=replace(run.parts.task, loss=failing))
+        run.parts = replace(run.parts, tasks=(replace(run.parts.task, loss=failing),))
     found = inspect_diverged_step(run.parts, [3])
     assert not isinstance(found, str)
     return found.plain["ranks"]

@@ -269,8 +269,8 @@ def test_a_compiled_model_is_unwrapped_and_compiled_by_the_run(
 ) -> None:
     run = build(tmp_path, model=model)
     assert list(run.state.model.state_dict()) == list(Tied().state_dict())
-    assert run.parts.compiling.on
-    assert not build(None, model=Tied).parts.compiling.on
+    assert run.parts.compiled
+    assert not build(None, model=Tied).parts.compiled
 
 
 @pytest.mark.slow

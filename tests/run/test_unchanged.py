@@ -69,9 +69,8 @@ def everything(run: sf.Run) -> dict[str, Any]:
         "statistics": (state.buffers.passes, state.buffers.started),
         "precision": (
             whole.precision.name,
-            whole.precision.open,
             whole.precision.tensors(),
-            run.parts.identity,
+            run.parts.plan.identity,
         ),
         "meter": (whole.meter.table(), whole.meter.logged_table()),
         "bad steps": whole.meter.skipped_in_a_row,

@@ -175,7 +175,7 @@ def test_messages_and_samples_are_text_and_the_output_comes_below_the_header(
     notebook.write({"kind": "data_check", "step": 0})
     notebook.say("model  Linear\x1b[2J")
     assert outputs == []
-    notebook.started(0.0)
+    notebook.begin_steps(0.0)
     notebook.doing("training")
     assert "training" in outputs[0].html
     notebook.write(train(10))
@@ -188,7 +188,7 @@ def test_messages_and_samples_are_text_and_the_output_comes_below_the_header(
 
 def test_no_name_or_text_of_a_run_becomes_markup(outputs: list[Output]) -> None:
     notebook = view(train(10, **{HOSTILE: 1.0}), scores(10, **{f"{HOSTILE}/loss": 1.0}))
-    notebook.started(0.0)
+    notebook.begin_steps(0.0)
     assert Table(outputs[0].html).tags == {
         "table",
         "thead",

@@ -27,10 +27,12 @@ from surefoot.cli.settings import configured
 from surefoot.config import speed_table
 from surefoot.config.speed_table import BF16_WORTH_IT, Facts, Row, look_up
 from surefoot.config.toml import with_choices
+from surefoot.data.pipeline import DataPipeline
 from surefoot.memory import instruction_set
 from surefoot.recipes import gpt, images, translation
+from surefoot.run import facts as run_facts
 from surefoot.tools.plan import summary
-from surefoot.train import auto_precision
+from surefoot.train.plan import speed_facts
 from surefoot.train.precision import precision
 
 VERSION = ".".join(torch.__version__.split(".")[:2])
@@ -77,7 +79,7 @@ def row(gain: float, *, width: tuple[int, int] = (1, 999), rows: tuple[int, int]
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes this a processor with AMX, and the table these rows; without rows it is silent."""
-    monkeypatch.setattr(auto_precision, "instruction_set", lambda: "amx_bf16")
+    monkeypatch.setattr(run_facts, "instruction_set", lambda: "amx_bf16")
 
     def holding(*rows: Row) -> None:
         monkeypatch.setattr(speed_table, "TABLE", {("amx_bf16", VERSION): ("2026-11-22", rows)})
@@ -98,7 +100,7 @@ def test_bf16_is_chosen_where_the_table_has_a_clear_gain(
     table(row(gain))
     run = built()
     run.train()
-    assert run.parts.run_state.precision.name == run.parts.identity["precision"] == chosen
+    assert run.parts.run_state.precision.name == run.parts.plan.identity["precision"] == chosen
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_sizes_outside_of_what_was_measured_are_fp32(
 ) -> None:
     table(row(2.0, **region))
     run = built()
-    chosen = auto_precision.settle_choices(run.parts)
+    chosen = run.parts.plan.reasons
     assert (run.parts.run_state.precision.name, chosen.unknown) == (
         ("bf16", False) if inside else ("fp32", True)
     )
@@ -129,15 +131,11 @@ def test_sizes_outside_of_what_was_measured_are_fp32(
 def test_another_processor_and_another_torch_are_fp32(
     other: dict[str, str], table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        auto_precision, "instruction_set", lambda: other.get("instructions", "amx_bf16")
-    )
+    monkeypatch.setattr(run_facts, "instruction_set", lambda: other.get("instructions", "amx_bf16"))
     monkeypatch.setattr(torch, "__version__", other.get("torch", torch.__version__))
+    monkeypatch.setattr(DataPipeline, "first", lambda *_: pytest.fail("data were read for nothing"))
     run = built()
-    monkeypatch.setattr(
-        run.parts.pipeline.__class__, "first", lambda *_: pytest.fail("data were read for nothing")
-    )
-    assert auto_precision.settle_choices(run.parts).unknown
+    assert run.parts.plan.reasons.unknown
     assert run.parts.run_state.precision.name == "fp32"
 
 
@@ -183,7 +181,7 @@ def test_a_resume_on_another_machine_computes_as_the_run_began(
     whole = built(precision="bf16")
     whole.train()
     built(tmp_path / "run", stop_after="2 steps").train()
-    monkeypatch.setattr(auto_precision, "instruction_set", lambda: "none")
+    monkeypatch.setattr(run_facts, "instruction_set", lambda: "none")
     resumed = built(tmp_path / "run")
     resumed.train()
     assert resumed.parts.run_state.precision.name == "bf16"
@@ -201,10 +199,11 @@ def test_a_resume_on_another_machine_computes_as_the_run_began(
 
 
 def test_choosing_leaves_no_trace(table: Table) -> None:
-    run = built(compile="auto")
-    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
+    model = Net()
+    before = {name: held.clone() for name, held in model.state_dict().items()}
     drawn = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # type: ignore[index, union-attr]
-    chosen = auto_precision.settle_choices(run.parts)
+    run = built(model=model, compile="auto")
+    chosen = run.parts.plan.reasons
     assert numbers_in(str(chosen.precision)) == [2]  # times as fast as fp32
     for name, held in run.state.models["model"].state_dict().items():
         assert torch.equal(held, before[name])
@@ -214,7 +213,6 @@ def test_choosing_leaves_no_trace(table: Table) -> None:
     assert random.getstate() == drawn[0]
     assert np.random.get_state()[1].tolist() == drawn[1]  # type: ignore[index, union-attr]
     assert torch.equal(torch.get_rng_state(), drawn[2])
-    assert auto_precision.settle_choices(run.parts) == auto_precision.AutoChoices()  # settled
 
 
 def test_data_that_cannot_be_read_fail_in_the_first_step_where_it_is_explained(
@@ -263,13 +261,13 @@ def test_kinds_of_layers_are_told_by_the_modules_and_what_was_not_measured_is_no
     name: str,
 ) -> None:
     network, facts = NETWORKS[name]
-    assert auto_precision.model_facts({"model": network()}) == facts
+    assert run_facts.layer_kind({"model": network()}) == facts
 
 
 def test_several_models_and_loops_of_ones_own_are_fp32(table: Table) -> None:
-    assert auto_precision.model_facts({"first": Net(), "second": Net()}) is None
+    assert run_facts.layer_kind({"first": Net(), "second": Net()}) is None
     own = built(loss=None)
-    chosen = auto_precision.settle_choices(own.parts)
+    chosen = own.parts.plan.reasons
     assert chosen.precision
     assert not chosen.unknown  # it cannot be profiled
     assert own.parts.run_state.precision.name == "fp32"
@@ -290,7 +288,12 @@ def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) 
             batch_size="256 tokens",
             seed=seed,
         )
-        return auto_precision.run_facts(run.parts)
+        return speed_facts(
+            run.parts.settings,
+            run_facts.world_facts(run.parts.world),
+            run_facts.data_facts(run.parts.pipeline, {}, reads_shape=True),
+            run_facts.model_facts(run.state.models, run.state.optimizers, {}, was_compiled=False),
+        )
 
     longest = max(map(len, rows)) + 1  # and an end
     assert facts(0) == facts(1) == Facts("amx_bf16", VERSION, "encoder-decoder", 16, 256, longest)
@@ -415,7 +418,7 @@ def test_on_cuda_the_capability_decides(
 ) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
     found = precision("auto", torch.device("cuda"))
-    assert (found.name, found.open) == (name, name == "fp32")
+    assert found.name == name
     assert precision("bf16", torch.device("cuda")).emulated == (name == "fp32")
 
 
@@ -494,29 +497,27 @@ class Compiled(nn.Module):
 @pytest.fixture
 def compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says that compiling gains; nothing is really compiled."""
-    monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
-    for where in ("train.components", "run.build"):
-        monkeypatch.setattr(
-            f"surefoot.{where}.compiled",
-            lambda models: {name: Compiled(held) for name, held in models.items()},
-        )
+    monkeypatch.setattr(speed_table, "COMPILE", {"cpu": True})
+    monkeypatch.setattr(
+        "surefoot.run.build.compiled",
+        lambda models: {name: Compiled(held) for name, held in models.items()},
+    )
     monkeypatch.setattr("torch.compile", lambda model, **_: Compiled(model))  # what scores
 
 
 def test_nothing_is_compiled_where_the_table_has_no_gain() -> None:
     run = built(compile="auto")
     run.train()
-    assert run.parts.compiled is run.parts.identity["compile"] is False
+    assert run.parts.compiled is run.parts.plan.identity["compile"] is False
 
 
 @pytest.mark.usefixtures("compiling")
 def test_steps_of_ones_own_and_batches_by_tokens_are_not_compiled() -> None:
-    own = auto_precision.settle_choices(built(loss=None, compile="auto").parts)
+    own = built(loss=None, compile="auto").parts.plan.reasons
     assert own.compile  # why not
     pairs = sf.data.TokenPairs([[4, 5, 6]] * 9, [[4, 5, 6]] * 9)
-    tokens = auto_precision.settle_choices(
-        built(train_data=pairs, batch_size="32 tokens", compile="auto").parts
-    )
+    run = built(train_data=pairs, batch_size="32 tokens", compile="auto")
+    tokens = run.parts.plan.reasons
     assert tokens.compile not in (None, own.compile)
 
 
@@ -531,7 +532,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(
         save_every="1 steps",
         log_every="1 steps",
     ).train()
-    monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": False})
+    monkeypatch.setattr(speed_table, "COMPILE", {"cpu": False})
     resumed = built(tmp_path / "run", compile="auto", log_every="1 steps")
     with resumed:
         assert resumed.session is not None
@@ -539,7 +540,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(
         for _ in resumed:
             pass
     assert isinstance(resumed.parts.task.forward, Compiled)
-    assert resumed.parts.identity["compile"] is True
+    assert resumed.parts.plan.identity["compile"] is True
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     again = built(compile="auto")
@@ -557,7 +558,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(
 def test_a_run_that_chose_to_compile_resumes_to_the_same_bits_and_is_one_that_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auto_precision, "COMPILE", {"cpu": True})
+    monkeypatch.setattr(speed_table, "COMPILE", {"cpu": True})
     named, whole = built(compile=True), built(compile="auto")
     stopped = built(tmp_path / "run", compile="auto", stop_after="3 steps")
     for run in (named, whole, stopped):

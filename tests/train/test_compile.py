@@ -16,8 +16,10 @@ import surefoot as sf
 from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.config import speed_table
-from surefoot.train import auto_precision
+from surefoot.run import facts as run_facts
+from surefoot.run.messages import precision_in_words
 from surefoot.train.compile import layout
+from surefoot.train.plan import speed_facts
 
 
 class Net(nn.Sequential):
@@ -87,7 +89,7 @@ def gains(monkeypatch: pytest.MonkeyPatch) -> Gains:
     kinds = ("convolution", "convolution, channels last")
     rows = [speed_table.Row(kind, every, every, every, held) for kind in kinds]
     monkeypatch.setattr(speed_table, "TABLE", {("fast", version): ("2026-11-22", rows)})
-    monkeypatch.setattr(auto_precision, "instruction_set", lambda: "fast")
+    monkeypatch.setattr(run_facts, "instruction_set", lambda: "fast")
     return held
 
 
@@ -109,11 +111,11 @@ def test_format_and_layout_are_chosen_together(
 ) -> None:
     gains |= dict(zip(list(gains), found, strict=True))
     run = built()
-    assert auto_precision.settle_choices(run.parts).precision == why
+    assert run.parts.plan.reasons.precision == why
     seen = layouts_seen(run)
     run.train()
     assert (run.parts.run_state.precision.name, run.parts.layout.channels_last) == chosen
-    assert run.parts.identity["channels_last"] == chosen[1]
+    assert run.parts.plan.identity["channels_last"] == chosen[1]
     assert seen == {chosen[1]}  # in training, and where averaged weights are scored
 
 
@@ -171,28 +173,33 @@ def test_it_is_the_same_training_to_rounding() -> None:
 
 def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Gains) -> None:
     named = built(precision="fp32")
-    chosen = auto_precision.settle_choices(named.parts)
+    chosen = named.parts.plan.reasons
     assert (chosen.precision, chosen.compile, chosen.unknown) == (None, None, False)
     assert (
-        chosen.in_words(named.parts.run_state.precision, channels_last=False)
+        precision_in_words(named.parts)
         == 'fp32; "auto" would choose bf16 (measured at least 4.00 times as fast as fp32)'
     )
-    assert (named.parts.layout.open, named.parts.layout.channels_last) == (False, False)
+    assert not named.parts.plan.channels_last
     as_they_come = built(channels_last=False)
     assert (
-        auto_precision.settle_choices(as_they_come.parts).precision
-        == "measured at least 2.00 times as fast as fp32"
+        as_they_come.parts.plan.reasons.precision == "measured at least 2.00 times as fast as fp32"
     )
     assert not as_they_come.parts.layout.channels_last
     laid_out = built(channels_last=True)
-    facts = auto_precision.run_facts(laid_out.parts)
+    parts = laid_out.parts
+    facts = speed_facts(
+        parts.settings,
+        run_facts.world_facts(parts.world),
+        run_facts.data_facts(parts.pipeline, {}, reads_shape=True),
+        run_facts.model_facts(laid_out.state.models, {}, {}, was_compiled=False),
+    )
     assert isinstance(facts, speed_table.Facts)
     assert facts.layers == "convolution, channels last"
 
 
 def test_models_without_convolutions_are_left_alone_and_other_inputs_too() -> None:
     linear, convolution = nn.Linear(2, 1), nn.Conv2d(2, 2, 1)
-    assert not layout(True, [linear]).channels_last
+    layout(True, [linear])
     assert not linear._forward_pre_hooks
     found = layout(True, [convolution])
     numbers = torch.zeros(1, 2, 3, 4, dtype=torch.int64)

@@ -22,7 +22,6 @@ from surefoot.recipes.optimizer_settings import EarlyStopping as Flags
 from surefoot.run import messages
 from surefoot.tools.plan import summary
 from surefoot.tracking.jsonl import records
-from surefoot.train.auto_precision import AutoChoices
 from surefoot.train.patience import Best, Standing, Watch, following
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
@@ -316,7 +315,7 @@ def test_the_header_and_the_plan_say_what_is_watched() -> None:
         "ends after 1 evaluation without a val/loss better by more than 1%",
         "ends after 3 records without a better train/grad_norm",
     ]
-    header = " ".join(messages.header(run.parts, chosen=AutoChoices(), resumed=False).split())
+    header = " ".join(messages.header(run.parts, resumed=False).split())
     assert "; ".join(said) in header
     assert said in [section.lines for section in summary.sections(run.parts)]
 

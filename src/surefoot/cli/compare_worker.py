@@ -18,7 +18,6 @@ import torch
 from surefoot.checkpoint import Store
 from surefoot.cli.compare_plan import program_of
 from surefoot.cli.main import run_or_exit
-from surefoot.config.toml import with_choices
 from surefoot.config.tree import layered
 from surefoot.distributed.environment import die_with
 from surefoot.errors import CheckpointError
@@ -29,7 +28,6 @@ from surefoot.tools.compare.trained import Trained, read_run
 from surefoot.tools.compare.trials import Outcome, with_threads, write_outcome
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import is_running
-from surefoot.train.auto_precision import settle_choices
 from surefoot.train.evaluate import means_by_batch
 from surefoot.train.scorer import Evaluator
 
@@ -92,7 +90,7 @@ def scores_by_batch(run: Run, trained: Trained, *, draws: bool) -> dict[str, Any
     if trained.best is None or split not in run.parts.evaluator.splits:
         return {"why": f"{score} was never evaluated"}
     step, expected = trained.best
-    scores: dict[str, Any] = {"score": score, "split": run.parts.split_identity[split]}
+    scores: dict[str, Any] = {"score": score, "split": run.parts.plan.splits[split]}
     scores |= {"best": None, "final": {"step": trained.scores[-1][0]}}
     try:
         for difference in run.load_checkpoint(Store(run.parts.directory.checkpoints).at(step)):
@@ -146,15 +144,15 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
     metric, splits.
     """
     run = build_variant(plan, directory, name)
-    auto = settle_choices(run.parts)
+    reasons = run.parts.plan.reasons
     scored = [each.text for each in run.parts.run_state.watches if not each.of_training]
     facts = {
-        "precision": run.parts.run_state.precision.name,
+        "precision": run.parts.plan.precision,
         "score": next(iter(scored), None),
         "splits": list(run.parts.evaluator.splits),
-        "compile": None if auto.compile is None else run.parts.compiled,
-        "channels_last": True if run.parts.layout.channels_last else None,
-        "chosen": auto.precision,
+        "compile": None if reasons.compile is None else run.parts.plan.compiles,
+        "channels_last": True if run.parts.plan.channels_last else None,
+        "chosen": reasons.precision,
     }
     print(
         json.dumps({name: value for name, value in facts.items() if value is not None}), flush=True
@@ -172,36 +170,24 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
         "run_dir": str(directory / name),
     }
     # a single layer: the plan has already dropped settings of other optimizers
-    config, origins = layered(kind, [("comparison", {**plan.base, **own})])
-    config_origins = {
-        key: "variant"
-        if key in own
-        else plan.origins.get(key, "default")
-        if origin == "comparison"
-        else origin
-        for key, origin in origins.items()
-    }
-    run = program.run(config)
     # models of other sizes could choose differently, so all variants use the plan's choices
-    precision, layout, compiling = (
-        run.parts.run_state.precision,
-        run.parts.layout,
-        run.parts.compiling,
-    )
-    if precision.open and "precision" in plan.found:
-        precision.settle(plan.found["precision"])
-        layout.settle(bool(plan.found.get("channels_last", False)))
-    if "compile" in plan.found:
-        compiling.settle(plan.found["compile"])
-    choices = {
-        "precision": precision.name,
-        "channels_last": layout.channels_last,
-        "compile": compiling.on,
-    }
-    run.parts.identity.update(choices)
-    run.configuration = with_choices(
-        program.config_text(config, config_origins, program.described), choices
-    )
+    chosen = dict(plan.settled)
+    if "precision" in chosen and plan.base.get("channels_last") == "auto":
+        chosen["channels_last"] = bool(plan.found.get("channels_last"))
+    settings = {**plan.base, **chosen, **own}
+    config, origins = layered(kind, [("comparison", settings)])
+    config_origins = {}
+    for key, origin in origins.items():
+        if key in own:
+            config_origins[key] = "variant"
+        elif key in chosen:
+            config_origins[key] = "auto"
+        elif origin == "comparison":
+            config_origins[key] = plan.origins.get(key, "default")
+        else:
+            config_origins[key] = origin
+    run = program.run(config)
+    run.configuration = program.config_text(config, config_origins, program.described)
     run.parts.evaluator.leave_out_end()
     return run
 

@@ -174,9 +174,9 @@ def _basis(
             length = planned(config.length, samples_per_epoch=1, batch_size=1)
         return length, settings, float(config.optimizer.spec().lr)
     parts = build_run(program, config).parts  # a user's program: use its warm-up and minimum
-    settings = {"warmup": f"{parts.schedule.warmup or 0} steps"}
-    if isinstance(parts.schedule, Single) and parts.schedule.min_lr_ratio is not None:
-        settings["min_lr_ratio"] = parts.schedule.min_lr_ratio
+    settings = {"warmup": f"{parts.plan.schedule.warmup or 0} steps"}
+    if isinstance(parts.plan.schedule, Single) and parts.plan.schedule.min_lr_ratio is not None:
+        settings["min_lr_ratio"] = parts.plan.schedule.min_lr_ratio
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     return parts.length, settings, float(groups[0]["initial_lr"])
 

@@ -221,8 +221,9 @@ def sizes_of(
     """Return the sizes of a step from a run's settings. An existing run keeps its micro-batch
     size.
     """
-    beginning = None if run_dir is None else read_beginning(run_dir)
-    began = None if beginning is None else beginning.micro_batch_size_for(batch_size)
+    began = None
+    if run_dir is not None:
+        began = read_beginning(run_dir).micro_batch_size_for(batch_size)
     return Sizes(
         batch_size,
         began if micro_batch_size is None else micro_batch_size,

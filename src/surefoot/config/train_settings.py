@@ -300,6 +300,7 @@ class Timetable:
 
     settings: TrainSettings
     length: Length
+    began: Length  # with which the run began: intervals in percent refer to it
     every: dict[str, Every]  # by setting name
     stop_step: int  # the session ends here; the schedule does not change
     limit_s: float | None
@@ -318,9 +319,15 @@ class Timetable:
         return self.every["log_every"].due(done) or done == self.length.steps
 
 
-def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: int) -> Timetable:
-    """Return the timetable for data of this size. Raises `ConfigError` with the name of an invalid
-    setting.
+def timetable(
+    settings: TrainSettings,
+    *,
+    samples_per_epoch: int,
+    batch_size: int,
+    began_steps: int | None = None,
+) -> Timetable:
+    """Return the timetable for data of this size. `began_steps` is the length with which a resumed
+    run began. Raises `ConfigError` with the name of an invalid setting.
     """
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
@@ -332,4 +339,6 @@ def timetable(settings: TrainSettings, *, samples_per_epoch: int, batch_size: in
     )
     stop_step = min(stop_after.steps, length.steps)
     epoch = every("1 epochs", length=length) if length.in_epochs else Every()
-    return Timetable(settings, length, cadences(settings, length=length), stop_step, limit_s, epoch)
+    began = length if began_steps is None else dataclasses.replace(length, steps=began_steps)
+    every_setting = cadences(settings, length=began)
+    return Timetable(settings, length, began, every_setting, stop_step, limit_s, epoch)

@@ -95,7 +95,7 @@ def live_findings_of(
     written = parts.settings.train_settings()
     watched = next((each for each in parts.run_state.watches if not each.of_training), None)
     described = RunDescription(
-        identity=parts.identity,
+        identity=parts.plan.identity,
         written={name: value for name, value in written.items() if value is not None},
         program=kind,
         kinds=kinds_of_models(parts.architecture),

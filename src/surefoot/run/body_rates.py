@@ -3,15 +3,19 @@ uses them, or they are refused by name.
 """
 
 import gc
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
 from torch.optim import Optimizer
 
+from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
 from surefoot.optim.build import has_scheduler
 from surefoot.optim.kinds.kind import inner_optimizers
-from surefoot.run.components import RunComponents
+from surefoot.schedules.joined import AnySchedule
+from surefoot.train.loop import State
+from surefoot.train.patience import Feedback
 
 # schedulers of torch that multiply the current rate; others write rates of their own
 _RELATIVE = {
@@ -28,10 +32,26 @@ _RELATIVE = {
 
 
 class BodyRates:
-    """What one session does about rates that the user's code writes."""
+    """What one session does about rates that the user's code writes.
 
-    def __init__(self, parts: RunComponents) -> None:
-        self.parts = parts
+    own_schedule: what changes the rates by itself, or None if they are constant. registered: the
+    objects of `run.register_state`, or None if schedulers need not be among them.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        world: World,
+        *,
+        own_schedule: str | None,
+        registered: Mapping[str, Any] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.state = state
+        self.world = world
+        self.own_schedule = own_schedule
+        self.registered = registered
+        self.say = say
         self.writes = self._writes()
         # a number that is equal on all ranks if these write the same rates
         self.fingerprint = self._fingerprint()
@@ -43,12 +63,10 @@ class BodyRates:
         """Call this before the first step of a session: code before the loop, such as the
         constructor of a scheduler, wrote rates that the checkpoint has already.
         """
-        replaced = [
-            name for name, each in self.parts.state.optimizers.items() if each.rates.put_back()
-        ]
-        optimizers = [each.optimizer for each in self.parts.state.optimizers.values()]
+        replaced = [name for name, each in self.state.optimizers.items() if each.rates.put_back()]
+        optimizers = [each.optimizer for each in self.state.optimizers.values()]
         if replaced and not any(map(has_scheduler, optimizers)):
-            self.parts.say(
+            self.say(
                 "note: the parameter groups keep the values of the checkpoint; what your code wrote"
                 " into them before the loop is left out"
             )
@@ -61,8 +79,8 @@ class BodyRates:
         Without a body, code writes only within a step, and its update takes this over. Ranks
         compare their rates before each step.
         """
-        if has_body or self.parts.world.size > 1:
-            for trained in self.parts.state.optimizers.values():
+        if has_body or self.world.size > 1:
+            for trained in self.state.optimizers.values():
                 trained.rates.follow()
         if self._writes() == self.writes:
             return False
@@ -70,11 +88,11 @@ class BodyRates:
         self.fingerprint = self._fingerprint()
         if not self.is_said:
             self.is_said = True
-            optimizers = [each.optimizer for each in self.parts.state.optimizers.values()]
+            optimizers = [each.optimizer for each in self.state.optimizers.values()]
             self.unchecked = [(ref(each), _numbers(each)) for each in schedulers_of(optimizers)]
             self._check_schedulers()
-            self.parts.say(
-                f"after step {self.parts.state.step:,}: your code wrote learning rates; the next"
+            self.say(
+                f"after step {self.state.step:,}: your code wrote learning rates; the next"
                 " steps use them, multiplied by the schedule's further course"
             )
         elif self.unchecked:
@@ -86,7 +104,7 @@ class BodyRates:
         those of all groups if they differ. Waits for the device if a rate is in a tensor.
         """
         by_group: dict[str, float] = {}
-        for name, trained in self.parts.state.optimizers.items():
+        for name, trained in self.state.optimizers.items():
             for index, factor in enumerate(trained.rates.body_factors()):
                 by_group[f"{name}.param_groups[{index}]"] = factor
         first = next(iter(by_group.values()))
@@ -98,7 +116,7 @@ class BodyRates:
         return record
 
     def refuse_other_ranks(self) -> None:
-        rank, step = self.parts.world.rank, self.parts.state.step
+        rank, step = self.world.rank, self.state.step
         raise ConfigError(
             "rates-differ-on-ranks",
             problem=f"after step {step} your code wrote other learning rates on rank {rank} than on"
@@ -112,12 +130,12 @@ class BodyRates:
 
     def _fingerprint(self) -> int:
         fingerprint = 0
-        for trained in self.parts.state.optimizers.values():
+        for trained in self.state.optimizers.values():
             fingerprint ^= trained.rates.fingerprint
         return fingerprint
 
     def _writes(self) -> int:
-        return sum(each.rates.writes for each in self.parts.state.optimizers.values())
+        return sum(each.rates.writes for each in self.state.optimizers.values())
 
     def _check_schedulers(self) -> None:
         """Check the schedulers that were stepped; others may have nothing to do with the rates."""
@@ -134,7 +152,7 @@ class BodyRates:
         self.unchecked = unchecked
         known = [each for each in schedulers if _is_of_package(each)]
         absolute = [type(each).__name__ for each in known if not _is_relative(each)]
-        own = own_schedule(self.parts)
+        own = self.own_schedule
         if absolute and own is not None:
             raise ConfigError(
                 "two-schedules",
@@ -149,9 +167,10 @@ class BodyRates:
                 setting="schedule",
                 value=absolute[0],
             )
-        is_checked = self.parts.directory is not None and self.parts.settings.check_state
-        registered = _within(list(self.parts.run_state.user_state.objects.values()))
-        if is_checked and schedulers and not any(id(each) in registered for each in schedulers):
+        if self.registered is None or not schedulers:
+            return
+        registered = _within(list(self.registered.values()))
+        if not any(id(each) in registered for each in schedulers):
             name = type(schedulers[0]).__name__
             raise ConfigError(
                 "scheduler-not-registered",
@@ -167,14 +186,14 @@ class BodyRates:
             )
 
 
-def own_schedule(parts: RunComponents) -> str | None:
+def own_schedule(schedule: AnySchedule, feedback: Feedback | None) -> str | None:
     """Return what changes the rates of a run by itself, or None if they are constant."""
-    shape = parts.schedule.to_dict()
-    if parts.run_state.feedback is not None:
+    if feedback is not None:
         return "plateau="
-    if shape["shape"] == "constant" and not parts.schedule.warmup:
+    shape = schedule.to_dict()["shape"]
+    if shape == "constant" and not schedule.warmup:
         return None
-    return f"schedule= ({shape['shape']})"
+    return f"schedule= ({shape})"
 
 
 def _is_relative(scheduler: Any) -> bool:

@@ -2,60 +2,60 @@
 optimizers and state.
 """
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 from weakref import finalize
 
+from torch import nn
+
 from surefoot.config.accepted_changes import change_names
-from surefoot.config.averaging import averaging_in_identity, averaging_of_settings
 from surefoot.config.behavior import (
     BUFFERS_IN_ORDER,
     STEP_OF_SAMPLES,
     STREAM_OF_ONE_RANK,
-    behavior_in_identity,
     known_behavior,
     mean_of_nothing,
-    newest_behavior,
 )
 from surefoot.config.extras import trackers_of
 from surefoot.config.parallel import Strategy, strategy_for
-from surefoot.config.paths import absolute_path, named_path, run_path
-from surefoot.config.setting import identity_of, shared_by_ranks
-from surefoot.config.train_settings import clipping, timetable
+from surefoot.config.paths import absolute_path, run_path
+from surefoot.config.setting import shared_by_ranks
+from surefoot.config.train_settings import clipping
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
-from surefoot.data.dataset_checks import check_samples, check_split, fingerprint
+from surefoot.data.dataset_checks import check_samples, check_split
 from surefoot.distributed.spread import spread
 from surefoot.distributed.world import World, joined
-from surefoot.optim.build import optimizer_identity, refuse_without_momentum
+from surefoot.errors import CheckpointError
+from surefoot.optim.build import refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
-from surefoot.run.components import Models, Plan, RunComponents
+from surefoot.run.components import Models, RunComponents, RunData, Steering
+from surefoot.run.facts import data_facts, model_facts, size_facts, world_facts
 from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
-from surefoot.run.validate import check_settings, json_settings
+from surefoot.run.validate import check_settings
 from surefoot.schedules.joined import factors_by_optimizer
-from surefoot.schedules.lr_schedule import constant
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import (
     Beginning,
+    new_beginning,
     other_format,
     read_beginning,
     unreadable_format,
 )
 from surefoot.train.buffer_check import refuse_order
-from surefoot.train.compile import Layout, compiled, compiling, layout, refuse_compiled, sole_or_all
-from surefoot.train.components import bound_to, group_counts, printed
+from surefoot.train.compile import compiled, layout, sole_or_all
+from surefoot.train.components import group_counts, printed
+from surefoot.train.evaluate import Split
 from surefoot.train.loop import State, Task
 from surefoot.train.meter import Meter
-from surefoot.train.patience import EarlyStopping, feedback, rules_of, watched
+from surefoot.train.patience import feedback, rules_of, watched
+from surefoot.train.plan import Plan, resolve, resolve_timeline
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
@@ -82,32 +82,44 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     numbered = str(settings.run_dir) if is_numbered(settings.run_dir) else None
     if numbered is not None:
         settings = in_numbered_directory(settings, world, unless_built)
-    plan = plan_data(settings, data, world, parallel, unless_built)
+    beginning = beginning_of(settings, world)
+    run_data = read_data(settings, data, world, parallel, beginning, unless_built)
+    pipeline = run_data.pipeline
+    try:
+        timeline = resolve_timeline(
+            settings, size_facts(pipeline), beginning, exact_sums=pipeline.exact_sums
+        )
+    except CheckpointError as problem:
+        raise problem.inside(f"cannot resume {settings.run_dir}") from problem.__cause__
+    steering = steering_of(settings, run_data.splits, behavior=beginning.behavior)
+
     log = None if world.is_main else RankLog()
     console: Screen | None = None
     if settings.console:
         from surefoot.tracking.live_terminal import screen
 
+        length = timeline.times.length
         console = screen(
-            plan.times.length.steps,
+            length.steps,
             log,
             unit=settings.count_unit,
             every_record=settings.log_every != "auto",
-            epochs=plan.times.epoch.count(0, plan.times.length.steps),
+            epochs=timeline.times.epoch.count(0, length.steps),
             marks_loss=loss_remark(settings) is not None,
         )
-    models = build_models(settings, world, parallel, plan)
-    check_first_batch(settings, models, plan.pipeline)
+
+    models = build_models(settings, world, parallel, pipeline, behavior=beginning.behavior)
+    check_first_batch(settings, models, pipeline, beginning)
     if models.parallel.kind == "fsdp" and not world.on_meta:
-        models = assembly.shard_models(models, plan.pipeline)
+        models = assembly.shard_models(models, pipeline)
     state = assembly.built_state(
         models,
-        plan.pipeline,
+        pipeline,
         clip=clipping(settings.clip),
-        averaging=averaging_of_settings(settings, plan.times.length, behavior=plan.behavior),
+        averaging=timeline.averaging,
         loss=settings.loss,
         buffer_rules=settings.buffers,
-        behavior=plan.behavior,
+        behavior=beginning.behavior,
     )
     refuse_order(
         state.buffers,
@@ -115,13 +127,29 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         loss=settings.loss,
         sync_batch_norm=settings.sync_batch_norm,
     )
-    if any(trained.takes_closure for trained in state.optimizers.values()):
-        from surefoot.optim.closure_step import refuse_closures
 
-        scaled, is_compiled = models.precision.loss_scale is not None, models.compiling.on
-        refuse_closures(state.optimizers.values(), scaled=scaled, compiled=is_compiled)
-    plan = replace(plan, schedule=bound_to(plan.schedule, state.optimizers.values()))
-    parts = assemble(settings, plan, models, state, console, log)
+    facts_of_world = world_facts(world)
+    facts_of_models = model_facts(
+        state.models, state.optimizers, models.decisions, was_compiled=models.was_compiled
+    )
+    reads_shape = (
+        beginning.is_new
+        and settings.loss is not None
+        and facts_of_world.is_measured
+        and facts_of_models.layers is not None
+    )
+    facts_of_data = data_facts(pipeline, run_data.splits, reads_shape=reads_shape)
+    run_data.values.note_reading()  # by the checks and facts above
+    plan = resolve(
+        settings,
+        facts_of_world,
+        timeline,
+        facts_of_data,
+        facts_of_models,
+        beginning,
+        parallel=models.parallel,
+    )
+    parts = assemble(settings, plan, run_data, steering, models, state, console, log)
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
         parts.say(f"note: {line}")
     if numbered is not None and parts.directory is not None:
@@ -161,63 +189,67 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
-def plan_data(
+def beginning_of(settings: RunSettings, world: World) -> Beginning:
+    """Return how the run in the directory of the settings began, as rank 0 reads it, or the
+    beginning of a new run. Raises `CheckpointError` for a run that this version cannot go on with.
+    Collective.
+    """
+    if settings.run_dir is None:
+        return new_beginning()
+    directory = absolute_path(run_path(settings.run_dir, setting="run_dir"))
+    unknown_format = other_format(directory)
+    read = (unknown_format, asdict(read_beginning(directory)))
+    unknown_format, beginning = world.from_main(read)
+    if unknown_format is not None:
+        raise unreadable_format(unknown_format, run=settings.run_dir)
+    known_behavior(beginning["behavior"], run=str(directory))
+    return Beginning(**beginning)
+
+
+def read_data(
     settings: RunSettings,
     data: data_pipeline.TrainData,
     world: World,
     parallel: Strategy,
+    beginning: Beginning,
     unless_built: ExitStack,
-) -> Plan:
-    """Plan the samples of each step, the timetable, and the splits to evaluate. `unless_built` ends
+) -> RunData:
+    """Plan the samples of each step, and check the data of training and splits. `unless_built` ends
     what begins here. Collective.
     """
-    seed = settings.seed
+    seed, behavior = settings.seed, beginning.behavior
     out = None
-    beginning = None
     if settings.run_dir is not None:
         out = absolute_path(run_path(settings.run_dir, setting="run_dir"))
-        beginning = beginning_of(out, world, shown=settings.run_dir)
-    behavior = newest_behavior()
-    micro_batch_size_of_run = None
-    exact_sums = settings.exact_sums
-    if beginning is not None:
-        behavior = known_behavior(beginning.behavior, run=str(out))
-        batch_size = None if data.lists_batches else data.batch_size
-        micro_batch_size_of_run = beginning.micro_batch_size_for(batch_size)
-        exact_sums = exact_sums and beginning.exact_sums
     if world.size > 1:
         from surefoot.data.same_on_ranks import refuse_other_lists
 
         refuse_other_lists(world, data.order)
-    splits = settings.splits or {}
-    values = DataValues(data.read_objects(splits))
+    values = DataValues(data.read_objects(settings.splits or {}))
     sizes = data_pipeline.planned_sizes(
-        data, settings.micro_batch_size, ranks=world.ranks, began=micro_batch_size_of_run
+        data,
+        settings.micro_batch_size,
+        ranks=world.ranks,
+        began=beginning.micro_batch_size_for(None if data.lists_batches else data.batch_size),
     )
     tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes, behavior=behavior)
     if tape is not None:
         unless_built.callback(tape.abandon)
         data = replace(data, dataset=tape)
-    if tape is None:
+        samples = tape.samples
+    else:
         collates = data.collate is not None
         samples = check_samples(
             data.dataset, seed=seed, batch_size=sizes.batch_size, collates=collates
         )
-    else:
-        samples = tape.samples
-    plan = data_pipeline.data_plan(
+    order = data_pipeline.data_plan(
         data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes
     )
-    refuse_compiled(plan, data, compiled=settings.compile is True)
-    # sizes of an epoch and of a step in samples, or in steps if the samples per step vary
-    of_epoch, of_step = (plan.samples, sizes.batch_size) if plan.steps is None else (plan.steps, 1)
-    times = timetable(settings, samples_per_epoch=of_epoch, batch_size=of_step)
     splits = data_pipeline.taped_splits(
         settings, world, run_dir=out, behavior=behavior, unless_built=unless_built
     )
     for name, split in splits.items():
         check_split(name, split.data, seed=seed)
-    values.note_reading()  # by the checks above
     compared = {f"split {name!r}": split.data for name, split in splits.items()}
     if tape is None:
         compared["train_data"] = data.dataset
@@ -225,54 +257,45 @@ def plan_data(
         from surefoot.data.same_on_ranks import refuse_other_samples
 
         refuse_other_samples(world, compared, seed=seed)
-    data = data_pipeline.with_splits(data, splits)
-    steering = [name for name, split in splits.items() if not split.at_end]
+    pipeline = data_pipeline.DataPipeline(
+        data_pipeline.with_splits(data, splits),
+        order,
+        sizes,
+        seed,
+        world,
+        settings.count_fn,
+        tape,
+        parallel,
+        settings.exact_sums and beginning.exact_sums,
+        passes_step=behavior >= STEP_OF_SAMPLES,
+    )
+    return RunData(pipeline, splits, values)
+
+
+def steering_of(settings: RunSettings, splits: Mapping[str, Split], *, behavior: int) -> Steering:
+    """Return the scores that steer training. Raises `ConfigError` for a score of no split."""
+    scored = [name for name, split in splits.items() if not split.at_end]
+    at_end = [name for name, split in splits.items() if split.at_end]
     rules = rules_of(settings.early_stopping)
     best, stopping = watched(
         settings.best,
         rules,
         keep_best=settings.keep_best,
-        splits=steering,
-        at_end=[name for name, split in splits.items() if split.at_end],
+        splits=scored,
+        at_end=at_end,
         behavior=behavior,
     )
-    return Plan(
-        data_pipeline.DataPipeline(
-            data,
-            plan,
-            sizes,
-            seed,
-            world,
-            settings.count_fn,
-            tape,
-            parallel,
-            exact_sums,
-            passes_step=behavior >= STEP_OF_SAMPLES,
-        ),
-        times,
-        (settings.schedule or constant()).resolved(times.length),
-        best=best,
-        stopping=stopping,
-        lowering=feedback(settings.plateau, rules, splits=steering),
-        behavior=behavior,
-        data_values=values,
-        splits=splits,
-    )
+    return Steering(best, stopping, feedback(settings.plateau, rules, splits=scored))
 
 
-def beginning_of(directory: Path, world: World, *, shown: Path | str) -> Beginning | None:
-    """Return how the run in a directory began, as rank 0 reads it. `shown` is the path as the user
-    gave it. Collective.
-    """
-    beginning = read_beginning(directory)
-    reads = (other_format(directory), None if beginning is None else asdict(beginning))
-    other_format_of_main, beginning_of_main = world.from_main(reads)
-    if other_format_of_main is not None:
-        raise unreadable_format(other_format_of_main, run=shown)
-    return None if beginning_of_main is None else Beginning(**beginning_of_main)
-
-
-def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: Plan) -> Models:
+def build_models(
+    settings: RunSettings,
+    world: World,
+    parallel: Strategy,
+    pipeline: data_pipeline.DataPipeline,
+    *,
+    behavior: int,
+) -> Models:
     """Build the models with the run's seed and rank 0's weights, and plan the training of each
     model. Collective.
     """
@@ -280,7 +303,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     models, compiled_names = assembly.built_models(
         settings.model, seed=settings.seed, device=device, precision=settings.precision
     )
-    if plan.behavior >= BUFFERS_IN_ORDER:
+    if behavior >= BUFFERS_IN_ORDER:
         refuse_max_norm(models)
     if world.size > 1:
         from surefoot.distributed.consistency import equal_from_main
@@ -289,10 +312,8 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
     notes = assembly.set_to_train(
         models, trained=optimizer if isinstance(optimizer, Mapping) else models
     )
-    if (
-        compiled_names
-    ):  # by the user: the run compiles them, so that resumed steps are compiled alike
-        refuse_compiled(plan.pipeline.plan, plan.pipeline.data, compiled=True)
+    if compiled_names:
+        # by the user: the run compiles them, so that resumed steps are compiled alike
         notes.append(
             f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)"
         )
@@ -305,7 +326,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
 
         if has_synchronized_norms(models.values()):  # the user may have converted them
-            assembly.refuse_unequal_passes(plan.pipeline.sizes, ranks=world.ranks)
+            assembly.refuse_unequal_passes(pipeline.sizes, ranks=world.ranks)
             if world.device.type == "cpu":  # torch's SyncBatchNorm has no kernels for it
                 synchronize_on_cpu(models.values())
     decisions = assembly.decided(
@@ -313,7 +334,7 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         optimizer,
         clip=clipping(settings.clip),
         ema=settings.ema,
-        behavior=plan.behavior,
+        behavior=behavior,
     )
     architecture = {name: printed(model) for name, model in models.items()}
     recomputed, how = None, settings.activation_checkpointing
@@ -323,17 +344,22 @@ def build_models(settings: RunSettings, world: World, parallel: Strategy, plan: 
         recomputed = in_words(
             how, compute_again(models, how, blocks=settings.activation_checkpointing_modules)
         )
-    precision, compiles = (
-        chosen_precision(
-            settings.precision, device, updates_on="cpu" if parallel.cpu_offload else None
-        ),
-        compiling(settings.compile or bool(compiled_names)),
+    return Models(
+        models,
+        parallel,
+        decisions,
+        architecture,
+        recomputed,
+        was_compiled=bool(compiled_names),
+        notes=notes,
     )
-    return Models(models, precision, compiles, parallel, decisions, architecture, recomputed, notes)
 
 
 def check_first_batch(
-    settings: RunSettings, models: Models, pipeline: data_pipeline.DataPipeline
+    settings: RunSettings,
+    models: Models,
+    pipeline: data_pipeline.DataPipeline,
+    beginning: Beginning,
 ) -> None:
     """Test one micro-batch before distributed training. Raises `ConfigError` if the strategy cannot
     train the models. Collective.
@@ -344,11 +370,14 @@ def check_first_batch(
     from surefoot.distributed.blocks import gathered
     from surefoot.train.parallel_check import check_first_pass
 
+    precision: str = settings.precision
+    if precision == "auto" and beginning.precision is not None:
+        precision = beginning.precision  # of a new run it is resolved later, by the table of speeds
     check_first_pass(
         models.by_name,
         settings.loss,
         pipeline.first(),
-        precision=models.precision,
+        precision=chosen_precision(precision, world.device),
         world=world,
         allow_unused=parallel.find_unused_parameters,
         gathered=[part for model in models.by_name.values() for part in gathered(model, parallel)]
@@ -360,6 +389,8 @@ def check_first_batch(
 def assemble(
     settings: RunSettings,
     plan: Plan,
+    run_data: RunData,
+    steering: Steering,
     models: Models,
     state: State,
     console: Screen | None,
@@ -368,22 +399,30 @@ def assemble(
     """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints
     and records.
     """
-    pipeline = plan.pipeline
-    times = plan.times
-    precision = models.precision
-    splits = plan.splits
-    laid = layout(
-        settings.channels_last,
-        [*state.models.values(), *(average.model for average in state.ema_models.values())],
+    pipeline, times, splits = run_data.pipeline, plan.times, run_data.splits
+    world, parallel = pipeline.world, plan.parallel
+    precision = chosen_precision(
+        plan.precision, world.device, updates_on="cpu" if parallel.cpu_offload else None
     )
+    if any(trained.takes_closure for trained in state.optimizers.values()):
+        from surefoot.optim.closure_step import refuse_closures
+
+        is_scaled = precision.loss_scale is not None
+        refuse_closures(state.optimizers.values(), scaled=is_scaled, compiled=plan.compiles)
+
+    image_models: list[nn.Module] = []
+    if settings.channels_last:
+        averages = [average.model for average in state.ema_models.values()]
+        image_models = [*state.models.values(), *averages]
+    laid = layout(plan.channels_last, image_models)
     ranks, called = spread(
         state.models,
-        compiled(state.models) if models.compiling.on else state.models,
-        world=pipeline.world,
-        parallel=models.parallel,
+        compiled(state.models) if plan.compiles else state.models,
+        world=world,
+        parallel=parallel,
         sizes=pipeline.sizes,
         shares=pipeline.shares,
-        exact=plan.pipeline.exact,
+        exact=pipeline.exact,
         fsdp=models.fsdp,
     )
     task = Task(
@@ -401,13 +440,13 @@ def assemble(
     )
     if task.momentum is not None:
         refuse_without_momentum(state.optimizers.values())
-    directory = (
-        None
-        if settings.run_dir is None
-        else RunDirectory(run_path(settings.run_dir, setting="run_dir"), text_log=settings.text_log)
-    )
+
+    directory = None
+    if settings.run_dir is not None:
+        path = run_path(settings.run_dir, setting="run_dir")
+        directory = RunDirectory(path, text_log=settings.text_log)
     text_log = None
-    if settings.text_log and pipeline.world.is_main:
+    if settings.text_log and world.is_main:
         epochs = times.epoch.count(0, times.length.steps)
         text_log = TextLog(times.length.steps, unit=settings.count_unit, epochs=epochs)
     screens = [console, None if text_log is None else text_log.console]
@@ -417,17 +456,20 @@ def assemble(
             if each is not None:
                 each.say(text)
 
+    checkpointing = None
+    if directory is not None:
+        checkpointing = Checkpointing(directory, times, disk=settings.disk, say=say, world=world)
     return RunComponents(
         settings=settings,
-        task=task,
+        tasks=(task,) * len(plan.segments),
         run_state=RunState(
             state,
             precision,
-            plan.best,
-            plan.stopping,
-            plan.lowering,
+            steering.best,
+            steering.stopping,
+            steering.lowering,
             Meter(of_nothing=mean_of_nothing(plan.behavior)),
-            data_values=plan.data_values,
+            data_values=run_data.values,
             batch_lists=pipeline.batch_lists,
         ),
         pipeline=pipeline,
@@ -437,23 +479,16 @@ def assemble(
             splits=splits,
             loss=settings.loss,
             precision=precision,
-            compiling=models.compiling,
+            compiles=plan.compiles,
             ranks=task.ranks,
             behavior=plan.behavior,
         ),
-        timetable=times,
-        schedule=plan.schedule,
-        world=pipeline.world,
-        parallel=models.parallel,
-        compiling=models.compiling,
+        plan=plan,
+        world=world,
         layout=laid,
-        identity=run_identity(settings, plan, models, state, laid),
         architecture=models.architecture,
-        split_identity={name: fingerprint(split.data) for name, split in splits.items()},
         directory=directory,
-        checkpointing=None
-        if directory is None
-        else Checkpointing(directory, times, disk=settings.disk, say=say, world=pipeline.world),
+        checkpointing=checkpointing,
         console=console,
         text_log=text_log,
         rank_log=log,
@@ -463,55 +498,3 @@ def assemble(
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),
     )
-
-
-def run_identity(
-    settings: RunSettings, plan: Plan, models: Models, state: State, laid: Layout
-) -> dict[str, Any]:
-    """Return the resolved settings and data fingerprints that a resume compares."""
-    times, pipeline, lowering = plan.times, plan.pipeline, plan.lowering
-    plateau = None
-    if (
-        lowering is not None
-    ):  # its decisions also depend on the evaluation interval and the evaluated data
-        scored = fingerprint(plan.splits[lowering.plateau.score.split("/")[0]].data)
-        plateau = vars(lowering.plateau) | {
-            "evaluate_every": times.every["evaluate_every"].described(),
-            "scored": scored,
-        }
-    optimizers = {
-        name: optimizer_identity(each, state.optimizers[name])
-        for name, each in models.decisions.items()
-    }
-    averaging = averaging_of_settings(settings, times.length, behavior=plan.behavior)
-    resolved = {
-        "init_from": None
-        if settings.init_from is None
-        else os.path.realpath(named_path(settings.init_from, setting="init_from")),
-        "length": f"{times.length.steps} steps",
-        "early_stopping": _described(settings.early_stopping),
-        **averaging_in_identity(averaging),
-        **pipeline.sizes.to_dict(),
-        "optimizer": sole_or_all(optimizers),
-        "schedule": plan.schedule.to_dict(),
-        "plateau": plateau,
-        "precision": models.precision.name,
-        "channels_last": laid.channels_last,
-        "compile": models.compiling.on,
-        "exact_sums": pipeline.exact_sums,
-        **behavior_in_identity(plan.behavior),
-        "buffers": settings.buffers or None,
-        "identity": json_settings(settings.identity or {}),
-        "schedule_of_steps": times.length.steps,
-        "data": {"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
-    }
-    return identity_of(settings, resolved)
-
-
-def _described(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> Any:
-    """Return the rules of early stopping in the form in which they were given."""
-    if early_stopping is None:
-        return None
-    if isinstance(early_stopping, EarlyStopping):
-        return vars(early_stopping)
-    return [vars(rule) for rule in early_stopping]

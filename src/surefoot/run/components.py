@@ -10,19 +10,15 @@ from torch import nn
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.parallel import Strategy
-from surefoot.config.train_settings import Timetable
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline, OpenedBySession
 from surefoot.errors import ConfigError, Setting, first_line
 from surefoot.optim.build import TrainingPlan
 from surefoot.run.checkpointing import Checkpointing
-from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.console import RankLog
-from surefoot.train.compile import Compiling
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split
 from surefoot.train.patience import Best, Feedback, Watch
-from surefoot.train.precision import Precision
 
 if TYPE_CHECKING:
     from surefoot.distributed.fsdp import Fsdp
@@ -99,34 +95,32 @@ class RunComponents(Components):
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The data pipeline, timetable and learning-rate schedule of a run, and the scores that steer
-    training.
-    """
+class RunData:
+    """The data of a run."""
 
     pipeline: DataPipeline
-    times: Timetable
-    schedule: AnySchedule  # in steps
+    splits: Mapping[str, Split]  # those of the settings, with rows in the place of streams
+    values: DataValues
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The scores that steer training."""
+
     best: Best | None
     stopping: list[Watch]
     lowering: Feedback | None
-    behavior: int  # `config.behavior` has what each number means
-    data_values: DataValues
-    splits: Mapping[str, Split]  # those of the settings, with rows in the place of streams
 
 
 @dataclass(frozen=True)
 class Models:
-    """The models, their precision, compilation and parallel strategy, and the training plan of each
-    model.
-    """
+    """The models, their parallel strategy, and the training plan of each model."""
 
     by_name: dict[str, nn.Module]
-    precision: Precision
-    compiling: Compiling
     parallel: Strategy
     decisions: dict[str, TrainingPlan]  # parameter groups
     architecture: dict[str, str]
     recomputed: str | None  # description of activation checkpointing
+    was_compiled: bool  # by the user
     notes: list[str]
     fsdp: "Fsdp | None" = None

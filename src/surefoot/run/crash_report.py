@@ -90,7 +90,7 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
     reasons = {
         "finished": parts.state.step >= parts.length.steps,
         "stopped early": parts.out_of_patience,
-        "stopped by stop_after": parts.state.step >= parts.timetable.stop_step,
+        "stopped by stop_after": parts.state.step >= parts.plan.times.stop_step,
         "stopped by time_limit": stop_requests.out_of_time,
         "stopped by run.stop()": stop_requests.run_stop,
         "stopped by another rank": stop_requests.stop_agreed,

@@ -2,11 +2,13 @@
 step reads it, or the change is refused by name.
 """
 
-from surefoot.data.data_values import ChangedValue
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from surefoot.data.data_values import ChangedValue, DataValues
 from surefoot.data.loader import Feed
+from surefoot.data.pipeline import DataPipeline
 from surefoot.errors import ConfigError, Setting
-from surefoot.run import messages
-from surefoot.run.components import RunComponents
 
 _SAMPLER = "train_data.batch_sampler"
 _OF_LOADER = ("train_data.collate_fn", "train_data.dataset")
@@ -14,39 +16,53 @@ _DECODE = "train_data.decode_fn"
 
 
 class DataChanges:
-    """The changes of one session. Plain values are saved; others are said once."""
+    """The changes of one session. Plain values are saved; of others, `say_unsaved` is told once.
 
-    def __init__(self, parts: RunComponents) -> None:
-        self.parts = parts
+    `registered` has the objects of `run.register_state`.
+    """
+
+    def __init__(
+        self,
+        values: DataValues,
+        pipeline: DataPipeline,
+        *,
+        registered: Mapping[str, Any],
+        say_unsaved: Callable[[str], None],
+    ) -> None:
+        self.values = values
+        self.pipeline = pipeline
+        self.registered = registered
+        self.say_unsaved = say_unsaved
         self.first_step: int | None = None
         self.named: set[str] = set()
 
-    def begin(self) -> None:
+    def begin(self, *, step: int) -> None:
         """Call this before the first step of a loop: workers begin with the values as they are."""
-        values = self.parts.run_state.data_values
         if self.first_step is None:
-            self.first_step = self.parts.state.step
-            values.refresh()
-        values.pop_changes()
+            self.first_step = step
+            self.values.refresh()
+        self.values.pop_changes()
 
     def follow(self, feed: Feed, *, step: int) -> None:
         """Compare before a step is read. Raises `ConfigError` if the step would not see a change."""
-        values = self.parts.run_state.data_values
-        values.compare(registered=self.parts.run_state.user_state.objects)
-        changes = values.pop_changes()
+        self.values.compare(registered=self.registered)
+        changes = self.values.pop_changes()
         if not changes:
             return
         self._refuse_unseen(changes, step=step, in_workers=feed.reads_in_workers)
         if not feed.reads_in_workers:
             feed.follow_changes()
         unsaved = [change.name for change in changes if not change.is_saved]
-        is_written = self.parts.directory is not None and self.parts.world.is_main
-        if is_written and not self.named.issuperset(unsaved):
+        if not self.named.issuperset(unsaved):
             self.named.update(unsaved)
-            self._say_unsaved(unsaved, step=step)
+            self.say_unsaved(
+                f"the body of the loop changed {_first_names(unsaved)} before step {step}, and no"
+                " checkpoint holds it: use run.register_state, or let __getitem__(self, index,"
+                " step) compute it"
+            )
 
     def _refuse_unseen(self, changes: list[ChangedValue], *, step: int, in_workers: bool) -> None:
-        pipeline = self.parts.pipeline
+        pipeline = self.pipeline
         of_workers, of_stream, shared = [], [], []
         for change in changes:
             name = change.name
@@ -72,26 +88,15 @@ class DataChanges:
         if of_workers:
             self._refuse_with_workers(of_workers, step=step)
 
-    def _say_unsaved(self, names: list[str], *, step: int) -> None:
-        text = (
-            f"the body of the loop changed {_first_names(names)} before step {step}, and no"
-            " checkpoint holds it: use run.register_state, or let __getitem__(self, index, step)"
-            " compute it"
-        )
-        if self.parts.console is None:
-            messages.warn(text)
-        else:
-            self.parts.say(f"note: {text}")
-
     def note_reading(self) -> None:
         """Call this after a step was read: reading may change the data set too."""
-        self.parts.run_state.data_values.note_reading()
+        self.values.note_reading()
 
     def refuse_other_lists(self, step: int) -> None:
         """Raise `ConfigError` if a sampler lists other batches on another rank. Collective if the
         step begins an epoch of a sampler.
         """
-        lists, world = self.parts.pipeline.batch_lists, self.parts.world
+        lists, world = self.pipeline.batch_lists, self.pipeline.world
         if lists is not None and world.size > 1 and step % lists.steps == 0:
             hashes = world.gathered(lists.hash_at(step))
             differing = [rank for rank, each in enumerate(hashes) if each != hashes[0]]
@@ -108,7 +113,7 @@ class DataChanges:
                 )
 
     def _refuse_with_workers(self, names: list[str], *, step: int) -> None:
-        workers = self.parts.pipeline.workers
+        workers = self.pipeline.workers
         raise ConfigError(
             "data-changed-with-workers",
             problem=f"the body of the loop changed {_first_names(names)} before step {step}, and"
@@ -125,7 +130,7 @@ class DataChanges:
         )
 
     def _refuse_shared(self, names: list[str], *, step: int) -> None:
-        workers = self.parts.pipeline.workers
+        workers = self.pipeline.workers
         raise ConfigError(
             "shared-data-changed-with-workers",
             problem=f"the body of the loop changed {_first_names(names)} before step {step}, in"
@@ -169,7 +174,7 @@ class DataChanges:
         )
 
     def _refuse_sampler(self, name: str, *, step: int) -> None:
-        kind = type(self.parts.pipeline.data.loader.sampler).__name__
+        kind = type(self.pipeline.data.loader.sampler).__name__
         raise ConfigError(
             "sampler-changed",
             problem=f"the body of the loop changed {name} before step {step}",

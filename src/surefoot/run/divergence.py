@@ -91,10 +91,10 @@ def _remedies(parts: RunComponents, step: int, samples: list[int]) -> list[Remed
         )
     else:
         lower: tuple[str | Setting, ...] = ("a lower", Setting("optimizer.lr"))
-        rate = parts.identity["optimizer"].get("lr")
+        rate = parts.plan.identity["optimizer"].get("lr")
         if isinstance(rate, float):
             lower = (*lower, f"(now {rate:g})")
-        warmup = f"(now {parts.schedule.warmup})"
+        warmup = f"(now {parts.plan.schedule.warmup})"
         remedies += [lower, ("a longer", Setting("schedule.warmup"), warmup)]
     if parts.directory is not None:
         remedies.append(Command(commands.replay_command(parts.directory.shown, step)))

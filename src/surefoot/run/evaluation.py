@@ -84,11 +84,11 @@ class Evaluations:
         self.ended = checkpoint.saved.ended and self.parts.finished  # an extended run has a new end
 
     def scores_due(self, done: int) -> bool:
-        is_due = self.due or self.parts.timetable.evaluate_due(done)
+        is_due = self.due or self.parts.plan.times.evaluate_due(done)
         return is_due and bool(self.parts.evaluator.names(at_end=False))
 
     def sample_due(self, done: int) -> bool:
-        return self.parts.settings.sample_fn is not None and self.parts.timetable.sample_due(done)
+        return self.parts.settings.sample_fn is not None and self.parts.plan.times.sample_due(done)
 
     def end_due(self) -> bool:
         return (
@@ -253,7 +253,7 @@ class Evaluations:
             {
                 "kind": "outcome",
                 "step": self.state.step,
-                "settings": flat(self.parts.identity),
+                "settings": flat(self.parts.plan.identity),
                 "scores": self.scores,
                 **({} if self.at_end is None else {"scores_at_end": self.at_end[1]}),
             }
@@ -285,7 +285,7 @@ class Evaluations:
         feedback, step, message = self.parts.run_state.feedback, self.state.step, None
         if feedback is None:
             return {}, None
-        if self.parts.timetable.every["evaluate_every"].due(step):  # False at an early end
+        if self.parts.plan.times.every["evaluate_every"].due(step):  # False at an early end
             before = feedback.standing.factor
             score = self._score("plateau", feedback.plateau.monitor, self.scores)
             message = feedback.update(step, score)

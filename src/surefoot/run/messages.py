@@ -27,7 +27,6 @@ from surefoot.tracking.format import duration, number, wrapped
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
-from surefoot.train.auto_precision import AutoChoices
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.run_settings import RunSettings
 
@@ -37,10 +36,8 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 _LABEL = 11  # columns, at the start of a line of the header
 
 
-def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
-    """Return the header of a run in lines of the console's width. `chosen` contains the resolved
-    values of "auto" settings.
-    """
+def header(parts: RunComponents, *, resumed: bool) -> str:
+    """Return the header of a run in lines of the console's width."""
     wrap = partial(wrapped, width=parts.width)
     length, step, device = parts.length, parts.state.step, parts.device
     sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
@@ -49,7 +46,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         if sizes.pieces > 1
         else ""
     )
-    world, how = parts.world, parts.parallel.kind
+    world, how = parts.world, parts.plan.parallel.kind
     if world.size > 1:
         cut += f", {sizes.each(world.size)} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
@@ -62,7 +59,6 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         start += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
-    precision = chosen.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
@@ -77,7 +73,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "loss*": loss_remark(parts.settings),
         "watches": "; ".join(each.in_words for each in parts.run_state.watches),
-        "precision": f"{precision}{', compiled' * parts.compiled}",
+        "precision": f"{precision_in_words(parts)}{', compiled' * parts.compiled}",
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
@@ -86,7 +82,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     ]
     run_dir = parts.directory.shown if parts.directory else "not set, so nothing is saved"
     lines += [
-        *map(wrap, chosen.lines(parts)),
+        *map(wrap, choice_lines(parts)),
         wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL),
     ]
     if parts.directory is not None and parts.directory.numbered is not None:
@@ -103,7 +99,7 @@ def header(parts: RunComponents, *, chosen: AutoChoices, resumed: bool) -> str:
     slow_average = _slow_average(parts)
     if slow_average is not None:
         notes[f"note: {slow_average}"] = True
-    older = note_of_older(behavior_of(parts.identity))
+    older = note_of_older(behavior_of(parts.plan.identity))
     if older is not None:
         notes[f"note: {older}"] = True
     return "\n".join([*lines, *(wrap(note) for note, holds in notes.items() if holds)])
@@ -133,7 +129,7 @@ def reading_notes(parts: RunComponents) -> list[str]:
 
 
 def _slow_average(parts: RunComponents) -> str | None:
-    averaging = averaging_of(parts.identity)
+    averaging = averaging_of(parts.plan.identity)
     steps = parts.length.steps
     if averaging is None or averaging.share_of_start(steps) <= MUCH_OF_THE_START:
         return None
@@ -236,7 +232,7 @@ def standing(parts: RunComponents) -> str:
     return f"the newest checkpoint is at step {parts.saved_step}{how} with: {_resuming(parts.directory)}"
 
 
-def script_toml(described: dict[str, Any]) -> str:
+def script_toml(described: Mapping[str, Any]) -> str:
     """Return config.toml of a run built by a user's script, with the script's command and the
     resolved settings.
     """
@@ -332,6 +328,48 @@ def _optimizers(parts: RunComponents) -> str:
         prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
         texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
     return "; ".join(texts)
+
+
+def precision_in_words(parts: RunComponents) -> str:
+    """Describe the precision and memory format. Add the reason for the choice, or the choice that
+    "auto" would make.
+    """
+    plan = parts.plan
+    words = plan.precision
+    if plan.channels_last:
+        words += ", channels last"
+    reasons = plan.reasons
+    if reasons.precision is not None:
+        words += f" (auto: {reasons.precision})"
+    elif reasons.auto is not None and reasons.auto.precision == plan.precision:
+        words += f', as "auto" would choose ({reasons.auto.why})'
+    elif reasons.auto is not None:
+        words += f'; "auto" would choose {reasons.auto.precision} ({reasons.auto.why})'
+    return words
+
+
+def choice_lines(parts: RunComponents) -> list[str]:
+    """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or fp16."""
+    plan, device = parts.plan, parts.device.type
+    lines = []
+    if plan.reasons.compile is not None:
+        lines.append(f"compile {'on' if plan.compiles else 'off'} (auto: {plan.reasons.compile})")
+    if plan.reasons.unknown:
+        lines.append(
+            "note: `surefoot profile` measures possible speedups on this machine"
+            " (for a script: FILE.py:build; with compilation too: --speedups all)"
+        )
+    if parts.run_state.precision.emulated:
+        lines.append(
+            f"note: this {device} has no bf16 instructions, so bf16 is slow;"
+            f" {Setting('precision', 'fp32')} is faster, but needs a new run"
+        )
+    if plan.precision == "fp16" and device == "cpu":
+        lines.append(
+            "note: fp16 on a CPU is slow and meant for tests only;"
+            f" use {Setting('precision', 'bf16')} or fp32 to train"
+        )
+    return lines
 
 
 def _added(parts: RunComponents) -> str:

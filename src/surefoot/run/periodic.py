@@ -13,7 +13,7 @@ from surefoot.config.behavior import BUFFERS_IN_ORDER
 from surefoot.data.order import samples_of
 from surefoot.errors import ConfigError
 from surefoot.memory import used_bytes
-from surefoot.run.body_rates import BodyRates
+from surefoot.run.body_rates import BodyRates, own_schedule
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.run.progress import Progress
@@ -53,54 +53,70 @@ class SessionNotes:
 class Periodic:
     """The periodic duties of one session. `alone` means that no user code runs between steps."""
 
-    def __init__(self, parts: RunComponents, stop_requests: StopRequests) -> None:
-        self.parts, self.run_state, self.state, self.stop_requests = (
-            parts,
-            parts.run_state,
-            parts.state,
-            stop_requests,
-        )
-        self.journal = Journal(parts.console, parts.text_log)
-        self.evaluations = Evaluations(parts, self.journal)
+    rank_checks: "RankChecks | None"
+
+    def __init__(
+        self,
+        parts: RunComponents,
+        stop_requests: StopRequests,
+        journal: Journal,
+        evaluations: Evaluations,
+        *,
+        state_check: "StateCheck | None",
+    ) -> None:
+        self.parts = parts
+        self.run_state = parts.run_state
+        self.state = parts.state
+        self.stop_requests = stop_requests
+        self.journal = journal
+        self.evaluations = evaluations
+        self.state_check = state_check
+        self.rank_checks = None
+        if parts.world.size > 1:
+            from surefoot.run.rank_checks import RankChecks
+
+            self.rank_checks = RankChecks(
+                self.state.models,
+                parts.world,
+                parts.plan.times,
+                micro_batches=[len(own) for own in parts.pipeline.shares],
+                journal=journal,
+                say=parts.say,
+            )
         self.alone = False
         self.user_updates = False  # the user's loop calls `forward_backward` and `update`
-        self.state_check: StateCheck | None = None
-        self.rank_checks: RankChecks | None = None
         self._layers: Layers | None = None
         self.watched: Watched | None = None  # of a step whose layers are recorded
-        self.first_step = 0  # of this session
-        self.later_step = 0  # the first step outside the phase "starting"
+        self.first_step = self.state.step  # of this session
         self.skipped = 0  # skipped steps in the records
-        self.logged_step = self.evaluated_step = (
-            0  # of the last record; of the last due evaluation or sample
+        self.logged_step = 0  # of the last record
+        self.evaluated_step = 0  # of the last due evaluation or sample
+        saves = parts.checkpointing is not None
+        self.progress = Progress(
+            parts.run_state,
+            parts.plan.times,
+            evaluations,
+            parts.evaluator,
+            samples_per_epoch=parts.pipeline.plan.samples,
+            draws_samples=parts.settings.sample_fn is not None,
+            saves=saves,
+            say=parts.say,
         )
-        self.progress = Progress(parts, self.evaluations)
-        self.body_rates = BodyRates(parts)
+        checks_schedulers = saves and parts.settings.check_state
+        self.body_rates = BodyRates(
+            self.state,
+            parts.world,
+            own_schedule=own_schedule(parts.plan.schedule, parts.run_state.feedback),
+            registered=parts.run_state.user_state.objects if checks_schedulers else None,
+            say=parts.say,
+        )
+        self.flags = self.state.trainable.flags
         self.notes = SessionNotes(parts.say)
         self.has_updated = False  # an update was seen in this session
         self.steps_without_update = 0  # of this session, up to the first update
-        self.has_trained = False  # a record has samples that were not left out
-
-    def opened(self, state_check: "StateCheck | None") -> None:
-        self.state.show = self.show
-        self.state_check, self.first_step = state_check, self.state.step
-        rows = self.parts.run_state.meter.rows
+        rows = self.run_state.meter.rows
         has_earlier_record = self.first_step > 0 and not (rows and rows[0][0] == 0)
-        self.has_trained = has_earlier_record
-        if self.parts.world.size > 1:
-            from surefoot.run.rank_checks import RankChecks
-
-            self.rank_checks = RankChecks(self.parts, self.journal)
-        self.flags = self.state.trainable.flags
-        self.progress.opened()
-
-    def started(self) -> None:
-        self.later_step = self.state.step + (
-            1 if self.state_check is None else self.state_check.steps
-        )
-        self.run_state.clock.first_steps += range(self.state.step, self.later_step)
-        if self.parts.console is not None:
-            self.parts.console.started(self.run_state.clock.all_s())
+        self.has_trained = has_earlier_record  # a record has samples that were not left out
 
     # --- called by the training loop --------------------------------------------------------------
 
@@ -108,7 +124,7 @@ class Periodic:
     def stopping(self) -> bool:
         """True if no further step follows. All ranks read this property once before each step."""
         self.parts.world.heartbeat.enter("step")  # the body has ended
-        is_over = self.parts.out_of_patience or self.state.step >= self.parts.timetable.stop_step
+        is_over = self.parts.out_of_patience or self.state.step >= self.parts.plan.times.stop_step
         trainable = self.state.trainable
         trainable.follow()
         has_written = self.body_rates.follow(has_body=not self.alone)
@@ -132,7 +148,7 @@ class Periodic:
         step, but only once per step.
         """
         return self.logged_step != done and (
-            done >= self.progress.epoch_recorded_at or self.parts.timetable.log_due(done)
+            done >= self.progress.epoch_recorded_at or self.parts.plan.times.log_due(done)
         )
 
     def save_due(self, done: int) -> bool:
@@ -163,7 +179,7 @@ class Periodic:
             self.run_state.meter.collect(self.parts.world)
         is_recorded = done >= self.progress.epoch_recorded_at
         epoch = self.progress.epoch_record() if is_recorded else None
-        if self.parts.timetable.log_due(done):
+        if self.parts.plan.times.log_due(done):
             self._log_training()
         if epoch is not None:
             self.journal.write(epoch)
@@ -301,7 +317,7 @@ class Periodic:
         """
         watch: Watch = UNWATCHED
         self.watched = None
-        if self.parts.timetable.every["layer_stats_every"].due(index + 1):
+        if self.parts.plan.times.every["layer_stats_every"].due(index + 1):
             watch = self.watched = self.layers.watch(index)
         if index == 0 and self._checks_weights():
             watch = WeightCheck(self.state.models, watch)
@@ -317,7 +333,7 @@ class Periodic:
         return (
             parts.settings.check_state
             and self.state.buffers.behavior >= BUFFERS_IN_ORDER
-            and parts.parallel.kind != "fsdp"  # a pass writes to gathered copies there
+            and parts.plan.parallel.kind != "fsdp"  # a pass writes to gathered copies there
             and not (check is not None and check.has_passed)
         )
 
@@ -433,7 +449,7 @@ class Periodic:
                     parts.pipeline.first(self.state.step),
                     precision=self.run_state.precision,
                     world=parts.world,
-                    allow_unused=parts.parallel.find_unused_parameters,
+                    allow_unused=parts.plan.parallel.find_unused_parameters,
                 )
             parts.task.ranks.follow_trainable()
             parts.make_ready()

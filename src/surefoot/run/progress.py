@@ -1,45 +1,65 @@
 """The progress of a run: the remaining time, and the record of each completed epoch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
 
 from surefoot.config.durations import NEVER
-from surefoot.run.components import RunComponents
+from surefoot.config.train_settings import Timetable
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.record import Record
 from surefoot.train.meter import EpochTotals
+from surefoot.train.scorer import Evaluator
+from surefoot.train.state_dict import RunState
 from surefoot.train.timer import Event, RemainingTime
 
 
 class Progress:
     """The remaining work and its expected time. `evaluated_step` is the last step with a due
     evaluation or sample.
+
+    samples_per_epoch: of the training data. draws_samples and saves: the run does so.
     """
 
-    def __init__(self, parts: RunComponents, evaluations: Evaluations) -> None:
-        self.parts, self.state, self.evaluations = parts, parts.state, evaluations
+    def __init__(
+        self,
+        run_state: RunState,
+        times: Timetable,
+        evaluations: Evaluations,
+        evaluator: Evaluator,
+        *,
+        samples_per_epoch: int,
+        draws_samples: bool,
+        saves: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.run_state = run_state
+        self.state = run_state.state
+        self.times = times
+        self.evaluations = evaluations
+        self.evaluator = evaluator
+        self.samples_per_epoch = samples_per_epoch
+        self.draws_samples = draws_samples
+        self.saves = saves
+        self.say = say
         self.remaining = RemainingTime()
         self.said_taken = False
         self.epoch_recorded_at = NEVER  # the step with the record of the current epoch
-
-    def opened(self) -> None:
-        every = self.parts.timetable.epoch
-        meter = self.parts.run_state.meter
-        if every.period is None:
-            return
-        if meter.epoch is None or every.last(meter.epoch.start) != meter.epoch.start:
-            self._begin_epoch(self.state.step)
-        assert meter.epoch is not None
-        self.epoch_recorded_at = self._recorded_at(every.next(meter.epoch.start))
+        every = times.epoch
+        meter = run_state.meter
+        if every.period is not None:
+            if meter.epoch is None or every.last(meter.epoch.start) != meter.epoch.start:
+                self._begin_epoch(self.state.step)
+            assert meter.epoch is not None
+            self.epoch_recorded_at = self._recorded_at(every.next(meter.epoch.start))
 
     @contextmanager
     def timed(self, event: Event) -> Iterator[None]:
         """Time an evaluation, a sample or a save. The time of an interrupted evaluation is
         ignored.
         """
-        now = self.parts.run_state.clock.now
+        now = self.run_state.clock.now
         start_s = now()
         yield
         if not self.evaluations.due:
@@ -53,7 +73,7 @@ class Progress:
         """Return {"eta_s": seconds}, the remaining time with evaluations, samples and saves.
         Returns {} before a step is timed.
         """
-        done, last, every = self.state.step, self.parts.length.steps, self.parts.timetable.every
+        done, last, every = self.state.step, self.times.length.steps, self.times.every
         evaluated = done - (
             evaluated_step != done
         )  # the evaluation of this step follows its record
@@ -66,8 +86,8 @@ class Progress:
         eta_s = self.remaining.seconds(
             steps=last - done,
             evaluations=evaluations * during * (evaluated < last) + at_end,
-            samples=samples * (self.parts.settings.sample_fn is not None),
-            saves=saves * (self.parts.checkpointing is not None),
+            samples=samples * self.draws_samples,
+            saves=saves * self.saves,
             save_every_s=every["save_every"].seconds,
         )
         return {} if eta_s is None else {"eta_s": eta_s}
@@ -78,8 +98,8 @@ class Progress:
         epoch.
         """
         step = self.state.step
-        every = self.parts.timetable.epoch
-        meter, clock = self.parts.run_state.meter, self.parts.run_state.clock
+        every = self.times.epoch
+        meter, clock = self.run_state.meter, self.run_state.clock
         assert meter.epoch is not None
         end = every.last(step)
         start = every.last(end - 1)
@@ -99,42 +119,41 @@ class Progress:
         """Say once in a session which values of the user a record of an epoch has no place for."""
         if names and not self.said_taken:
             self.said_taken = True
-            self.parts.say(
+            self.say(
                 f"note: the mean over an epoch of your own {' and '.join(names)} is not recorded,"
                 " because records of epochs have a key of this name; training records have your"
                 " values"
             )
 
     def _begin_epoch(self, start: int) -> None:
-        run_state = self.parts.run_state
-        run_state.meter.epoch = EpochTotals(start)
-        run_state.clock.epoch_start_s = run_state.clock.trained_s()
+        clock = self.run_state.clock
+        self.run_state.meter.epoch = EpochTotals(start)
+        clock.epoch_start_s = clock.trained_s()
 
     def _recorded_at(self, end: int) -> int:
         """Return the step with the record of an epoch that ends at step `end`. Epochs that are
         shorter than the interval of training records wait for the next one, as reading waits for
         the device.
         """
-        timetable = self.parts.timetable
-        epoch, interval = timetable.epoch.period, timetable.every["log_every"].period
+        log_every = self.times.every["log_every"]
+        epoch, interval = self.times.epoch.period, log_every.period
         assert epoch is not None
         if interval is not None and Fraction(*epoch) >= Fraction(*interval):
             return end
-        log_every = timetable.every["log_every"]
-        next_records = [log_every.next(end - 1), timetable.length.steps]
+        next_records = [log_every.next(end - 1), self.times.length.steps]
         if log_every.early is not None and log_every.early >= end:
             next_records.append(log_every.early)
         return min(next_records)
 
     @cached_property
     def _evaluation_steps(self) -> tuple[float, float]:
-        samples_per_step = (
-            self.parts.pipeline.plan.samples * self.parts.length.epochs / self.parts.length.steps
-        )
-        scoring = self.parts.evaluator
+        """The cost of an evaluation during training, and of the one at the end, in training
+        steps. A forward pass is a third of a step.
+        """
+        length = self.times.length
+        samples_per_step = self.samples_per_epoch * length.epochs / length.steps
         during, at_end = (
-            scoring.training_samples(scoring.names(at_end=at_end)) for at_end in (False, True)
+            self.evaluator.training_samples(self.evaluator.names(at_end=at_end))
+            for at_end in (False, True)
         )
-        return during / (3 * samples_per_step), at_end / (
-            3 * samples_per_step
-        )  # a forward pass is a third of a step
+        return during / (3 * samples_per_step), at_end / (3 * samples_per_step)

@@ -5,15 +5,18 @@ A slow rank is found by the times in which each rank works by itself, which hear
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from surefoot.config.train_settings import Timetable
 from surefoot.distributed.consistency import compare_when_due
 from surefoot.distributed.liveness import Beat
 from surefoot.distributed.own_times import Work
-from surefoot.run.components import RunComponents
+from surefoot.distributed.world import World
 
 if TYPE_CHECKING:
     from surefoot.tracking.logger import Journal
@@ -155,23 +158,39 @@ def _slow_work(
 class RankChecks:
     """The checks of one session of a run with several ranks."""
 
-    def __init__(self, parts: RunComponents, journal: "Journal") -> None:
-        self.parts, self.journal = parts, journal
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        world: World,
+        times: Timetable,
+        *,
+        micro_batches: Sequence[int],
+        journal: "Journal",
+        say: Callable[[str], None],
+    ) -> None:
+        self.models = models
+        self.world = world
+        self.times = times
+        self.journal = journal
+        self.say = say
         self.compared: int | None = None  # step of the last weight comparison
-        self.slow_ranks = SlowRanks([len(own) for own in parts.pipeline.shares])
+        self.slow_ranks = SlowRanks(micro_batches)
 
     def check(self, done: int) -> None:
         """Compare weights if this is due, and record on rank 0 which ranks are slow. Collective."""
-        parts = self.parts
-        every, last = parts.timetable.every["check_ranks_every"], parts.length.steps
         self.compared = compare_when_due(
-            parts.state.models, parts.world, every, compared=self.compared, done=done, last=last
+            self.models,
+            self.world,
+            self.times.every["check_ranks_every"],
+            compared=self.compared,
+            done=done,
+            last=self.times.length.steps,
         )
-        if parts.world.is_main:
-            for slow in self.slow_ranks.changes(parts.world.heartbeat.known_beats()):
+        if self.world.is_main:
+            for slow in self.slow_ranks.changes(self.world.heartbeat.known_beats()):
                 values = {name: value for name, value in asdict(slow).items() if value is not None}
                 self.journal.write({"kind": "slow_rank", "step": done, **values})
                 if slow.until_step is not None:
-                    parts.say(
+                    self.say(
                         f"rank {slow.rank} is as fast as the others again, since step {slow.until_step:,}"
                     )

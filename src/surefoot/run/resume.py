@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from surefoot.tracking.run_reader import (
     refuse_other_format,
 )
 from surefoot.train import state_dict
-from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.buffer_check import BufferCheck
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
@@ -47,12 +46,9 @@ _OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """The result of `open_run`: the checkpoint to resume from, or the automatic choices for a new
-    run.
-    """
+    """The result of `open_run`. `checkpoint` is None for a new run."""
 
     checkpoint: Checkpoint | None = None
-    chosen: AutoChoices = field(default_factory=AutoChoices)
     state_check: "state_check.StateCheck | None" = None
     loss_contract: "LossContract | None" = None  # of a new run
     is_over: bool = False  # the run is complete: the session writes nothing
@@ -97,8 +93,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
             return replace(now, is_over=True)
         accepted = parts.fingerprints["accepted"][len(checkpoint.saved.fingerprints["accepted"]) :]
         if parts.world.is_main and (configuration is not None or accepted):
-            text = configuration or messages.script_toml(parts.identity)
-            parts.directory.write_text("config.toml", with_choices(text, parts.identity))
+            text = configuration or messages.script_toml(parts.plan.identity)
+            parts.directory.write_text("config.toml", with_choices(text, parts.plan.identity))
     if parts.rank_log is not None:
         parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.text_log is not None:
@@ -108,7 +104,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
             "step": parts.state.step,
             "machine": parts.machine(),
             **environment(),
-            "data": parts.identity["data"],
+            "data": parts.plan.identity["data"],
             "workers": parts.pipeline.workers,
             "count_unit": parts.settings.count_unit,
         }
@@ -123,9 +119,6 @@ def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
 
 
 def _begin(parts: RunComponents) -> OpenedRun:
-    chosen = settle_choices(parts)
-    if parts.compiling.late:
-        parts.compile()
     if (message := start_from_init(parts)) is not None:
         parts.say(message)
     if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
@@ -142,7 +135,7 @@ def _begin(parts: RunComponents) -> OpenedRun:
         with parts.world.during("in the check of the loss"), suppress(Exception):
             verdict = loss_contract(parts)  # the first step repeats and explains an error
     refuse_scored_sums(parts, verdict)
-    return OpenedRun(None, chosen, check, verdict)
+    return OpenedRun(None, check, verdict)
 
 
 def buffer_check(parts: RunComponents) -> BufferCheck:
@@ -160,7 +153,9 @@ def start_from_init(parts: RunComponents) -> str | None:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
 
-    weights = Path(parts.identity["init_from"])  # absolute, whatever the current directory is now
+    weights = Path(
+        parts.plan.identity["init_from"]
+    )  # absolute, whatever the current directory is now
     look_at(weights, setting="init_from")
     refuse_other_format(weights, shown=parts.settings.init_from)
     message = load_initial_weights(parts.state.models, weights, world=parts.world)
@@ -193,8 +188,8 @@ def _begin_in(
             f"note: {', '.join(unknown)} in samples cannot be inspected: a resume does not detect their changes"
         )
     if parts.world.is_main:
-        text = configuration or messages.script_toml(parts.identity)
-        directory.write_text("config.toml", with_choices(text, parts.identity))
+        text = configuration or messages.script_toml(parts.plan.identity)
+        directory.write_text("config.toml", with_choices(text, parts.plan.identity))
         for name, content in parts.files.items():
             directory.write_bytes(name, content.encode() if isinstance(content, str) else content)
     saving.finish(0, parts.packed)
@@ -205,7 +200,7 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
     from surefoot.train import state_check
 
     trainable = parts.state.trainable
-    parts.continue_from(checkpoint)
+    parts.refuse_other_settings(checkpoint)
     where, main, flags = parts.where(checkpoint), parts.world.is_main, trainable.flags
     at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, checkpoint)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
@@ -334,9 +329,9 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     changes, notes = find_changes(before, now, steering=steering)
     data = [
         {"data": json.loads(json.dumps(each["data"]))}
-        for each in (checkpoint.saved.identity, parts.identity)
+        for each in (checkpoint.saved.identity, parts.plan.identity)
     ]
-    if data_changes := differences(*data):  # `continue_from` ignores them
+    if data_changes := differences(*data):  # `refuse_other_settings` ignores them
         changes.insert(
             0, Change(("data",), f"the training data set has changed: {data_changes[0]}")
         )

@@ -23,7 +23,6 @@ from surefoot.run.evaluation import draw_sample, make_panels
 from surefoot.run.resume import start_from_init
 from surefoot.run.session import Session
 from surefoot.train import state_dict
-from surefoot.train.auto_precision import settle_choices
 from surefoot.train.evaluate import Split, numbers
 from surefoot.train.loop import State, Step
 from surefoot.train.model_weights import warn_of_statistics
@@ -320,9 +319,7 @@ class Run(RunSettings):
         For the mean of several checkpoints, the statistics of batch norms are computed anew from
         the training data. Returns one line for each difference between the data of the run and of the checkpoint.
         """
-        self.parts.run_state.precision.settle(checkpoint.saved.identity["precision"])
-        self.parts.layout.settle(checkpoint.saved.identity["channels_last"])
-        self.parts.compiling.settle(checkpoint.saved.identity["compile"])
+        self.parts.compute_as(checkpoint.saved.identity)
         state_dict.restore(self.parts.run_state, checkpoint, where=f"step {checkpoint.step}")
         if checkpoint.of_newest:
             from surefoot.train.renewed_statistics import renew_statistics
@@ -330,7 +327,7 @@ class Run(RunSettings):
             problem = renew_statistics(self.parts, self.parts.evaluator.models())
             if problem is not None:
                 warn_of_statistics(checkpoint, because=problem)
-        now = json.loads(json.dumps(self.parts.identity["data"]))
+        now = json.loads(json.dumps(self.parts.plan.identity["data"]))
         return differences({"data": checkpoint.saved.identity["data"]}, {"data": now})
 
 
@@ -376,7 +373,7 @@ def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]
 
     A checkpoint in the memory of each rank restores the state. `preserved` restores state that
     checkpoints do not contain. The run's clock does not count the trial. A run that is not open starts with its
-    initial weights and resolved precision. The block must not use the run's meter, and must read
+    initial weights. The block must not use the run's meter, and must read
     data with another feed. Raises `ConfigError` if the run has no loss or is in the middle of a
     step.
     """
@@ -403,11 +400,6 @@ def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]
         **state.models,
         **{f"average of {name}": each.model for name, each in state.ema_models.items()},
     }
-    format_before = precision.name, precision.open
-    layout_before, described_before = (
-        (parts.layout.channels_last, parts.layout.open),
-        dict(parts.identity),
-    )
     clock, spent_s = (
         parts.run_state.clock,
         parts.run_state.clock.now() - parts.run_state.clock.since,
@@ -430,7 +422,6 @@ def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]
         checkpoint = trial.packed(for_this_rank=True)
         try:
             if run.session is None:
-                settle_choices(parts)
                 start_from_init(parts)
                 parts.make_ready()
             yield parts
@@ -438,7 +429,3 @@ def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]
             clear(state.parameters)
             state.buffers.undo()
             state_dict.restore(trial.run_state, checkpoint, where="the state before the trial")
-            precision.name, precision.open = format_before
-            parts.layout.channels_last, parts.layout.open = layout_before
-            parts.identity.clear()
-            parts.identity.update(described_before)

@@ -14,11 +14,13 @@ from surefoot.optim.first_step import import_for_steps
 from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
+from surefoot.run.evaluation import Evaluations
 from surefoot.run.periodic import Periodic
 from surefoot.run.resume import buffer_check, open_run
 from surefoot.run.signals import Signals, is_interactive, to_terminal
 from surefoot.run.stop_requests import StopRequests
 from surefoot.seeding import hold_generators
+from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import Phase
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
@@ -43,8 +45,10 @@ _RANK_PHASES: "dict[Phase, RankPhase]" = {
 
 class Session:
     """The opening, training loop and closing of one session. `periodic` performs the duties between
-    steps.
+    steps, from the opening on.
     """
+
+    periodic: Periodic
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts, self.run_state, self.state = parts, parts.run_state, parts.state
@@ -55,13 +59,19 @@ class Session:
         self.signals = Signals(lambda: messages.standing(parts), say=say)
         self.settings = ExitStack()
         self.feed = parts.pipeline.feed(workers=parts.pipeline.workers, say=parts.say)
-        saving, limit_s, tape = parts.checkpointing, parts.timetable.limit_s, parts.pipeline.tape
+        saving, limit_s, tape = parts.checkpointing, parts.plan.times.limit_s, parts.pipeline.tape
         self.stop_requests = StopRequests(parts.world, self.signals, saving, limit_s=limit_s)
         if tape is not None:
             tape.stop_requested = self.stop_requests.on_this_rank
-        self.periodic = Periodic(parts, self.stop_requests)
-        self.journal, self.evaluations = self.periodic.journal, self.periodic.evaluations
-        self.data_changes = DataChanges(parts)
+        self.journal = Journal(parts.console, parts.text_log)
+        self.evaluations = Evaluations(parts, self.journal)
+        self.later_step = 0  # the first step outside the phase "starting"
+        self.data_changes = DataChanges(
+            parts.run_state.data_values,
+            parts.pipeline,
+            registered=parts.run_state.user_state.objects,
+            say_unsaved=self._say_unsaved,
+        )
         self.running: Generator[Step] | None = None
         self.is_over = False  # the run was already complete: nothing is written
         self.is_opened = False  # the loop yields a step before its update
@@ -95,7 +105,9 @@ class Session:
                     tensorboard=tensorboard,
                 )
                 self.journal.follow(
-                    self.parts.trackers, self.parts.directory, settings=self.parts.identity
+                    self.parts.trackers,
+                    self.parts.directory,
+                    settings=dict(self.parts.plan.identity),
                 )
             if (
                 (self.parts.console or self.parts.text_log or self.parts.alert)
@@ -124,12 +136,17 @@ class Session:
         if now.checkpoint is not None:
             for trained in self.state.optimizers.values():
                 trained.rates.hold()
-        self.periodic.opened(now.state_check)
+        self.periodic = Periodic(
+            self.parts,
+            self.stop_requests,
+            self.journal,
+            self.evaluations,
+            state_check=now.state_check,
+        )
+        self.state.show = self.periodic.show
         if self.is_over:
             return
-        self.parts.say(
-            messages.header(self.parts, chosen=now.chosen, resumed=now.checkpoint is not None)
-        )
+        self.parts.say(messages.header(self.parts, resumed=now.checkpoint is not None))
         if contract is not None and not contract.holds:
             self.parts.say(f"warning: {contract.warning}")
         elif contract is not None and self.parts.pipeline.sizes.pieces > 1:
@@ -281,6 +298,15 @@ class Session:
             }
         )
 
+    def _say_unsaved(self, text: str) -> None:
+        """Say what a resumed run would not have."""
+        if self.parts.directory is None or not self.parts.world.is_main:
+            return
+        if self.parts.console is None:
+            messages.warn(text)
+        else:
+            self.parts.say(f"note: {text}")
+
     # --- the loop ---------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
@@ -343,9 +369,9 @@ class Session:
             if not self.evaluations.scores and not self.evaluations.end_due():
                 parts.say(messages.finished(parts))
             return
-        if self.state.step >= parts.timetable.stop_step:
+        if self.state.step >= parts.plan.times.stop_step:
             parts.say(
-                f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.timetable.stop_step:,}"
+                f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.plan.times.stop_step:,}"
             )
         buffers = self.state.buffers
         if opened and buffers.undeclared and (buffers.findings is None or not self.state.step):
@@ -365,10 +391,14 @@ class Session:
             self.stop_requests.agree()
             self.run_state.clock.enter("data_wait")
         import_for_steps(self.state.optimizers.values())
-        self.data_changes.begin()
+        self.data_changes.begin(step=self.state.step)
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.user_updates = opened
-        self.periodic.started()
+        state_check = self.periodic.state_check
+        self.later_step = self.state.step + (1 if state_check is None else state_check.steps)
+        self.run_state.clock.first_steps += range(self.state.step, self.later_step)
+        if parts.console is not None:
+            parts.console.begin_steps(self.run_state.clock.all_s())
         self.run_state.clock.start()
         parts.doing("training")
         with (
@@ -378,25 +408,34 @@ class Session:
             ),
             suppress(StoppedError),  # while it waited for a row of a stream
         ):
-            loop = steps(
-                parts.task,
+            loop = self._segments(opened=opened)
+            yield from loop if self.periodic.alone else _letting_go(loop)
+
+    def _segments(self, *, opened: bool) -> Generator[Step]:
+        """Yield the steps of each remaining segment of the plan, computed by the segment's task."""
+        for segment, task in zip(self.parts.plan.segments, self.parts.tasks, strict=True):
+            if self.state.step >= segment.end:
+                continue
+            yield from steps(
+                task,
                 self.state,
                 feed=self._fed,
                 record=self.periodic.record,
                 clock=self._enter,
                 periodic=self.periodic,
-                length=parts.length.steps,
+                length=segment.end,
                 opened=opened,
                 watch=self.periodic.watch,
             )
-            yield from loop if self.periodic.alone else _letting_go(loop)
+            if self.state.step < segment.end:  # the run was stopped
+                return
 
     def _enter(self, phase: Phase) -> None:
         if phase == "user" and self.periodic.alone:
             phase = "training"
         in_body = phase == "training" and self.is_opened
         self.heartbeat.enter("body" if in_body else _RANK_PHASES[phase])
-        first = self.state.step < self.periodic.later_step and phase in ("training", "data_wait")
+        first = self.state.step < self.later_step and phase in ("training", "data_wait")
         self.run_state.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:

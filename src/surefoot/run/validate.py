@@ -1,8 +1,6 @@
 """The validation of a run's settings before its data and model are built."""
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
@@ -117,18 +115,3 @@ def _check_length(
     )
     if isinstance(schedule, AnySchedule) and known and "epoch" not in str(schedule.to_dict()):
         schedule.resolved(length)
-
-
-def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings after a round trip through JSON. Raises `ConfigError` for values that JSON
-    cannot represent.
-    """
-    try:
-        return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
-    except (TypeError, ValueError) as problem:
-        raise ConfigError(
-            "settings-not-json",
-            problem=f"settings must be JSON values: {problem}",
-            reason="a resume compares them",
-            setting="settings",
-        ) from problem

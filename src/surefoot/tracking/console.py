@@ -49,7 +49,7 @@ class Screen(Sink, Protocol):
         """The columns of a line."""
 
     def say(self, text: str) -> None: ...
-    def started(self, spent_s: float) -> None: ...
+    def begin_steps(self, spent_s: float) -> None: ...
     def doing(self, what: str) -> None: ...
     def step_recorded(self) -> None:
         """Show the records of the newest step: it gets no others."""
@@ -167,7 +167,7 @@ class Console:
             self._print_newest()
         self._print(text)
 
-    def started(self, spent_s: float) -> None:
+    def begin_steps(self, spent_s: float) -> None:
         """Do nothing, because the lines contain no times."""
 
     def doing(self, what: str) -> None:

@@ -106,7 +106,7 @@ class Terminal:
         self._above(*map(self._worded, visible(text).split("\n")))
         self._draw()
 
-    def started(self, spent_s: float) -> None:
+    def begin_steps(self, spent_s: float) -> None:
         self.start_s = self.now() - spent_s
 
     def step_recorded(self) -> None:

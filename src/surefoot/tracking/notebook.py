@@ -76,7 +76,7 @@ class Notebook:
             self._add(self.rows.rest())
         print(visible(text), flush=True)
 
-    def started(self, spent_s: float) -> None:
+    def begin_steps(self, spent_s: float) -> None:
         """Begin to show activities: the output is then below the header of the run."""
         self.start_s, self.is_started = self.now() - spent_s, True
 

@@ -171,31 +171,53 @@ def read_state(path: Path, step: int) -> SavedState | None:
 
 @dataclass(frozen=True)
 class Beginning:
-    """How an existing run began: what later sessions keep, whatever is now the default."""
+    """How a run began: what later sessions keep, whatever is now the default."""
 
-    batch_size: int | str | None
-    micro_batch_size: int | str | None
-    exact_sums: bool  # 0.1.0 did not know the setting
     behavior: Any  # a number, which may be one that this version lacks
+    batch_size: int | str | None = None
+    micro_batch_size: int | str | None = None
+    exact_sums: bool = True  # 0.1.0 did not know the setting
+    precision: str | None = None
+    channels_last: bool | None = None
+    compile: bool | None = None
+    schedule_of_steps: int | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """True if no run has begun yet."""
+        return self.schedule_of_steps is None
 
     def micro_batch_size_for(self, batch_size: int | str | None) -> int | str | None:
         """Return the micro-batch size if the batch size is the same (None: any), else None."""
         return self.micro_batch_size if batch_size in (None, self.batch_size) else None
 
 
-def read_beginning(path: Path) -> Beginning | None:
-    """Return how the run in a directory began, or None without a readable run.
+def new_beginning() -> Beginning:
+    """Return the beginning of a new run."""
+    return Beginning(newest_behavior())
+
+
+def read_beginning(path: Path) -> Beginning:
+    """Return how the run in a directory began, or the beginning of a new run without a readable
+    run.
 
     The newest state.json with the hash that its manifest names is read: a resume uses no other.
     """
     state = next(_states_of_manifests(path), None) or newest_state(path)[1]
-    if state is None:
-        return None
+    return new_beginning() if state is None else beginning_in(state.identity)
+
+
+def beginning_in(identity: Mapping[str, Any]) -> Beginning:
+    """Return how a run began, from the identity in its checkpoints."""
     return Beginning(
-        batch_size=state.identity.get("batch_size"),
-        micro_batch_size=state.identity.get("micro_batch_size"),
-        exact_sums=bool(state.identity.get("exact_sums")),
-        behavior=behavior_of(state.identity),
+        batch_size=identity.get("batch_size"),
+        micro_batch_size=identity.get("micro_batch_size"),
+        exact_sums=bool(identity.get("exact_sums")),
+        behavior=behavior_of(identity),
+        precision=identity.get("precision"),
+        channels_last=identity.get("channels_last"),
+        compile=identity.get("compile"),
+        schedule_of_steps=identity.get("schedule_of_steps"),
     )
 
 
@@ -205,10 +227,9 @@ def behavior_in(path: Path | str | None) -> int:
     What reads samples before the run is built, such as a recipe, asks here. Raises
     `CheckpointError` if this version lacks the behavior.
     """
-    beginning = None if path is None else read_beginning(Path(path))
-    if beginning is None:
+    if path is None:
         return newest_behavior()
-    return known_behavior(beginning.behavior, run=str(path))
+    return known_behavior(read_beginning(Path(path)).behavior, run=str(path))
 
 
 def _states_of_manifests(path: Path) -> Iterator[SavedState]:

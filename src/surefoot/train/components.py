@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -15,22 +15,18 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
-from surefoot.config.parallel import Strategy
-from surefoot.config.setting import cadences
-from surefoot.config.train_settings import Timetable
 from surefoot.config.tree import flat
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
-from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.optim.build import RunOptimizer, base_groups, every_group
+from surefoot.errors import CheckpointError
+from surefoot.optim.build import RunOptimizer
 from surefoot.optim.group_rates import recorded_rates
-from surefoot.schedules.joined import AnySchedule, bound, factors_by_optimizer
-from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
-from surefoot.train.compile import Compiling, Layout, compiled, sole_or_all
+from surefoot.train.compile import Layout
 from surefoot.train.loop import State, Task
+from surefoot.train.plan import Plan
 from surefoot.train.run_identity import (
     has_same_samples,
     machine_changes,
@@ -45,24 +41,17 @@ from surefoot.train.state_dict import Bases, RunState, packed
 
 @dataclass(kw_only=True)
 class Components:
-    """The parts of one run. Steps change `run_state`; `identity` holds the settings that must be
-    equal at a resume.
-    """
+    """The parts of one run. Steps change `run_state`."""
 
     settings: RunSettings
-    task: Task
+    tasks: tuple[Task, ...]  # of each segment of the plan
     run_state: RunState
     pipeline: DataPipeline
     evaluator: Evaluator
-    timetable: Timetable
-    schedule: AnySchedule  # in steps
+    plan: Plan
     world: World
-    parallel: Strategy
-    compiling: Compiling
     layout: Layout
-    identity: dict[str, Any]
     architecture: dict[str, str]  # each model's repr: types and settings of its layers
-    split_identity: dict[str, Any]  # fingerprints of the splits
     directory: RunDirectory | None
     console: Screen | None
     text_log: TextLog | None
@@ -79,12 +68,17 @@ class Components:
         return self.run_state.state
 
     @property
+    def task(self) -> Task:
+        """The task of the next step."""
+        return self.tasks[self.plan.segment_of(self.state.step)]
+
+    @property
     def length(self) -> Length:
-        return self.timetable.length
+        return self.plan.times.length
 
     @property
     def compiled(self) -> bool:
-        return self.compiling.on
+        return self.plan.compiles
 
     @property
     def out_of_patience(self) -> bool:
@@ -124,9 +118,9 @@ class Components:
             main=self.world.is_main,
             bases=bases,
             for_this_rank=for_this_rank,
-            identity=self.identity,
+            identity=dict(self.plan.identity),
             architecture=self.architecture,
-            splits=self.split_identity,
+            splits=dict(self.plan.splits),
             fingerprints=self.fingerprints,
             evaluation_due=evaluation_due,
             ended=ended,
@@ -163,12 +157,12 @@ class Components:
         """
         is_synchronized = has_synchronized_norms(self.state.models.values())
         narrow = any(each.element_size() < 4 for each in self.state.parameters)
-        by_shards = self.parallel.kind == "fsdp" and (
+        by_shards = self.plan.parallel.kind == "fsdp" and (
             narrow or self.settings.clip.startswith(("adaptive", "value"))
         )
         return machine(self.device, deterministic=self.settings.deterministic) | {
             "ranks": self.world.size,
-            "parallel": self.parallel.kind,
+            "parallel": self.plan.parallel.kind,
             "shards": self.pipeline.shares[0].step,
             "exact": self.task.ranks.exact and not (by_shards or is_synchronized),
         }
@@ -181,9 +175,9 @@ class Components:
         }
         others = {
             "frozen": ", ".join(self.state.trainable.state()["frozen"]),
-            "stop_after": self.timetable.stop_step,
+            "stop_after": self.plan.times.stop_step,
         }
-        return flat(self.identity) | printed | others
+        return flat(self.plan.identity) | printed | others
 
     def where(self, checkpoint: Checkpoint) -> str:
         """Return the name of a checkpoint of this run, for messages."""
@@ -191,76 +185,60 @@ class Components:
         return step if self.directory is None else f"{self.directory.shown} at {step}"
 
     @interprets
-    def continue_from(self, checkpoint: Checkpoint) -> None:
-        """Adopt the settings of a checkpoint to resume from. Raises `CheckpointError` if a setting
-        would change the run.
+    def refuse_other_settings(self, checkpoint: Checkpoint) -> None:
+        """Raise `CheckpointError` if a setting would change the run of a checkpoint, or if this run
+        was built before that run began.
         """
         where = self.where(checkpoint)
         saved = dict(checkpoint.saved.identity)
-        began = replace(
-            self.length, steps=int(saved["schedule_of_steps"])
-        )  # percentages refer to this length
-        if (
-            self.identity["init_from"] is None
-        ):  # these weights were loaded at step 0 and are not needed again
+        now = json.loads(json.dumps(self.plan.identity))
+        if now["init_from"] is None:
+            # these weights were loaded at step 0 and are not needed again
             saved["init_from"] = None
-        try:
-            own = self.settings.schedule or constant()
-            schedule = bound_to(own, self.state.optimizers.values()).resolved(began)
-        except ConfigError as problem:
+        if "data" in self.accept_change and has_same_samples(saved, now):
+            saved["data"] = now["data"]
+            if saved.get("plateau") and now.get("plateau"):
+                saved["plateau"] = saved["plateau"] | {"scored": now["plateau"]["scored"]}
+        began_steps = saved["schedule_of_steps"]
+        if began_steps != now["schedule_of_steps"]:
             raise CheckpointError(
-                "schedule-of-shorter-run",
-                problem=f"it began as a run of {began.steps} steps: {first_line(problem)}",
-                steps=began.steps,
-            ).inside(f"cannot resume {where}") from problem
-        own = json.loads(json.dumps(self.identity))
-        if "data" in self.accept_change and has_same_samples(saved, own):
-            saved["data"] = own["data"]
-            if saved.get("plateau") and own.get("plateau"):
-                saved["plateau"] = saved["plateau"] | {"scored": own["plateau"]["scored"]}
-        self.timetable.every = cadences(self.settings, length=began)
-        described = self.identity | {
-            "schedule": schedule.to_dict(),
-            "schedule_of_steps": began.steps,
-        }
-        if self.run_state.feedback is not None:
-            described["plateau"] = described["plateau"] | {
-                "evaluate_every": self.timetable.every["evaluate_every"].described()
-            }
-        self.run_state.precision.settle(saved["precision"])
-        self.compiling.settle(bool(saved["compile"]))
-        self.layout.settle(bool(saved["channels_last"]))
-        described |= {
-            "precision": self.run_state.precision.name,
-            "compile": self.compiling.on,
-            "channels_last": self.layout.channels_last,
-        }
-        now = json.loads(json.dumps(described))
+                "run-began-meanwhile",
+                problem=f"a run of {began_steps} steps began in this directory after this Run was"
+                " built",
+                reason="it decides the learning rates",
+                remedy="build the Run again",
+                steps=began_steps,
+            ).inside(f"cannot resume {where}")
         refuse_other_data(saved, now, where=where, step=checkpoint.step)
         refuse_another_length(
-            saved, now, self.length, schedule=schedule, step=checkpoint.step, where=where
+            saved,
+            now,
+            self.length,
+            schedule=self.plan.schedule,
+            step=checkpoint.step,
+            where=where,
         )
         refuse_differences(saved | {"length": now["length"]}, now, where=where)
-        self.task = replace(
-            self.task,
-            factors=schedule.factors(self.length),
-            group_factors=factors_by_optimizer(
-                schedule, self.length, group_counts(self.state.optimizers)
-            ),
-            momentum=schedule.momentum(self.length),
-        )
-        self.schedule, self.identity = schedule, described
-        if self.compiling.late:
-            self.compile()
 
     def follow_trainable(self) -> None:
         self.state.trainable.follow()
         self.task.ranks.follow_trainable()
 
-    def compile(self) -> None:
-        self.task = replace(
-            self.task, forward=sole_or_all(self.task.ranks.through(compiled(self.state.models)))
-        )
+    def compute_as(self, identity: Mapping[str, Any]) -> None:
+        """Use the precision, memory format and compilation of another run where the settings are
+        "auto".
+        """
+        plan = self.plan
+        if self.settings.precision == "auto":
+            plan = replace(plan, precision=identity["precision"])
+        if self.settings.channels_last == "auto":
+            plan = replace(plan, channels_last=identity["channels_last"])
+        if self.settings.compile == "auto":
+            plan = replace(plan, compiles=identity["compile"])
+        self.plan = plan
+        self.run_state.precision.name = plan.precision
+        self.layout.channels_last = plan.channels_last
+        self.evaluator.compiles = plan.compiles
 
     @interprets
     def refuse_another_architecture(self, checkpoint: Checkpoint) -> None:
@@ -293,8 +271,8 @@ class Components:
         before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
         changed = [
             name
-            for name in self.split_identity
-            if name in before and self.split_identity[name] != before[name]
+            for name, identity in self.plan.splits.items()
+            if name in before and identity != before[name]
         ]
         if (
             was["machine"] == self.fingerprints["machine"]
@@ -346,11 +324,6 @@ class Components:
 
 def _as_text(scores: Mapping[str, float]) -> dict[str, str]:
     return {name: repr(float(value)) for name, value in scores.items()}
-
-
-def bound_to(schedule: AnySchedule, optimizers: Collection[RunOptimizer]) -> AnySchedule:
-    """Return a schedule bound to the parameter groups of a run."""
-    return bound(schedule, base_groups(optimizers), every_group(optimizers))
 
 
 def group_counts(optimizers: Mapping[str, RunOptimizer]) -> dict[str, int]:

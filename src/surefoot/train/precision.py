@@ -73,17 +73,7 @@ class Precision:
     name: str
     device: torch.device
     loss_scale: LossScale | None = None
-    open: bool = False  # "auto", until a run begins: see `auto_precision.settle_choices`
     _plain: AbstractContextManager[None] = field(default_factory=nullcontext, repr=False)
-
-    def settle(self, name: str) -> None:
-        """Set the precision if it is still open; otherwise do nothing. Raises `KeyError` for an
-        unknown name.
-        """
-        if name not in FORMATS:
-            raise KeyError(name)
-        if self.open:
-            self.name, self.open = name, False
 
     @property
     def emulated(self) -> bool:
@@ -143,19 +133,14 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
     """Return the precision called `name`. Its loss scale is on `updates_on` (default: `device`).
     Raises `ConfigError` if unsupported.
 
-    The name "auto" means bf16 on the meta device and on CUDA from compute capability 8.0; elsewhere
-    the choice stays open.
+    The name "auto" means bf16 on devices with such instructions, and fp32 elsewhere. A run chooses
+    by more facts: see `plan.resolve`.
 
-    >>> precision("auto", torch.device("cpu")).open
-    True
+    >>> precision("auto", torch.device("cpu")).name
+    'fp32'
     """
     if name == "auto":
-        capable = (
-            device.type == "cuda" and torch.cuda.get_device_capability(device) >= CUDA_BF16_FROM
-        )
-        if not capable and device.type != "meta":
-            return Precision("fp32", device, open=True)
-        name = "bf16"
+        name = "bf16" if computes_bf16(device) else "fp32"
     if name not in FORMATS:
         raise out_of_range("precision", name, f"one of auto, {', '.join(FORMATS)}")
     FORMATS[name].refuse(device)
@@ -165,6 +150,13 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
         torch.tensor(number, device=updates_on or device) for number in (65536.0, 0)
     )
     return Precision(name, device, LossScale(scale, good_steps))
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Return True for a CUDA device with bf16 instructions, and for the meta device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= CUDA_BF16_FROM
+    return device.type == "meta"
 
 
 def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:

@@ -20,7 +20,7 @@ from surefoot.metrics.contract import WholeSplitMetric, named_metrics
 from surefoot.metrics.multiple_choice import eagerly
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 from surefoot.train.buffer_rules import buffers_of
-from surefoot.train.compile import Compiling, sole_or_all
+from surefoot.train.compile import sole_or_all
 from surefoot.train.error_causes import noting
 from surefoot.train.evaluate import (
     FirstScores,
@@ -53,7 +53,7 @@ class Evaluator:
         splits: Mapping[str, Split],
         loss: Loss | None,
         precision: Precision,
-        compiling: Compiling,
+        compiles: bool,
         ranks: Ranks,
         behavior: int,
     ) -> None:
@@ -64,7 +64,7 @@ class Evaluator:
             loss,
             precision,
         )
-        self.compiling, self.ranks = compiling, ranks
+        self.compiles, self.ranks = compiles, ranks
         self.of_nothing = mean_of_nothing(behavior)
         self.callables: dict[str, Any] = {}
 
@@ -328,7 +328,7 @@ class Evaluator:
 
     def _forward(self) -> Any:
         models: dict[str, Any] = dict(self.models())
-        if self.compiling.on:  # training's compiled models are specialized to its mode and shapes
+        if self.compiles:  # training's compiled models are specialized to its mode and shapes
             self.callables = self.callables or {
                 name: torch.compile(model, dynamic=False) for name, model in models.items()
             }

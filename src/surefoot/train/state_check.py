@@ -407,7 +407,7 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     )
     fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
-        "format": "bf16" if parts.parallel.gather_dtype == "bf16" else task.precision.name,
+        "format": "bf16" if parts.plan.parallel.gather_dtype == "bf16" else task.precision.name,
         "samples": hashed(pipeline.checked),
         "splits": {name: hashed(split.data) for name, split in parts.evaluator.splits.items()},
         "micro_batch": None,
@@ -535,7 +535,7 @@ def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
         if any(not _has_numbers(parameter) for parameter in model.parameters()):
             # bitsandbytes converts its weights for the CPU in a pass in evaluation mode
             return not_checked("the model has quantized weights")
-    is_sharded = parts.parallel.kind == "fsdp"
+    is_sharded = parts.plan.parallel.kind == "fsdp"
     forward = parts.task.forward if is_sharded else sole_or_all(state.models)
     with (
         preserved(state.models, loss, user_state, state.parameters) as put_back,

@@ -321,7 +321,6 @@ def test_a_run_that_read_rows_as_prose_goes_on_with_them(
     path.write_text("".join(json.dumps({"text": "the cat sat"}) + "\n" for _ in range(40)))
     asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps")
     with monkeypatch.context() as older:
-        older.setattr("surefoot.run.build.newest_behavior", lambda: 9)
         older.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 9)
         gpt.build(asked).train()
     run = gpt.build(config(path, run_dir=str(tmp_path / "run")))

@@ -315,5 +315,5 @@ def test_a_run_of_an_older_behavior_gives_conv1d_to_adamw(monkeypatch):
         return sum(len(group["params"]) for group in groups if group["by"] == "Muon")
 
     assert of_muon(build()) == 2
-    monkeypatch.setattr("surefoot.run.build.newest_behavior", lambda: 1)
+    monkeypatch.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 1)
     assert of_muon(build()) == 1

@@ -261,7 +261,7 @@ def test_a_run_names_the_directory_that_keeps_its_tokens_and_resumes_without_one
     assert resumed.parts.settings.data_summary[0] == of_text
     assert resumed.state.step == 6
     assert not (tmp_path / "cache").exists()
-    assert "cache" not in json.dumps(resumed.parts.identity)
+    assert "cache" not in json.dumps(resumed.parts.plan.identity)
 
 
 def test_a_vocabulary_for_weights_that_have_one_is_refused(path: Path, tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ def test_a_warmup_that_is_not_given_is_that_of_the_shape(
     shape: str, percent: int, path: Path
 ) -> None:
     run = gpt.build(config(path, **{"length": "100 steps", "schedule.name": shape}))
-    assert run.parts.schedule.warmup == percent
+    assert run.parts.plan.schedule.warmup == percent
 
 
 def test_other_weights_to_start_from_are_another_run(path: Path, tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_other_weights_to_start_from_are_another_run(path: Path, tmp_path: Path)
 
 def test_a_warmup_in_epochs_is_not_measured_before_the_data_are_known(path: Path) -> None:
     run = trained(config(path, **{"length": "60 steps", "schedule.warmup": "1 epochs"}))
-    assert 1 < run.parts.schedule.warmup < 60
+    assert 1 < run.parts.plan.schedule.warmup < 60
 
 
 @pytest.mark.parametrize(("tokenizer", "prompt"), [("bytes", ""), ("characters", "Q")])

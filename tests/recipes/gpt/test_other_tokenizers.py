@@ -134,7 +134,7 @@ def test_a_run_of_0_1_0_goes_on_without_the_end_token(
     folder = folder_of(tmp_path, "</s>")
     asked = config(texts, folder, run_dir=str(tmp_path / "run"), stop_after="2 steps")
     with monkeypatch.context() as older:
-        older.setattr("surefoot.run.build.newest_behavior", lambda: 9)
+        older.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 9)
         older.setattr("surefoot.recipes.gpt.recipe.behavior_in", lambda _: 9)
         older.setattr(
             "surefoot.recipes.gpt.corpus.named_tokenizer",

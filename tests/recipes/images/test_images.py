@@ -635,7 +635,7 @@ def test_damaged_pictures_that_are_left_out_are_told(
     (note,) = lines_naming(capsys.readouterr().out, str(tmp_path / "data" / "dark" / "3.png"))
     assert numbers_in(note) == [1]
     assert len(run.parts.pipeline.dataset) == 35
-    assert run.parts.identity["identity"]["data"]["left_out"]["pictures"] == 1
+    assert run.parts.plan.identity["identity"]["data"]["left_out"]["pictures"] == 1
     for path in (tmp_path / "data" / "dark").glob("1*.png"):  # of which some are not held out
         path.write_bytes(b"no picture")
     with refused("picture-unknown", sf.DataError) as caught:  # while the mean is measured

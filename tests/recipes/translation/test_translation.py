@@ -29,7 +29,6 @@ from surefoot.recipes.translation import corpus
 from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translate
 from surefoot.run.messages import header
 from surefoot.tracking.jsonl import records
-from surefoot.train.auto_precision import AutoChoices
 
 ONES = {
     "en": "zero one two three four five six seven eight nine",
@@ -261,7 +260,7 @@ def test_a_training_record_has_the_accuracy_and_the_perplexity_without_smoothing
 def test_the_header_counts_the_pairs_of_an_evaluation(folder: Path) -> None:
     for pairs, said in ((None, "40 validation pairs"), (7, "7 of 40 validation pairs")):
         run = translation.build(config(folder, val_pairs=pairs))
-        header_text = " ".join(header(run.parts, chosen=AutoChoices(), resumed=False).split())
+        header_text = " ".join(header(run.parts, resumed=False).split())
         assert said in header_text
 
 
@@ -480,7 +479,7 @@ def test_the_header_says_how_pairs_were_read(folder: Path, tmp_path: Path) -> No
     run = translation.build(
         config(folder, **{"data.path": str(tmp_path / "own.tsv"), "data.val_fraction": 0.1})
     )
-    said = " ".join(header(run.parts, chosen=AutoChoices(), resumed=False).split())
+    said = " ".join(header(run.parts, resumed=False).split())
     (of_file,) = [fact for fact in said.split("; ") if "own.tsv: " in fact]
     of_header, of_columns = of_file.partition("own.tsv: ")[2].split(", ")[:2]
     assert (numbers_in(of_header), numbers_in(of_columns)) == ([1], [2, 3, 3])
@@ -550,11 +549,11 @@ def test_betas_are_the_published_ones_where_the_optimizer_has_any(
     name: str, betas: Any, folder: Path
 ) -> None:
     run = translation.build(config(folder, **{"optimizer.name": name}))
-    assert json.loads(json.dumps(run.parts.identity["optimizer"])).get(
+    assert json.loads(json.dumps(run.parts.plan.identity["optimizer"])).get(
         "betas"
     ) == betas or betas in [
         one.get("betas")
-        for one in run.parts.identity["optimizer"].values()
+        for one in run.parts.plan.identity["optimizer"].values()
         if isinstance(one, dict)
     ]
 

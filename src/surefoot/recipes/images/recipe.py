@@ -314,5 +314,6 @@ def predict(
         checkpoint,
         device=options.device,
     )
-    layout(config.channels_last is True, [model])
+    if config.channels_last is True:
+        layout(True, [model])
     return pictures.classify(evaluated(config, model, metadata), metadata, inputs, options)

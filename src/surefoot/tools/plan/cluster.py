@@ -167,7 +167,7 @@ def tokens_each(parts: RunComponents) -> float | None:
 
 def spread(parts: RunComponents, *, ranks: int) -> Spread:
     """Return the parallel strategy of a run over `ranks` ranks."""
-    how = parts.parallel
+    how = parts.plan.parallel
     assert how.kind != "auto"  # `chosen` has replaced "auto"
     assert how.sync != "auto"
     own = (
@@ -175,7 +175,7 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
         how.sync,
         how.gather_dtype,
         how.cpu_offload,
-        parts.identity["exact_sums"],
+        parts.plan.identity["exact_sums"],
     )
     return Spread(how.kind, ranks, how.replicas, *own)
 

@@ -111,7 +111,7 @@ def evaluation_time(parts: RunComponents) -> list[str]:
         return [f"evaluation: not measured: {first_line(problem)}"]
     lines, often, end = [], evaluator.names(at_end=False), evaluator.names(at_end=True)
     if often:
-        steps, due = parts.length.steps, parts.timetable.evaluate_due
+        steps, due = parts.length.steps, parts.plan.times.evaluate_due
         known = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
         one_s, times = (
             sum(took_s[name] for name in often),

@@ -18,12 +18,11 @@ from surefoot.memory import in_words
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.optim.param_groups import first_and_last
 from surefoot.run.components import RunComponents
-from surefoot.run.messages import reading_notes
+from surefoot.run.messages import choice_lines, precision_in_words, reading_notes
 from surefoot.seeding import untouched
 from surefoot.tools.plan.measure import Measurement, evaluation_time, measure, memory_and_time
 from surefoot.tools.plan.workload import Weight
 from surefoot.tracking.format import counted, text_table
-from surefoot.train.auto_precision import AutoChoices, settle_choices
 from surefoot.train.state_dict import parameter_names
 
 if TYPE_CHECKING:
@@ -47,8 +46,6 @@ def sections(parts: RunComponents) -> list[Section]:
     """Return the sections of a preview: parameters, batches, learning rates, watched scores,
     memory and time, and the choices for "auto" settings.
     """
-    where = _directory(parts)  # an existing run has a fixed precision
-    auto = settle_choices(parts)
     measured, costs, about = None, list[str](), parts.pipeline.data.about
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
@@ -63,7 +60,7 @@ def sections(parts: RunComponents) -> list[Section]:
         Section("learning rate", learning_rates(parts)),
         Section("watches", [each.in_words for each in parts.run_state.watches]),
         Section("memory and time", costs),
-        Section("chosen", chosen(parts, where, auto)),
+        Section("chosen", chosen(parts)),
     ]
     return [section for section in all_sections if section.lines]
 
@@ -112,7 +109,7 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
             f"{type(optimizer).__name__}{whose}: a bad step is skipped {trained.skip.description}"
         )
         kind = kind_of(optimizer)
-        if parts.parallel.kind == "fsdp" and kind is not None:
+        if parts.plan.parallel.kind == "fsdp" and kind is not None:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
         for index, group in enumerate(optimizer.param_groups):
             members, which = [name_of(each, names) for each in group["params"]], ""
@@ -176,14 +173,18 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
 
 
 def _sums(parts: RunComponents) -> list[str]:
-    ranks, sizes, sharded = parts.world.ranks, parts.pipeline.sizes, parts.parallel.kind == "fsdp"
+    ranks, sizes, sharded = (
+        parts.world.ranks,
+        parts.pipeline.sizes,
+        parts.plan.parallel.kind == "fsdp",
+    )
     if sizes.pieces == 1:
         return []
     if not parts.pipeline.exact:
         return [
             "gradients are added in the order of the ranks: equal up to rounding on another number of ranks"
         ]
-    shards = ranks // parts.parallel.replicas if sharded else 1
+    shards = ranks // parts.plan.parallel.replicas if sharded else 1
     more, which = (
         sums_in_memory(sizes.shares(ranks // shards), each=shards),
         "each shard" if sharded else "them",
@@ -254,7 +255,7 @@ def learning_rates(parts: RunComponents) -> list[str]:
         (what, "step", f"{step:,}", f"{base * factors(step):.4g}")
         for what, step in marked_steps.items()
     ]
-    settings = parts.schedule.to_dict()
+    settings = parts.plan.schedule.to_dict()
     plain = [
         f", {name} {value}"
         for name, value in settings.items()
@@ -277,12 +278,10 @@ def learning_rates(parts: RunComponents) -> list[str]:
     ]
 
 
-def chosen(parts: RunComponents, where: list[str], auto: AutoChoices) -> list[str]:
-    """List the "auto" choices with their reasons, followed by the lines `where` about
-    checkpoints.
-    """
-    precision = auto.in_words(parts.run_state.precision, channels_last=parts.layout.channels_last)
-    return [f"device {parts.device}, precision {precision}", *auto.lines(parts), *where]
+def chosen(parts: RunComponents) -> list[str]:
+    """List the "auto" choices with their reasons, followed by where checkpoints go."""
+    precision = f"device {parts.device}, precision {precision_in_words(parts)}"
+    return [precision, *choice_lines(parts), *_directory(parts)]
 
 
 def _directory(parts: RunComponents) -> list[str]:
@@ -292,7 +291,7 @@ def _directory(parts: RunComponents) -> list[str]:
     try:
         if (checkpoint := parts.checkpointing.newest()) is None:
             return [f"checkpoints go to {path}"]
-        parts.continue_from(checkpoint)
+        parts.refuse_other_settings(checkpoint)
         parts.refuse_another_architecture(checkpoint)
     except CheckpointError as problem:
         return [f"{path} holds a run that train cannot resume:", *str(problem).splitlines()]

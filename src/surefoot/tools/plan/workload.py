@@ -134,7 +134,7 @@ def workload(parts: RunComponents, passed: Pass) -> Workload:
     counts as 0.
     """
     models, trained = parts.state.models, list(parts.state.optimizers.values())
-    outside, blocks = units(models, parts.parallel.blocks)
+    outside, blocks = units(models, parts.plan.parallel.blocks)
     return Workload(
         outside=outside,
         blocks=blocks,

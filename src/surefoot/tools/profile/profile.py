@@ -203,7 +203,7 @@ def _setting(parts: RunComponents) -> str:
         f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
         "compiled" if parts.compiled else "",
         f"activation checkpointing ({parts.computed_again})" if parts.computed_again else "",
-        f"rank {parts.world.rank} of {parts.world.size} ({parts.parallel.kind})"
+        f"rank {parts.world.rank} of {parts.world.size} ({parts.plan.parallel.kind})"
         if parts.world.size > 1
         else "",
         f"from step {parts.state.step:,}",

@@ -50,7 +50,7 @@ def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceRe
     why_not = {
         "the state before the step is not available": parts.task.loss is None
         or len(parts.state.optimizers) > 1,
-        f"its models are sharded: {alone}": parts.parallel.kind == "fsdp",
+        f"its models are sharded: {alone}": parts.plan.parallel.kind == "fsdp",
         f"its batch statistics include all ranks: {alone}": parts.world.size > 1
         and parts.settings.sync_batch_norm,
     }

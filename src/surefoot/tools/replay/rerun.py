@@ -106,7 +106,7 @@ class Execution:
         run_state.meter.add(step)
         self._steer()
         if not (
-            self.done in self.logged if self.logged else self.parts.timetable.log_due(self.done)
+            self.done in self.logged if self.logged else self.parts.plan.times.log_due(self.done)
         ):
             return FinishedStep(step)
         begins = max((each for each in self.logged if each < self.done), default=0)
@@ -120,7 +120,7 @@ class Execution:
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
         if (
-            self.parts.timetable.every["evaluate_every"].due(self.done)
+            self.parts.plan.times.every["evaluate_every"].due(self.done)
             and feedback.plateau.score in record
         ):
             feedback.update(self.done, float(record[feedback.plateau.score]))
@@ -145,7 +145,7 @@ def execution(
         if parts.device.type == "cpu":
             torch.set_num_threads(checkpoint.saved.machine["threads"])
         with _explain_refusal():
-            parts.continue_from(checkpoint)
+            parts.refuse_other_settings(checkpoint)
         if parts.pipeline.tape is not None:
             parts.pipeline.tape.require(checkpoint.saved.tape)
         with untouched(), parts.numerics():

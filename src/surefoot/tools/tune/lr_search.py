@@ -140,7 +140,7 @@ def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[flo
 
 def _base_rate(parts: RunComponents) -> float:
     name, trained = next(iter(parts.state.optimizers.items()))
-    described = parts.identity["optimizer"]
+    described = parts.plan.identity["optimizer"]
     rate = (
         described if len(parts.state.optimizers) == 1 and name == "model" else described[name]
     ).get("lr")

@@ -161,7 +161,7 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
     if any(problem.quantity == "training data" for problem in others):
         return "the training data set has changed"
     try:  # for errors in config.toml, in the script, or in the model
-        parts.continue_from(files.newest.checkpoint)
+        parts.refuse_other_settings(files.newest.checkpoint)
         parts.refuse_another_architecture(files.newest.checkpoint)
     except CheckpointError as problem:
         what = f"config.toml or the program no longer builds the run in {files.newest.path.name}"
@@ -182,7 +182,7 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
 
 def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
     saved = files.newest.state
-    data, scored = json.loads(json.dumps([parts.identity["data"], parts.split_identity]))
+    data, scored = json.loads(json.dumps([parts.plan.identity["data"], parts.plan.splits]))
     unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
         f"data of split {name}": differences(before, scored[name])
         if name in scored

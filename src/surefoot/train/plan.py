@@ -1,0 +1,426 @@
+"""The plan of a run: what its settings, data, models and machine, and the beginning of an earlier
+session, decide before the first step.
+
+The plan is made in two stages, because a run's length and learning rates need no model, and building
+a model may take minutes: `resolve_timeline`, then `resolve`. Both are pure functions of values.
+Nothing here imports torch, reads a file or knows how many steps are completed.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.config import speed_table
+from surefoot.config.averaging import (
+    Averaging,
+    averaging_in_identity,
+    averaging_of_settings,
+)
+from surefoot.config.batch_size import Batching
+from surefoot.config.behavior import behavior_in_identity
+from surefoot.config.parallel import Strategy
+from surefoot.config.paths import named_path
+from surefoot.config.setting import identity_of
+from surefoot.config.speed_table import Choice, look_up
+from surefoot.config.train_settings import Timetable, timetable
+from surefoot.errors import CheckpointError, ConfigError, Setting, first_line
+from surefoot.schedules.joined import AnySchedule, bound
+from surefoot.schedules.lr_schedule import constant
+from surefoot.schedules.sampled import Groups
+from surefoot.tracking.run_reader import Beginning
+from surefoot.train.patience import EarlyStopping, rules_of
+
+if TYPE_CHECKING:  # imports torch
+    from surefoot.train.run_settings import RunSettings
+
+
+@dataclass(frozen=True)
+class WorldFacts:
+    """The facts of the ranks and their devices, as rank 0 knows them."""
+
+    device: str  # its type
+    computes_bf16: bool  # an accelerator with bf16 instructions
+    instructions: str  # of the processor for bf16
+    torch: str  # its version, as in "2.13"
+
+    @property
+    def is_measured(self) -> bool:
+        """True if the table of measured speeds has rows for this processor."""
+        return self.device == "cpu" and (self.instructions, self.torch) in speed_table.TABLE
+
+
+@dataclass(frozen=True)
+class SizeFacts:
+    """The sizes of the training data, which decide the length of a run.
+
+    epoch and step: the sizes of an epoch and of a step in samples, or in steps if the samples per
+    step vary.
+    """
+
+    sizes: Batching
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What identifies the data, and the shapes of their batches.
+
+    varied: a name of the batches if they change shape in almost every step, else "". rows: the
+    tokens of a micro-batch and the longest row, of batches sized in tokens. first: the shape of the
+    first tensor in the first micro-batch, and whether its numbers are floating-point; None if it was
+    not read.
+    """
+
+    identity: Mapping[str, Any]
+    splits: Mapping[str, Any]  # the identity of each split
+    varied: str = ""
+    rows: tuple[int, int] | None = None
+    first: tuple[bool, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the models and their optimizers are.
+
+    layers and width: the kind of a model's layers and the width of most of its matrices; None if the
+    architecture was not measured. has_own_layout: the model sets the memory format of its images.
+    groups and every_group: numbers of the parameter groups, as schedules need them.
+    """
+
+    optimizer: Any  # identity, or identities by the name of the model
+    groups: Groups
+    every_group: Groups
+    layers: str | None
+    width: int
+    has_images: bool
+    takes_closure: bool
+    was_compiled: bool  # by the user
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The part of a plan that needs no model: how long a run is, and its learning rates in steps."""
+
+    sizes: Batching
+    times: Timetable
+    schedule: AnySchedule
+    averaging: Averaging | None
+    behavior: int  # `config.behavior` has what each number means
+    exact_sums: bool
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """The reasons for an automatic precision (with memory format) and compilation; None if the user
+    or an earlier session chose.
+
+    `unknown` is true if the table of measured speeds has no row for this run. If the user named a
+    precision, `auto` is the choice that "auto" would make.
+    """
+
+    precision: str | None = None
+    compile: str | None = None
+    unknown: bool = False
+    auto: Choice | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The steps from `begin` to before `end`, which share their settings and so one `Task`."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is decided of a run before its first step. A step never asks the plan."""
+
+    timeline: Timeline
+    segments: tuple[Segment, ...]  # of all steps, in order
+    schedule: AnySchedule  # in steps, bound to the parameter groups
+    parallel: Strategy
+    precision: str
+    channels_last: bool
+    compiles: bool
+    reasons: Reasons
+    identity: Mapping[str, Any]  # the settings and data that must be equal at a resume
+    splits: Mapping[str, Any]  # the identity of each split
+
+    @property
+    def times(self) -> Timetable:
+        return self.timeline.times
+
+    @property
+    def behavior(self) -> int:
+        return self.timeline.behavior
+
+    def segment_of(self, step: int) -> int:
+        """Return the index of the segment with this step; that of the last step for a later one."""
+        last = len(self.segments) - 1
+        return next((i for i, each in enumerate(self.segments) if step < each.end), last)
+
+
+def resolve_timeline(
+    settings: "RunSettings", data: SizeFacts, beginning: Beginning, *, exact_sums: bool
+) -> Timeline:
+    """Return the length, intervals and learning rates of a run in steps.
+
+    A run that began with another length keeps the intervals and learning rates of that length.
+    Raises `ConfigError` for a setting that does not fit the length, and `CheckpointError` for a
+    schedule that does not fit the length with which the run began.
+    """
+    began_steps = beginning.schedule_of_steps
+    times = timetable(
+        settings, samples_per_epoch=data.epoch, batch_size=data.step, began_steps=began_steps
+    )
+    own_schedule = settings.schedule or constant()
+    schedule = own_schedule.resolved(times.length)
+    if began_steps is not None and began_steps != times.length.steps:
+        try:
+            schedule = own_schedule.resolved(replace(times.length, steps=began_steps))
+        except ConfigError as problem:
+            raise CheckpointError(
+                "schedule-of-shorter-run",
+                problem=f"it began as a run of {began_steps} steps: {first_line(problem)}",
+                steps=began_steps,
+            ) from problem
+    return Timeline(
+        sizes=data.sizes,
+        times=times,
+        schedule=schedule,
+        averaging=averaging_of_settings(settings, times.length, behavior=beginning.behavior),
+        behavior=beginning.behavior,
+        exact_sums=exact_sums,
+    )
+
+
+def resolve(
+    settings: "RunSettings",
+    world: WorldFacts,
+    timeline: Timeline,
+    data: DataFacts,
+    models: ModelFacts,
+    beginning: Beginning,
+    *,
+    parallel: Strategy,
+) -> Plan:
+    """Return the plan of a run. A setting "auto" is what the run began with, or else what the table
+    of measured speeds says.
+
+    Raises `ConfigError` if compiled code would get a new shape in almost every step.
+    """
+    if data.varied and (settings.compile is True or models.was_compiled):
+        raise ConfigError(
+            "compile-of-many-shapes",
+            problem=f"compile: {data.varied} change shape in almost every step",
+            reason="each shape would be compiled",
+            remedy=Setting("compile", False),
+            setting="compile",
+            value=True,
+            batches=data.varied,
+        )
+    measured = _choose_precision(settings, world, data, models)
+    compilation = _choose_compilation(settings, world, data, models, parallel)
+    plan = Plan(
+        timeline=timeline,
+        schedule=bound(timeline.schedule, models.groups, models.every_group),
+        segments=(Segment(0, timeline.times.length.steps),),
+        parallel=parallel,
+        precision=_precision(settings, measured, beginning),
+        channels_last=models.has_images and _channels_last(settings, measured, beginning),
+        compiles=_compiles(settings, compilation, models, beginning),
+        reasons=_reasons(settings, world, measured, compilation) if beginning.is_new else Reasons(),
+        identity={},
+        splits=data.splits,
+    )
+    return replace(plan, identity=_identity(settings, plan, data, models))
+
+
+def _precision(settings: "RunSettings", measured: Choice, beginning: Beginning) -> str:
+    if settings.precision != "auto":
+        return settings.precision
+    return beginning.precision or measured.precision
+
+
+def _channels_last(settings: "RunSettings", measured: Choice, beginning: Beginning) -> bool:
+    if settings.channels_last != "auto":
+        return settings.channels_last
+    if beginning.channels_last is not None:
+        return beginning.channels_last
+    # the table has both together: with a named precision, images keep their memory format
+    return settings.precision == "auto" and measured.channels_last
+
+
+def _compiles(
+    settings: "RunSettings", measured: "Compilation", models: ModelFacts, beginning: Beginning
+) -> bool:
+    if settings.compile != "auto":
+        return settings.compile or models.was_compiled
+    if beginning.compile is not None:
+        return beginning.compile
+    return measured.is_faster
+
+
+def _reasons(
+    settings: "RunSettings", world: WorldFacts, precision: Choice, compilation: "Compilation"
+) -> Reasons:
+    reasons = Reasons()
+    is_known = True
+    if settings.precision != "auto":
+        reasons = replace(reasons, auto=precision)
+    elif not world.computes_bf16:
+        reasons = replace(reasons, precision=precision.why)
+        is_known = precision.known
+    if settings.compile == "auto":
+        reasons = replace(reasons, compile=compilation.why)
+        is_known = is_known and compilation.is_known
+    return replace(reasons, unknown=settings.loss is not None and not is_known)
+
+
+def speed_facts(
+    settings: "RunSettings",
+    world: WorldFacts,
+    data: DataFacts,
+    models: ModelFacts,
+    *,
+    unmeasured: bool = False,
+) -> speed_table.Facts | str:
+    """Return the key of a run in the table of measured speeds, or a text that says why the table has
+    no row for the run. `unmeasured` allows a processor without measurements.
+    """
+    if settings.loss is None:
+        return "the training step is custom"
+    if world.device != "cpu":
+        return f"not measured on this {world.device} device"
+    if not (world.is_measured or unmeasured):
+        processors = f"with instructions {world.instructions}"
+        if world.instructions == "none":
+            processors = "without bf16 instructions"
+        return f"not measured on processors {processors} in torch {world.torch}"
+    if models.layers is None:
+        return "these layer types were not measured"
+    layers = models.layers
+    if layers == "convolution" and settings.channels_last is True:
+        layers = "convolution, channels last"
+    rows = data.rows or _rows(layers, data.first)
+    if rows is None:
+        return "these data shapes were not measured"
+    return speed_table.Facts(world.instructions, world.torch, layers, models.width, *rows)
+
+
+def _rows(layers: str, first: tuple[bool, tuple[int, ...]] | None) -> tuple[int, int] | None:
+    """Return the rows of a layer's input, and the positions per row of tokens; None for unmeasured
+    shapes.
+    """
+    match layers, first:
+        case "linear", (True, (samples, _)):
+            return samples, 1
+        case (("attention" | "encoder-decoder"), (False, (samples, positions))):
+            return samples * positions, positions
+        case (("convolution" | "convolution, channels last"), (True, (samples, _, height, width))):
+            return samples * height * width, 1
+    return None
+
+
+def _choose_precision(
+    settings: "RunSettings", world: WorldFacts, data: DataFacts, models: ModelFacts
+) -> Choice:
+    if world.computes_bf16:
+        why = f"this {world.device} device has bf16 instructions"
+        return Choice("bf16", channels_last=False, known=True, why=why)
+    facts = speed_facts(settings, world, data, models)
+    if isinstance(facts, str):
+        return Choice("fp32", channels_last=False, known=False, why=facts)
+    layout_open = settings.channels_last == "auto" and models.has_images
+    return look_up(facts, layout_open=layout_open)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Whether compiled models are faster, whether this was measured, and the reason as text."""
+
+    is_faster: bool
+    is_known: bool
+    why: str
+
+
+def _choose_compilation(
+    settings: "RunSettings",
+    world: WorldFacts,
+    data: DataFacts,
+    models: ModelFacts,
+    parallel: Strategy,
+) -> Compilation:
+    if settings.loss is None:
+        return Compilation(False, True, "the training step is custom")
+    if models.takes_closure:
+        return Compilation(False, True, "the optimizer evaluates a closure")
+    if data.varied:
+        return Compilation(False, True, f"{data.varied} change shape in almost every step")
+    is_faster = speed_table.COMPILE.get(world.device)
+    if is_faster is None or parallel.kind == "fsdp":
+        why = f"not measured on {world.device} with parallel = {parallel.kind}"
+        return Compilation(False, False, why)
+    how = "faster" if is_faster else "no faster"
+    return Compilation(is_faster, True, f"{how} in measurements")
+
+
+def _identity(
+    settings: "RunSettings", plan: Plan, data: DataFacts, models: ModelFacts
+) -> dict[str, Any]:
+    timeline, times = plan.timeline, plan.times
+    init_from = None
+    if settings.init_from is not None:
+        init_from = os.path.realpath(named_path(settings.init_from, setting="init_from"))
+    plateau = None
+    if settings.plateau is not None:
+        # its decisions also depend on the evaluation interval and the evaluated data
+        split = settings.plateau.score.split("/")[0]
+        plateau = vars(settings.plateau) | {
+            "evaluate_every": times.every["evaluate_every"].described(),
+            "scored": data.splits[split],
+        }
+    early_stopping: Any = [vars(rule) for rule in rules_of(settings.early_stopping)]
+    if settings.early_stopping is None:
+        early_stopping = None
+    elif isinstance(settings.early_stopping, EarlyStopping):
+        early_stopping = vars(settings.early_stopping)
+    resolved = {
+        "init_from": init_from,
+        "length": f"{times.length.steps} steps",
+        "early_stopping": early_stopping,
+        **averaging_in_identity(timeline.averaging),
+        **timeline.sizes.to_dict(),
+        "optimizer": models.optimizer,
+        "schedule": plan.schedule.to_dict(),
+        "plateau": plateau,
+        "precision": plan.precision,
+        "channels_last": plan.channels_last,
+        "compile": plan.compiles,
+        "exact_sums": timeline.exact_sums,
+        **behavior_in_identity(plan.behavior),
+        "buffers": settings.buffers or None,
+        "identity": _as_json(settings.identity or {}),
+        "schedule_of_steps": times.began.steps,
+        "data": data.identity,
+    }
+    return identity_of(settings, resolved)
+
+
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings after a round trip through JSON. Raises `ConfigError` for values that JSON
+    cannot represent.
+    """
+    try:
+        return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(
+            "settings-not-json",
+            problem=f"settings must be JSON values: {problem}",
+            reason="a resume compares them",
+            setting="settings",
+        ) from problem
