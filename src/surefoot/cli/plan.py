@@ -110,7 +110,7 @@ def plan(arguments: list[str]) -> None:
         with on_meta(options.world_size):
             parts = program.on_meta(*([] if config is None else [config])).parts
             for section in cluster_text.sections(
-                parts, _assumed(numbers, precision=parts.run_state.precision.name)
+                parts, _assumed(numbers, precision=parts.plan.precision)
             ):
                 print(f"\n{section}")
         return

@@ -62,7 +62,11 @@ class Evaluations:
     """The scores and pending evaluations of one session."""
 
     def __init__(self, parts: RunComponents, journal: Journal) -> None:
-        self.parts, self.journal, self.state = parts, journal, parts.state
+        self.parts = parts
+        self.journal = journal
+        self.state = parts.state
+        self.times = parts.plan.times
+        self.evaluator = parts.evaluator
         self.scores: dict[str, float] = {}  # the last scores
         # of the last evaluation, also in an earlier session: the step before it, and its scores
         self.latest: tuple[int, dict[str, float]] = (-1, {})
@@ -84,15 +88,15 @@ class Evaluations:
         self.ended = checkpoint.saved.ended and self.parts.finished  # an extended run has a new end
 
     def scores_due(self, done: int) -> bool:
-        is_due = self.due or self.parts.plan.times.evaluate_due(done)
-        return is_due and bool(self.parts.evaluator.names(at_end=False))
+        is_due = self.due or self.times.evaluate_due(done)
+        return is_due and bool(self.evaluator.names(at_end=False))
 
     def sample_due(self, done: int) -> bool:
-        return self.parts.settings.sample_fn is not None and self.parts.plan.times.sample_due(done)
+        return self.parts.settings.sample_fn is not None and self.times.sample_due(done)
 
     def end_due(self) -> bool:
         return (
-            bool(self.parts.evaluator.names(at_end=True))
+            bool(self.evaluator.names(at_end=True))
             and self.parts.finished
             and not (self.ended or self.due)
         )
@@ -121,7 +125,7 @@ class Evaluations:
         monitored = [(each.by, each.text) for each in run_state.watches if not each.of_training]
         if run_state.feedback is not None:
             monitored.append(("plateau", run_state.feedback.plateau.monitor))
-        self.parts.evaluator.check_metrics(monitored)
+        self.evaluator.check_metrics(monitored)
 
     def watch(self, values: Mapping[str, float], *, of_training: bool) -> None:
         """Update the best checkpoints and the patience of early stopping with the scores of an
@@ -206,7 +210,7 @@ class Evaluations:
         """
         is_main = self.parts.world.is_main
         if not is_main and not self.parts.settings.sample_on_all_ranks:
-            self.parts.evaluator.sample(lambda _: "")  # all ranks gather sharded weights
+            self.evaluator.sample(lambda _: "")  # all ranks gather sharded weights
             return
         self.parts.doing("sampling")
         try:
@@ -260,10 +264,10 @@ class Evaluations:
         )
 
     def _evaluate(self, stop: Callable[[], bool], *, at_end: bool) -> dict[str, Any] | None:
-        names = self.parts.evaluator.names(at_end=at_end)
+        names = self.evaluator.names(at_end=at_end)
         which = f"of {', '.join(names)}" if at_end else f"after step {self.state.step:,}"
         try:
-            return self.parts.evaluator.scores(
+            return self.evaluator.scores(
                 names, stop=self._announce(f"evaluating {', '.join(names)}", stop)
             )
         except EvaluationStoppedError:
@@ -285,7 +289,7 @@ class Evaluations:
         feedback, step, message = self.parts.run_state.feedback, self.state.step, None
         if feedback is None:
             return {}, None
-        if self.parts.plan.times.every["evaluate_every"].due(step):  # False at an early end
+        if self.times.every["evaluate_every"].due(step):  # False at an early end
             before = feedback.standing.factor
             score = self._score("plateau", feedback.plateau.monitor, self.scores)
             message = feedback.update(step, score)

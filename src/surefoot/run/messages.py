@@ -376,7 +376,7 @@ def _added(parts: RunComponents) -> str:
     settings, schedule = parts.settings, parts.settings.schedule
     added = {
         f"clip {settings.clip}": settings.clip != "off",
-        parts.run_state.precision.name: parts.run_state.precision.name != "fp32",
+        parts.plan.precision: parts.plan.precision != "fp32",
         "channels last": parts.layout.channels_last,
         "compiling": parts.compiled,
         f"averaged weights (ema {settings.ema})": settings.ema is not None,

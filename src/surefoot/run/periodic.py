@@ -66,7 +66,10 @@ class Periodic:
     ) -> None:
         self.parts = parts
         self.run_state = parts.run_state
+        self.meter = parts.run_state.meter
+        self.clock = parts.run_state.clock
         self.state = parts.state
+        self.times = parts.plan.times
         self.stop_requests = stop_requests
         self.journal = journal
         self.evaluations = evaluations
@@ -78,7 +81,7 @@ class Periodic:
             self.rank_checks = RankChecks(
                 self.state.models,
                 parts.world,
-                parts.plan.times,
+                self.times,
                 micro_batches=[len(own) for own in parts.pipeline.shares],
                 journal=journal,
                 say=parts.say,
@@ -94,7 +97,7 @@ class Periodic:
         saves = parts.checkpointing is not None
         self.progress = Progress(
             parts.run_state,
-            parts.plan.times,
+            self.times,
             evaluations,
             parts.evaluator,
             samples_per_epoch=parts.pipeline.plan.samples,
@@ -114,7 +117,7 @@ class Periodic:
         self.notes = SessionNotes(parts.say)
         self.has_updated = False  # an update was seen in this session
         self.steps_without_update = 0  # of this session, up to the first update
-        rows = self.run_state.meter.rows
+        rows = self.meter.rows
         has_earlier_record = self.first_step > 0 and not (rows and rows[0][0] == 0)
         self.has_trained = has_earlier_record  # a record has samples that were not left out
 
@@ -124,7 +127,7 @@ class Periodic:
     def stopping(self) -> bool:
         """True if no further step follows. All ranks read this property once before each step."""
         self.parts.world.heartbeat.enter("step")  # the body has ended
-        is_over = self.parts.out_of_patience or self.state.step >= self.parts.plan.times.stop_step
+        is_over = self.parts.out_of_patience or self.state.step >= self.times.stop_step
         trainable = self.state.trainable
         trainable.follow()
         has_written = self.body_rates.follow(has_body=not self.alone)
@@ -134,7 +137,7 @@ class Periodic:
         if has_written and not self.stop_requests.same_on_all_ranks():
             self.body_rates.refuse_other_ranks()
         if self.stop_requests.save_agreed:
-            self.run_state.clock.enter("saving")
+            self.clock.enter("saving")
             self.save()
         if trainable.flags is not self.flags and trainable.flags != self.flags:
             self._follow_trainable()
@@ -148,7 +151,7 @@ class Periodic:
         step, but only once per step.
         """
         return self.logged_step != done and (
-            done >= self.progress.epoch_recorded_at or self.parts.plan.times.log_due(done)
+            done >= self.progress.epoch_recorded_at or self.times.log_due(done)
         )
 
     def save_due(self, done: int) -> bool:
@@ -176,10 +179,10 @@ class Periodic:
         done = self.logged_step = self.state.step
         self.parts.world.read_announced()
         with self._call("writing the record"):
-            self.run_state.meter.collect(self.parts.world)
+            self.meter.collect(self.parts.world)
         is_recorded = done >= self.progress.epoch_recorded_at
         epoch = self.progress.epoch_record() if is_recorded else None
-        if self.parts.plan.times.log_due(done):
+        if self.times.log_due(done):
             self._log_training()
         if epoch is not None:
             self.journal.write(epoch)
@@ -188,16 +191,14 @@ class Periodic:
 
     def _log_training(self) -> None:
         self._tell_of_no_update()
-        first_steps = self.run_state.clock.first_steps
-        steps, plan = [index for index, *_ in self.run_state.meter.rows], self.parts.pipeline.plan
+        first_steps = self.clock.first_steps
+        steps, plan = [index for index, *_ in self.meter.rows], self.parts.pipeline.plan
         later = [index for index in steps if index not in first_steps] if first_steps else steps
-        values, skipped = self.run_state.meter.read(first_steps=first_steps)
+        values, skipped = self.meter.read(first_steps=first_steps)
         _refuse_scores(values, self.parts.evaluator.splits)
         values |= derived(self.parts.settings.derived, values)
-        times = self.run_state.clock.window()
-        self.run_state.clock.first_steps = [
-            index for index in first_steps if index >= self.state.step
-        ]
+        times = self.clock.window()
+        self.clock.first_steps = [index for index in first_steps if index >= self.state.step]
         trained_s = times["training_s"] + times["data_wait_s"]
         counted = values.get("targets", 0.0) - values.get(
             "starting_targets", 0.0
@@ -225,7 +226,7 @@ class Periodic:
         self._tell_of_skipped(values)
         self._watch_training(values)
         self.skipped += len(skipped)
-        self.run_state.meter.note_skipped(skipped, done=self.state.step)
+        self.meter.note_skipped(skipped, done=self.state.step)
         if self.rank_checks is not None:
             self.rank_checks.check(self.state.step)
         if latched(self.state, self.parts.settings.max_bad_steps):
@@ -237,7 +238,7 @@ class Periodic:
         """Say once in a session that the body of a loop over `run.steps()` has updated nothing."""
         if self.has_updated:
             return
-        norms = [grad_norm for _, _, _, grad_norm, _, _ in self.run_state.meter.rows]
+        norms = [grad_norm for _, _, _, grad_norm, _, _ in self.meter.rows]
         if any(norm is not None for norm in norms):
             self.has_updated = True
             return
@@ -317,7 +318,7 @@ class Periodic:
         """
         watch: Watch = UNWATCHED
         self.watched = None
-        if self.parts.plan.times.every["layer_stats_every"].due(index + 1):
+        if self.times.every["layer_stats_every"].due(index + 1):
             watch = self.watched = self.layers.watch(index)
         if index == 0 and self._checks_weights():
             watch = WeightCheck(self.state.models, watch)
@@ -343,7 +344,7 @@ class Periodic:
         """
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
-        self.run_state.meter.add(step)
+        self.meter.add(step)
         if self.watched is not None:
             record = self.layers.read(self.watched, count=step.target_count)
             if record is not None:
@@ -358,17 +359,17 @@ class Periodic:
             return
         if self.evaluated_step != done and self.evaluate_due(done):
             self._evaluate()
-        if self.run_state.meter.rows and self.log_due(done):
+        if self.meter.rows and self.log_due(done):
             self.log()
 
     def make_up_for_evaluation(self) -> None:
         """Run the evaluation that a signal interrupted. Then save the step, so that a resume does
         not evaluate again.
         """
-        self.run_state.clock.start()
-        self.run_state.clock.enter("evaluating")
+        self.clock.start()
+        self.clock.enter("evaluating")
         self._evaluate()
-        self.run_state.clock.enter("data_wait")
+        self.clock.enter("data_wait")
         if self.parts.checkpointing is not None and not self.evaluations.due:
             self.parts.checkpointing.started_step = None
             self.save_last()
@@ -398,10 +399,10 @@ class Periodic:
 
     def _evaluate(self) -> None:
         done = self.state.step
-        if self.alone and self.run_state.meter.rows and self.log_due(done):
-            self.run_state.clock.enter("training")  # the device may still execute the step
+        if self.alone and self.meter.rows and self.log_due(done):
+            self.clock.enter("training")  # the device may still execute the step
             self.log()  # the training record comes before the scores
-            self.run_state.clock.enter("evaluating")
+            self.clock.enter("evaluating")
         self.evaluated_step = done
         scores_due = self.evaluations.scores_due(done)
         self.evaluations.due = False
@@ -410,7 +411,7 @@ class Periodic:
                 self.evaluations.score(
                     stop=self.stop_requests.stop_requested if self.alone else lambda: False
                 )
-            if not (self.run_state.meter.rows and self.log_due(done)):  # else the record follows
+            if not (self.meter.rows and self.log_due(done)):  # else the record follows
                 self._show_step()
         if self.evaluations.sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"), self._call("in sample_fn"):
@@ -479,7 +480,7 @@ class Periodic:
 
     def _packed(self, bases: Bases | None = None) -> Checkpoint:
         owed = self.evaluations
-        self.run_state.meter.collect(self.parts.world)
+        self.meter.collect(self.parts.world)
         if self.state.step > self.first_step:  # by the body of the last step
             self.run_state.data_values.compare(registered=self.run_state.user_state.objects)
         # an evaluation after the last step may have frozen parameters

@@ -51,7 +51,10 @@ class Session:
     periodic: Periodic
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
-        self.parts, self.run_state, self.state = parts, parts.run_state, parts.state
+        self.parts = parts
+        self.run_state = parts.run_state
+        self.clock = parts.run_state.clock
+        self.state = parts.state
         self.heartbeat = parts.world.heartbeat
         self.configuration = configuration
         self.fresh_line = parts.console.fresh_line if parts.console else "\n"
@@ -220,9 +223,9 @@ class Session:
         self.periodic.catch_up()
         if evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first, because the evaluation may take minutes
-            self.run_state.clock.enter("evaluating")
+            self.clock.enter("evaluating")
             evaluations.score_at_end(stop=self.stop_requests.stop_requested)
-            self.run_state.clock.enter("saving")
+            self.clock.enter("saving")
         if parts.checkpointing is not None:
             parts.doing("saving")
             self.heartbeat.enter("saving")
@@ -242,9 +245,9 @@ class Session:
             evaluations.sample()
         if went_on and parts.finished and not due and self.stop_requests.ended_by is None:
             if parts.settings.panels_fn is not None and parts.directory is not None:
-                self.run_state.clock.enter("evaluating")
+                self.clock.enter("evaluating")
                 evaluations.show(stop=lambda: self.signals.stop is not None)
-                self.run_state.clock.enter("saving")
+                self.clock.enter("saving")
             evaluations.conclude()
         if went_on or self.stop_requests.ended_by is not None:
             self._happened(
@@ -294,7 +297,7 @@ class Session:
                 "kind": "event",
                 "step": self.state.step,
                 "event": what,
-                **self.run_state.clock.window(),
+                **self.clock.window(),
             }
         )
 
@@ -382,24 +385,24 @@ class Session:
         if not self.state.step and parts.settings.check_state:
             self._check_metrics()
         if self.evaluations.due_at_start():
-            self.run_state.clock.start()
-            self.run_state.clock.enter("evaluating")
+            self.clock.start()
+            self.clock.enter("evaluating")
             with self.periodic.progress.timed("evaluation"):
                 self.evaluations.score_at_start(
                     stop=self.stop_requests.stop_requested if self.periodic.alone else lambda: False
                 )
             self.stop_requests.agree()
-            self.run_state.clock.enter("data_wait")
+            self.clock.enter("data_wait")
         import_for_steps(self.state.optimizers.values())
         self.data_changes.begin(step=self.state.step)
         self.feed.start(self.state.step, stop=parts.length.steps)
         self.periodic.user_updates = opened
         state_check = self.periodic.state_check
         self.later_step = self.state.step + (1 if state_check is None else state_check.steps)
-        self.run_state.clock.first_steps += range(self.state.step, self.later_step)
+        self.clock.first_steps += range(self.state.step, self.later_step)
         if parts.console is not None:
-            parts.console.begin_steps(self.run_state.clock.all_s())
-        self.run_state.clock.start()
+            parts.console.begin_steps(self.clock.all_s())
+        self.clock.start()
         parts.doing("training")
         with (
             closing(self.feed),
@@ -436,7 +439,7 @@ class Session:
         in_body = phase == "training" and self.is_opened
         self.heartbeat.enter("body" if in_body else _RANK_PHASES[phase])
         first = self.state.step < self.later_step and phase in ("training", "data_wait")
-        self.run_state.clock.enter("starting" if first else phase)
+        self.clock.enter("starting" if first else phase)
 
     def _fed(self, step: int) -> Sequence[MicroBatch]:
         self.heartbeat.at(step, "training")

@@ -548,5 +548,5 @@ def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
             put_back()  # as in a step: each micro-batch starts from the same buffers
             return mean
 
-        tolerance = FORMATS[parts.run_state.precision.name].tolerance
+        tolerance = FORMATS[parts.plan.precision].tolerance
         return check_contract(mean_of, pieces, tolerance=tolerance, gathered=parts.world.gathered)

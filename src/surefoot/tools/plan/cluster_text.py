@@ -138,7 +138,7 @@ def step(
         f"{_samples(world * each * rows, tokens)} = {counted(world, 'rank')}"
         f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
         *([note] if note else []),
-        f"a micro-batch in {parts.run_state.precision.name}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
+        f"a micro-batch in {parts.plan.precision}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
         f"it stores {in_words(passed.kept_bytes)} for the backward pass and needs at most {in_words(passed.peak_bytes)}"
         " (dry pass on the meta device)",
     ]

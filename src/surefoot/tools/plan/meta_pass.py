@@ -48,7 +48,7 @@ def dry_pass(
     Causal attention counts in full. Raises `ConfigError` if the loss needs tensor values.
     """
     (batch, samples), world = _first_batch(parts, rows), parts.world
-    narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.run_state.precision.name].autocast
+    narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.plan.precision].autocast
     clear(parts.state.parameters)
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)

@@ -112,7 +112,7 @@ def measure(
             flops = count_flops(
                 parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0)
             )
-            peak = peak_flops or measure_peak_flops(parts.device, parts.run_state.precision.name)
+            peak = peak_flops or measure_peak_flops(parts.device, parts.plan.precision)
             outcomes, left_out = _outcomes(
                 parts, base, speedups, until=until, limit_s=max_seconds, tell=tell
             )
@@ -198,7 +198,7 @@ def _setting(parts: RunComponents) -> str:
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     words = (
         f"{sizes.batch_size:,} {sizes.unit} per step{pieces}",
-        parts.run_state.precision.name,
+        parts.plan.precision,
         f"cpu, {number_of(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else where,
         f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
         "compiled" if parts.compiled else "",

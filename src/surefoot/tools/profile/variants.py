@@ -251,7 +251,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     how = "--channels-last"
     make = partial(stepping, parts)
     alone = Variant("channels last", how, make, entered, "equal up to rounding")
-    if parts.run_state.precision.name != "fp32":
+    if parts.plan.precision != "fp32":
         return [alone]
     both = f"--precision bf16 {how}"  # a choice of "auto"
     return [
