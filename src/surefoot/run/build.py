@@ -56,6 +56,7 @@ from surefoot.train.loop import State, Task
 from surefoot.train.meter import Meter
 from surefoot.train.patience import feedback, rules_of, watched
 from surefoot.train.plan import Plan, resolve, resolve_timeline
+from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
 from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
@@ -386,6 +387,44 @@ def check_first_batch(
     )
 
 
+def build_task(
+    settings: RunSettings,
+    plan: Plan,
+    pipeline: data_pipeline.DataPipeline,
+    models: Models,
+    state: State,
+    precision: Precision,
+) -> Task:
+    """Build the task of a segment of the plan: the models as their ranks call them, the loss and
+    the schedule. Raises `ConfigError` for a momentum that an optimizer does not have. Collective.
+    """
+    ranks, called = spread(
+        state.models,
+        compiled(state.models) if plan.compiles else state.models,
+        world=pipeline.world,
+        parallel=plan.parallel,
+        sizes=pipeline.sizes,
+        shares=pipeline.shares,
+        exact=pipeline.exact,
+        fsdp=models.fsdp,
+    )
+    length = plan.times.length
+    momentum = plan.schedule.momentum(length)
+    if momentum is not None:
+        refuse_without_momentum(state.optimizers.values())
+    return Task(
+        forward=sole_or_all(called),
+        loss=settings.loss,
+        key=stream_key(settings.seed, "train"),
+        precision=precision,
+        factors=plan.schedule.factors(length),
+        group_factors=factors_by_optimizer(plan.schedule, length, group_counts(state.optimizers)),
+        momentum=momentum,
+        settings=settings,
+        ranks=ranks,
+    )
+
+
 def assemble(
     settings: RunSettings,
     plan: Plan,
@@ -415,31 +454,7 @@ def assemble(
         averages = [average.model for average in state.ema_models.values()]
         image_models = [*state.models.values(), *averages]
     laid = layout(plan.channels_last, image_models)
-    ranks, called = spread(
-        state.models,
-        compiled(state.models) if plan.compiles else state.models,
-        world=world,
-        parallel=parallel,
-        sizes=pipeline.sizes,
-        shares=pipeline.shares,
-        exact=pipeline.exact,
-        fsdp=models.fsdp,
-    )
-    task = Task(
-        forward=sole_or_all(called),
-        loss=settings.loss,
-        key=stream_key(settings.seed, "train"),
-        precision=precision,
-        factors=plan.schedule.factors(times.length),
-        group_factors=factors_by_optimizer(
-            plan.schedule, times.length, group_counts(state.optimizers)
-        ),
-        momentum=plan.schedule.momentum(times.length),
-        settings=settings,
-        ranks=ranks,
-    )
-    if task.momentum is not None:
-        refuse_without_momentum(state.optimizers.values())
+    task = build_task(settings, plan, pipeline, models, state, precision)
 
     directory = None
     if settings.run_dir is not None:
