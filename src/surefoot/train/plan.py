@@ -28,7 +28,7 @@ from surefoot.config.train_settings import Timetable, timetable
 from surefoot.errors import CheckpointError, ConfigError, Setting, first_line
 from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.schedules.lr_schedule import constant
-from surefoot.schedules.sampled import Groups
+from surefoot.schedules.curves import Groups
 from surefoot.tracking.run_reader import Beginning
 from surefoot.train.patience import EarlyStopping, rules_of
 
