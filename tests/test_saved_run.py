@@ -294,7 +294,8 @@ def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: P
 def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> None:
     with refused("kind-of-records-unknown", value="trian") as caught:
         sf.load(of_script).records("trian")
-    assert caught.value.remedies == ("did you mean train?",)
+    (remedy,) = caught.value.remedies
+    assert str(remedy).endswith(" train?")
 
 
 def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
@@ -407,7 +408,8 @@ def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script:
     )
     verdict = sf.load(of_script).verify()
     assert verdict.sound
-    assert any("only the script that built this run" in line for line in verdict.not_proved)
+    assert verdict.outcomes == []
+    assert any(" script " in line for line in verdict.not_proved)
     with refused("run-of-script", path=of_script):
         sf.load(of_script).evaluate()
 

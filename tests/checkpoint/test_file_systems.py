@@ -20,6 +20,7 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
+from stated import lines_naming
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
 from waiting import wait_until
@@ -122,7 +123,7 @@ def test_a_file_system_without_locks_is_said_and_trained_on(
     run = small_runs.build(tmp_path / "run", console=True)
     run.train()
     assert run.state.step == 26
-    assert "note: the file system of" in capsys.readouterr().out
+    assert len(lines_naming(capsys.readouterr().out, "note: ", f" {tmp_path / 'run'} ")) == 1
 
 
 class Stale:

@@ -93,7 +93,7 @@ def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
     there, model = theirs(tmp_path), gpt(seed=5)
     said = load_initial_weights({"model": model}, tmp_path / "theirs", world=ALONE)
-    assert "GPT-2 weights of transformers" in said
+    assert "GPT-2" in said.splitlines()[0]
     assert "skipped" not in said
     assert "new " not in said
     assert_close(model(TOKENS), there(TOKENS).logits, rtol=1e-4, atol=1e-4)

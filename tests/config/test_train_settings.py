@@ -70,7 +70,7 @@ def built(**changes: Any) -> sf.Run:
 
 @pytest.mark.parametrize("roles", [{}, {"identity": True, "observer": True}])
 def test_a_setting_without_exactly_one_role_fails_at_import(roles: dict[str, bool]) -> None:
-    with pytest.raises(TypeError, match="exactly one role"):
+    with pytest.raises(TypeError, match=r"\bidentity\b.*\bobserver\b"):
         setting(0, **roles)
 
 
@@ -98,7 +98,7 @@ def test_a_field_of_a_table_changes_when_the_table_does_unless_it_says_otherwise
 
 
 def test_a_field_that_is_not_declared_fails_at_import() -> None:
-    with pytest.raises(TypeError, match=r"Config.more is not declared by setting"):
+    with pytest.raises(TypeError, match=r"^Config\.more "):
 
         @dataclass(kw_only=True)
         class Config(TrainSettings):
@@ -109,9 +109,7 @@ def test_a_field_that_is_not_declared_fails_at_import() -> None:
 def test_of_an_inherited_setting_nothing_but_the_default_may_change(annotation: str) -> None:
     # seed is an int, and has a declaration
     own = default(3) if annotation == "str" else setting(3, observer=True)
-    with pytest.raises(
-        TypeError, match=r"Config.seed: only the default of an inherited setting may change"
-    ):
+    with pytest.raises(TypeError, match=r"^Config\.seed: "):
         type("Config", (TrainSettings,), {"__annotations__": {"seed": annotation}, "seed": own})
 
 

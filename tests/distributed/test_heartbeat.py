@@ -5,6 +5,7 @@ instead.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -95,10 +96,8 @@ def test_a_rank_that_falls_silent_ends_the_others_with_status_7_and_its_name(
     assert three.ended == {0: 7, 1: 7}
     errors = said(capfd)
     assert len(errors) == 2, "one short message on each rank that is left"
-    assert all(
-        "rank 2 (here, process" in line and "last heard from at step 3, training" in line
-        for line in errors
-    )
+    assert all("rank 2 (here, process" in line for line in errors)
+    assert all(re.search(r"\b2 s, .* at step 3, training$", line) for line in errors)
     for heart in three.hearts:
         heart.stop()
 
@@ -178,7 +177,7 @@ def test_a_rank_that_fails_is_named_by_the_others_with_its_error(
     assert wait_until(lambda: {0, 2} <= three.ended.keys())
     assert 1 not in three.ended, "it says itself what it failed of"
     assert "rank 1 (here, process" in (errors := said(capfd))[0]
-    assert errors[0].endswith("failed at step 3, training: DataError: sample 7 is broken")
+    assert errors[0].endswith(" at step 3, training: DataError: sample 7 is broken")
 
 
 def test_an_error_that_all_ranks_meet_ends_each_of_them_by_itself() -> None:
@@ -210,11 +209,9 @@ def test_the_launcher_may_name_a_rank_at_once(
     three: Ranks, capfd: pytest.CaptureFixture[str]
 ) -> None:
     three.start()
-    PrefixStore("heartbeat", three.store).set(
-        VERDICT, Lost(1, "rank 1 was killed by SIGKILL").written()
-    )
+    PrefixStore("heartbeat", three.store).set(VERDICT, Lost(1, "rank 1 died").written())
     assert wait_until(lambda: len(three.ended) == 3)
-    assert all("rank 1 was killed by SIGKILL" in line for line in said(capfd))
+    assert all("rank 1 died" in line for line in said(capfd))
 
 
 def test_a_store_that_is_gone_ends_a_rank_that_runs(capfd: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +221,7 @@ def test_a_store_that_is_gone_ends_a_rank_that_runs(capfd: pytest.CaptureFixture
     assert wait_until(lambda: heart.rounds > 2)
     del ranks.store
     assert wait_until(lambda: ranks.ended == {0: 7, 1: 7})
-    assert "the connection to the launcher was lost (" in said(capfd)[0]
+    assert " the launcher " in said(capfd)[0]
     for each in ranks.hearts:
         each.stop()
 
@@ -325,7 +322,8 @@ def test_a_closed_line_ends_the_others_and_no_silence_is_needed(
     three.over.set()
     assert (three.ended[0], three.ended[1]) == (7, 7)
     assert "rank 2 (here, process" in (errors := said(capfd))[0]
-    assert "has ended and closed its connection, last heard from at step 3, training" in errors[0]
+    assert " at step 3, training" in errors[0]
+    assert not re.search(r"\d s\b", errors[0]), "it was not silent"
 
 
 def test_a_line_that_is_closed_after_a_goodbye_ends_nobody(three: Ranks) -> None:

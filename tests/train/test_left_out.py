@@ -161,7 +161,7 @@ def test_a_later_record_of_which_nothing_is_left_ends_no_run(
 
     build(loss=loss, console=True, check_state=False, log_every="1 steps").train()
     lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if "returned None for" in line]) == 1
+    assert len([line for line in lines if line.startswith("note: ") and " None " in line]) == 1
 
 
 def test_the_first_batch_may_be_left_out() -> None:
