@@ -26,9 +26,9 @@ from surefoot.config.setting import identity_of
 from surefoot.config.speed_table import Choice, look_up
 from surefoot.config.train_settings import Timetable, timetable
 from surefoot.errors import CheckpointError, ConfigError, Setting, first_line
+from surefoot.schedules.curves import Groups
 from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.schedules.lr_schedule import constant
-from surefoot.schedules.curves import Groups
 from surefoot.tracking.run_reader import Beginning
 from surefoot.train.patience import EarlyStopping, rules_of
 
