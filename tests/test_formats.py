@@ -13,6 +13,7 @@ import torch
 import small_runs
 from refused import refused
 from surefoot.cli.plan import _assumed
+from surefoot.config import tree
 from surefoot.config.train_settings import TrainSettings
 from surefoot.distributed.world import on_meta
 from surefoot.tools.plan.meta_pass import dry_pass
@@ -34,6 +35,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMATS, "rounded", new)
     choices = ", ".join(f'"{name}"' for name in ("auto", *FORMATS))
     monkeypatch.setitem(TrainSettings.__annotations__, "precision", f"Literal[{choices}]")
+    monkeypatch.setattr(tree, "_type_hints", {})  # types that were read before
 
 
 def test_the_choices_of_the_setting_are_the_formats_and_auto() -> None:
