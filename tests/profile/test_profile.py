@@ -608,7 +608,7 @@ def test_the_verb_profiles_a_program_and_writes_where_it_is_told(
 
 def test_a_profile_does_not_go_into_a_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    with refused("output-into-run", setting="out", path=tmp_path):
+    with refused("output-into-run", setting="out", value=str(tmp_path)):
         measure(plain(), out=tmp_path)
 
 

@@ -14,7 +14,7 @@ from surefoot.config.extras import needed_for
 from surefoot.config.file_kinds import FileKind, cure_of, kind_of_bytes
 from surefoot.config.paths import open_regular
 from surefoot.data.scan import unreadable
-from surefoot.errors import Command, DataError, Remedy
+from surefoot.errors import Command, DataError, Remedy, first_line
 
 _GZIP = b"\x1f\x8b"
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -68,12 +68,37 @@ def truncated(path: Path, why: object) -> DataError:
     )
 
 
-def not_json(where: str, text: str | bytes, problem: Exception) -> DataError:
+def not_json(
+    where: str, text: str | bytes, problem: Exception, *, remedy: str | None = None
+) -> DataError:
     """Return the error for a line that is not JSON."""
     return DataError(
         "line-not-json",
-        problem=f"{where} is not JSON: {problem}",
+        problem=f"{where} is not JSON: {first_line(problem)}",
         reason=f"it is {text[:60]!r}; expected one JSON object per line",
+        remedy=remedy,
+        where=where,
+    )
+
+
+def not_an_object(where: str, row: Any, *, remedy: str | None = None) -> DataError:
+    """Return the error for a line of JSON that is no object."""
+    return DataError(
+        "row-not-an-object",
+        problem=f"{where} is a {type(row).__name__}, not a JSON object",
+        remedy=remedy,
+        where=where,
+    )
+
+
+def text_with_nul(where: str) -> DataError:
+    """Return the error for a text with a NUL character. `where` names its file and line."""
+    return DataError(
+        "text-with-nul",
+        problem=f"{where} has a NUL character, so it is no plain text",
+        reason="it is binary data, UTF-16 without a byte order mark, or a text that was damaged or"
+        " padded",
+        remedy="if it is text, remove the character: tr -d '\\000' < FILE > clean.txt",
         where=where,
     )
 
@@ -235,16 +260,7 @@ def refuse_nul(data: bytes, path: Path) -> None:
             encoding=encoding,
         )
     line = data.count(b"\n", 0, first) + 1
-    raise DataError(
-        "text-with-nul",
-        problem=f"{path}, line {line} has a NUL byte, so it is no plain text",
-        reason="it is binary data, or a text that was damaged or padded",
-        remedy=[
-            "if it is text, remove these bytes: tr -d '\\000' < FILE > clean.txt",
-        ],
-        path=path,
-        line=line,
-    )
+    raise text_with_nul(f"{path}, line {line}")
 
 
 def _wide_encoding(data: bytes) -> str | None:

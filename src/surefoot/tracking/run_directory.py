@@ -318,6 +318,19 @@ def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
     }
 
 
+def output_into_run(out: Path, *, instead: str) -> ConfigError:
+    """Return the error for an output that would be written into a run. `instead` is another
+    directory.
+    """
+    return ConfigError(
+        "output-into-run",
+        problem=f"{out} is the directory of a run or a checkpoint",
+        remedy=("another directory:", Setting("out", instead)),
+        setting="out",
+        value=str(out),
+    )
+
+
 def environment() -> dict[str, Any]:
     """Return versions, machine, command line and git commit of this process."""
     return {

@@ -142,7 +142,7 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
 def test_a_file_that_is_none_is_refused_naming_the_line(records, code, fields, tmp_path):
     path = written(tmp_path / "a.jsonl", *records)
     source = f"{path}, line {len(records)}" if records else str(path)
-    with refused(code, DataError, source=source, **fields):
+    with refused(code, DataError, where=source, **fields):
         load_questions(path, ByteTokenizer())
 
 

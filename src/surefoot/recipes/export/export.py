@@ -34,6 +34,7 @@ from surefoot.memory import in_words, parsed_bytes
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.recipes.export.peft_adapter import write_adapter
 from surefoot.tokenizers.bpe import from_json
+from surefoot.tracking.run_directory import output_into_run
 
 Weights = Literal["auto", "averaged", "trained"]
 Layout = Literal["auto", "native", "gpt2", "transformers", "peft"]
@@ -159,15 +160,7 @@ def _checked(
     except ConfigError as problem:
         problems.append(problem)
     if any((out / name).exists() for name in (MANIFEST, "config.toml", "checkpoints")):
-        problems.append(
-            ConfigError(
-                "output-into-run",
-                problem=f"out = {str(out)!r} is the directory of a run or a checkpoint",
-                remedy=Setting("out", f"{run}/export"),
-                setting="out",
-                value=out,
-            )
-        )
+        problems.append(output_into_run(out, instead=f"{run}/export"))
     if problems:
         raise together(problems)
     if not (run / "checkpoints").is_dir():

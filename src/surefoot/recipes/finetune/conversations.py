@@ -16,7 +16,7 @@ from surefoot.config.paths import local_path
 from surefoot.data.part_names import part_of
 from surefoot.data.scan import ABOUT_DATA, JSON_LINES, PARQUET, LeftOut, Scan, kind_of, scan
 from surefoot.data.table_sources import reading_tables
-from surefoot.data.text_files import decode_utf8, open_unpacked
+from surefoot.data.text_files import decode_utf8, not_json, open_unpacked
 from surefoot.errors import Setting, first_line
 from surefoot.memory import in_words
 from surefoot.recipes.finetune.forms import (
@@ -355,13 +355,7 @@ def _parsed(text: str, counts: RowCounts, file: Path, *, first: int) -> Any:
     except (ValueError, RecursionError) as problem:
         line = first + getattr(problem, "lineno", 1) - 1
         excerpt = text.split("\n")[line - first]
-        raise sf.DataError(
-            "line-not-json",
-            problem=f"{file}, line {line}: {excerpt[:60]!r} is not JSON",
-            reason=first_line(problem),
-            remedy=WRITE_ROWS,
-            where=f"{file}, line {line}",
-        ) from problem
+        raise not_json(f"{file}, line {line}", excerpt, problem, remedy=WRITE_ROWS) from problem
 
 
 def _rows_of_parquet(file: Path) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import surefoot as sf
+from surefoot.data.text_files import not_an_object
 from surefoot.errors import first_line
 
 Message = dict[str, Any]
@@ -205,13 +206,7 @@ def conversation_of(row: Any, where: str, counts: RowCounts) -> Conversation:
     Raises `DataError` for a row of no known form, and for one whose fields have another type.
     """
     if not isinstance(row, dict):
-        raise sf.DataError(
-            "row-not-an-object",
-            problem=f"{where}: a row that is a {type(row).__name__}: {_excerpt(row)}",
-            reason="it must be a JSON object",
-            remedy=WRITE_ROWS,
-            where=where,
-        )
+        raise not_an_object(where, row, remedy=WRITE_ROWS)
     fields = {key: value for key, value in row.items() if value is not None}
     form = _form_of(fields, where)
     of_row = RowCounts(forms=Counter({form.name: 1}))

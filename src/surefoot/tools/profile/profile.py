@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from surefoot.config.paths import local_path
-from surefoot.errors import ConfigError, Setting, first_line, out_of_range
+from surefoot.errors import first_line, out_of_range
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, unchanged
@@ -28,6 +28,7 @@ from surefoot.tools.profile.trace import (
 from surefoot.tools.profile.variants import USUAL, Variant, stepping, variants
 from surefoot.tools.report.figures import make_directory, writing_to
 from surefoot.tracking.format import counted as number_of
+from surefoot.tracking.run_directory import output_into_run
 
 _WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4
 _PAIRS = (4, 25)  # at least, whatever the time, and at most
@@ -138,13 +139,7 @@ def measure(
 
 def _refuse_run(directory: Path) -> None:
     if (directory / "checkpoints").is_dir():
-        raise ConfigError(
-            "output-into-run",
-            problem=f"{directory} is the directory of a run",
-            remedy=("another directory for the profile:", Setting("out", "DIR")),
-            setting="out",
-            path=directory,
-        )
+        raise output_into_run(directory, instead="DIR")
 
 
 def _timed_steps(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from surefoot.data.scan import COMPRESSED, kind_of, printable
-from surefoot.data.text_files import decode_utf8, not_json, open_unpacked
+from surefoot.data.text_files import decode_utf8, not_json, open_unpacked, text_with_nul
 from surefoot.errors import DataError, Setting
 from surefoot.recipes.readers.pairs.columns import header_columns, read_table, table_as_before
 from surefoot.recipes.readers.text.corpora import without_text
@@ -236,18 +236,8 @@ def _lines(path: Path, reading: Reading) -> list[str]:
     text = decode_utf8(data, str(path))
     if reading.as_meant and "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise _nul_bytes(f"{path}, line {line}")
+        raise text_with_nul(f"{path}, line {line}")
     return text.removesuffix("\n").split("\n")
-
-
-def _nul_bytes(where: str) -> DataError:
-    return DataError(
-        "text-with-nul",
-        problem=f"{where} holds NUL bytes, which no text has",
-        reason="it is damaged, or UTF-16 without a byte order mark",
-        remedy="copy it again, or convert it: iconv -f utf-16le -t utf-8",
-        where=where,
-    )
 
 
 def _complete(
@@ -264,7 +254,7 @@ def _complete(
     wrong = list[int]()
     for index, (number, pair) in enumerate(zip(numbers, pairs, strict=True)):
         if reading.as_meant and any("\0" in side for side in pair):  # escaped in JSON
-            raise _nul_bytes(f"{files[0]}, line {number}")
+            raise text_with_nul(f"{files[0]}, line {number}")
         if any(map(is_empty, pair)):
             wrong.append(index)
         else:

@@ -33,6 +33,7 @@ from surefoot.data.text_files import (
     not_json,
     open_unpacked,
     refuse_nul,
+    text_with_nul,
 )
 from surefoot.errors import DataError, Setting, out_of_range
 from surefoot.recipes.readers.text.corpora import without_text
@@ -485,13 +486,7 @@ def _check_text(text: Any, column: str, where: str) -> str:
     if not isinstance(text, str | None):
         raise _no_text(column, where, type(text).__name__)
     if text and "\0" in text:
-        raise DataError(
-            "text-with-nul",
-            problem=f"{where}: {column!r} has a NUL character, so it is no plain text",
-            reason="it is binary data, or a text that was damaged or padded",
-            remedy="remove the character, or the row",
-            where=where,
-        )
+        raise text_with_nul(where)
     return text or ""
 
 

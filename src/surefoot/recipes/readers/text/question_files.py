@@ -13,6 +13,7 @@ import numpy as np
 from surefoot.config.paths import local_path
 from surefoot.data.order import permutation
 from surefoot.data.scan import no_such
+from surefoot.data.text_files import not_an_object
 from surefoot.errors import DataError, out_of_range
 from surefoot.recipes.readers.text.documents import json_lines
 from surefoot.recipes.readers.text.encode import RefusedTextError, encode_texts
@@ -68,11 +69,7 @@ def load_questions(
     records: list[_Record] = []
     for source, record in json_lines(path):
         if not isinstance(record, dict):
-            raise DataError(
-                "row-not-an-object",
-                problem=f"{source} is a {type(record).__name__}, not a JSON object",
-                source=source,
-            )
+            raise not_an_object(source, record)
         layout = layout or _layout(record, source)
         records.append(_record(record, layout, source))
         if len(records[-1].endings) != len(records[0].endings):
@@ -82,7 +79,7 @@ def load_questions(
                 f" {len(records[0].endings)}",
                 reason="questions with different numbers of choices have no common chance accuracy",
                 remedy="put them into separate files",
-                source=source,
+                where=source,
                 endings=len(records[-1].endings),
                 expected=len(records[0].endings),
             )
@@ -102,7 +99,7 @@ def _layout(record: dict[str, Any], source: str) -> tuple[str, ...]:
             "question-keys-unknown",
             problem=f"{source} has the keys {_list_keys(record)}",
             reason=f"the keys of a question must be one of: {known}",
-            source=source,
+            where=source,
             keys=[*record],
         )
     return best
@@ -116,7 +113,7 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
             problem=f"{source} has no {', no '.join(map(repr, missing))}; its keys are"
             f" {_list_keys(record)}",
             remedy=f"required keys: {', '.join(layout)}",
-            source=source,
+            where=source,
             missing=missing,
         )
     contexts, endings = (_texts(record[key], key, source) for key in layout[:2])
@@ -127,7 +124,7 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
             problem=f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} has"
             f" {len(endings)}, so they cannot be paired",
             remedy="give a single text for one of the two, or as many of both",
-            source=source,
+            where=source,
             contexts=len(contexts),
             endings=len(endings),
         )
@@ -136,14 +133,14 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
             raise DataError(
                 "question-of-one-ending",
                 problem=f"{source} has {number} ending, and a question needs at least 2",
-                source=source,
+                where=source,
             )
         right = _right(record[key], key, source, number=number)
     if len(layout) == 2 and number > 1:
         raise DataError(
             "question-without-answer-key",
             problem=f"{source} has several endings, and no key for the right one",
-            source=source,
+            where=source,
         )
     contexts, endings = (side * number if len(side) == 1 else side for side in (contexts, endings))
     spaced = [
@@ -160,7 +157,7 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
             "question-text-empty",
             problem=f"{source}: {key!r} is {_cut(json.dumps(value))}: expected text that is not"
             " empty",
-            source=source,
+            where=source,
             key=key,
         )
     return list(texts)
@@ -180,7 +177,7 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
             problem=f"{source}: {key!r} is {_cut(json.dumps(value))}: expected an index from 0 to"
             f" {number - 1}",
             reason=hint if is_hidden else None,
-            source=source,
+            where=source,
             key=key,
             value=value,
         )
