@@ -130,7 +130,7 @@ def without_questions(source: object) -> DataError:
     return DataError(
         "questions-missing",
         problem=f"{source} is empty: at least one question is needed",
-        source=str(source),
+        where=str(source),
     )
 
 
