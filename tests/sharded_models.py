@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import surefoot as sf
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.batch_size import Batching
 from surefoot.config.parallel import strategy_for
 from surefoot.distributed.fsdp import Fsdp
@@ -23,7 +24,6 @@ from surefoot.distributed.world import World, joined
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.optim.clipping import gradient_norm
-from surefoot.train.scratch import preserved
 
 STEP = SimpleNamespace(index=0)
 
@@ -313,7 +313,7 @@ def compiled_graphs() -> tuple[int, float]:
 
 def after_failed_passes() -> list[float]:
     """The difference of a plain model's outputs from those after passes that ended in a block: in
-    `preserved`, and in a step, before which no `end` was reached.
+    the block of a snapshot, and in a step, before which no `end` was reached.
     """
 
     class Failing(Twice):
@@ -343,7 +343,7 @@ def after_failed_passes() -> list[float]:
                 ranks.models["model"].shards[shard].add_(1.0)
         differences.append(float((called(inputs) - plain(inputs)).abs().max()))
 
-    with preserved({"model": model}, None, {}):
+    with Snapshot({"model": model}, keep=True):
         fail()
     compare()
     ranks.begin(STEP)

@@ -392,14 +392,13 @@ class SavedRun:
     def _copy_statistics(
         self, run: Run, model: nn.Module, mean: Checkpoint, *, name: str, weights: Weights
     ) -> None:
-        from surefoot.tools.verify.verify import as_before
         from surefoot.train.model_weights import norms_with_statistics
         from surefoot.train.renewed_statistics import copy_statistics, renew_statistics
 
         if not norms_with_statistics({name: model}):
             return
         state = run.state
-        with nullcontext() if self.built is None else as_before(run.parts):
+        with nullcontext() if self.built is None else run.parts.snapshot():
             run.load_checkpoint(mean)
             if weights == "trained" and state.ema_models:  # those of the average were computed
                 renew_statistics(run.parts, state.models)
@@ -429,11 +428,10 @@ class SavedRun:
         """Yield the run with the weights of a checkpoint."""
         from surefoot.program import choose_checkpoint
         from surefoot.recipes.optimizer_settings import note
-        from surefoot.tools.verify.verify import as_before
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))
         run = self.rebuild(one_process=False)
-        with nullcontext() if self.built is None else as_before(run.parts):
+        with nullcontext() if self.built is None else run.parts.snapshot():
             if run.load_checkpoint(contents):
                 note(
                     "warning: the data set has changed since training: these"
@@ -459,12 +457,11 @@ class SavedRun:
         """
         from surefoot.checkpoint.store import without_checkpoint
         from surefoot.tools.replay.replay import replay_step
-        from surefoot.tools.verify.verify import as_before
 
         if not self.checkpoints:
             raise without_checkpoint(self.path)
         run = self.rebuild(one_process=True)
-        with nullcontext() if self.built is None else as_before(run.parts):
+        with nullcontext() if self.built is None else run.parts.snapshot():
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
 
     @at_boundary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +25,7 @@ from surefoot.checkpoint.fingerprint import (
     tensor_fingerprint,
 )
 from surefoot.checkpoint.snapshot import ChangedValue, NotPutBackError, Snapshot, changed_values
-from surefoot.train.scratch import preserved
+from surefoot.errors import ConfigError
 
 
 class Slots:
@@ -210,16 +211,14 @@ def test_in_a_block_gradients_are_none_and_all_is_restored_at_its_end() -> None:
     gradient = everything.net.head.weight.grad
     models = {"model": everything.net}
     expected = Snapshot(models, everything.loss, user_state=everything.registered)
-    with (
-        suppress(ZeroDivisionError),
-        preserved(models, everything.loss, everything.registered) as restore,
-    ):
+    before = Snapshot(models, everything.loss, user_state=everything.registered, keep=True)
+    with suppress(ZeroDivisionError), before:
         assert everything.net.head.weight.grad is None
         for name, (_, mutate) in MUTATIONS.items():
             if not name.endswith(".grad") and not name.startswith("optimizer"):
                 mutate(everything)
         everything.net.head.weight.grad = torch.zeros(1, 2)
-        restore(only_saved=True)
+        before.restore(only_saved=True)
         assert everything.net.head.weight.grad is None
         assert everything.loss.seen == 1
         raise ZeroDivisionError
@@ -232,9 +231,10 @@ def test_gradients_of_a_loss_and_of_registered_objects_are_restored() -> None:
     scale, critic = nn.Parameter(torch.ones(1)), nn.Linear(1, 1)
     loss = Loss()
     loss.scale = scale  # type: ignore[attr-defined]
-    with preserved({"model": nn.Linear(1, 1)}, loss, {"critic": critic}) as restore:
+    models = {"model": nn.Linear(1, 1)}
+    with Snapshot(models, loss, user_state={"critic": critic}, keep=True) as before:
         (scale * critic(torch.ones(1))).sum().backward()
-        restore(only_saved=True)
+        before.restore(only_saved=True)
         assert scale.grad is None
         assert critic.weight.grad is None
         (scale * critic(torch.ones(1))).sum().backward()
@@ -385,6 +385,76 @@ def test_thousands_of_changes_are_named() -> None:
     for entry in net.table.values():
         entry[0] += 1
     assert len(changed_values(before, Snapshot({"model": net}))) == 5000
+
+
+def test_a_tuple_of_two_groups_is_of_each_of_them() -> None:
+    net = nn.Linear(1, 1)
+    groups = [{"params": [net.weight]}, {"params": [net.bias]}]
+    optimizer = torch.optim.Adam(groups)
+    assert optimizer.param_groups[0]["betas"] is optimizer.param_groups[1]["betas"]
+    before = Snapshot({"model": net}, None, {"model": optimizer})
+    for group in optimizer.param_groups:
+        group["betas"] = (*group["betas"],)[:1] + group["betas"][1:]  # equal, in objects of its own
+    assert changed_values(before, Snapshot({"model": net}, None, {"model": optimizer})) == []
+    optimizer.param_groups[1]["betas"] = (0.5, 0.5)
+    (first, second) = changed_values(before, Snapshot({"model": net}, None, {"model": optimizer}))
+    assert {first.name, second.name} == {
+        "optimizer.param_groups[1].betas[0]",
+        "optimizer.param_groups[1].betas[1]",
+    }
+
+
+def resize(norm: nn.BatchNorm1d) -> None:
+    norm.running_mean.resize_(5).zero_()  # type: ignore[union-attr]
+
+
+WRITES: dict[str, Callable[[nn.BatchNorm1d], Any]] = {
+    "numbers": lambda norm: norm.running_mean.add_(1),  # type: ignore[union-attr]
+    "through data": lambda norm: norm.running_mean.data.add_(1),  # type: ignore[union-attr]
+    "another shape": resize,
+    "other memory": lambda norm: setattr(norm.running_mean, "data", torch.ones(7)),
+    "another tensor": lambda norm: setattr(norm, "running_mean", torch.ones(2)),
+    "none": lambda norm: setattr(norm, "running_mean", None),
+}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_buffer_comes_back_with_its_memory_and_shape(
+    write: Callable[[nn.BatchNorm1d], Any], whole: bool
+) -> None:
+    norm = nn.BatchNorm1d(2)
+    buffer = norm.running_mean
+    assert buffer is not None
+    address, counted = buffer.data_ptr(), buffer._version
+    before = Snapshot({"model": norm} if whole else {}, keep=True)
+    if not whole:
+        before.keep_buffer(norm, "running_mean")
+    with before:
+        pass
+    assert buffer._version == counted  # a pass that is under way may have saved it
+    with before:
+        write(norm)
+    assert norm.running_mean is buffer
+    assert (buffer.tolist(), tuple(buffer.shape)) == ([0.0, 0.0], (2,))
+    assert buffer.data_ptr() == address or write is resize
+
+
+def test_no_other_thread_uses_the_generators_in_a_block() -> None:
+    before = Snapshot({"model": nn.Linear(1, 1)}, keep=True)
+    codes: list[str] = []
+
+    def enter() -> None:
+        try:
+            before.__enter__()
+        except ConfigError as problem:
+            codes.append(problem.code)
+
+    with before:
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join()
+    assert codes == ["runs-in-two-threads"]
 
 
 # --- what is compared of a tensor ----------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_list_too_long_for_a_checkpoint_is_compared_by_its_hash(
 
 
 def test_trial_steps_leave_the_list_of_the_epoch_as_it_is() -> None:
-    from surefoot.run.run import unchanged
+    from surefoot.run.run import trial_steps
 
     whole, _ = session("sampler", None)
     sampler = HardFirst()
@@ -180,7 +180,7 @@ def test_trial_steps_leave_the_list_of_the_epoch_as_it_is() -> None:
             sampler.turn += 1
             sampler.hardness[step.index % SAMPLES] += 1.0
             if step.index == 8:
-                with unchanged(run) as parts:
+                with trial_steps(run) as parts:
                     feed = parts.pipeline.feed(workers=0)
                     for trial in range(12):
                         feed.start(trial)

@@ -20,7 +20,7 @@ from surefoot.recipes import gpt, images, translation
 from surefoot.recipes.images.networks import Model as ImageModel
 from surefoot.tools.plan.measure import measure
 from surefoot.tools.plan.meta_pass import MetaMode, dry_pass
-from surefoot.train.scratch import timed_pass
+from surefoot.train.timed_pass import timed_pass
 
 PLAIN: dict[str, Any] = {"precision": "fp32", "run_dir": None, "device": "cpu"}
 

@@ -29,7 +29,7 @@ from surefoot.cli.main import main
 from surefoot.distributed.shards import held_of
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
-from surefoot.run.run import unchanged
+from surefoot.run.run import trial_steps
 from surefoot.tools.profile.flops import Flops, count_flops
 from surefoot.tools.profile.profile import _write_trace, interval, measure, measure_variant, rank
 from surefoot.tools.profile.result import VariantGain, _suggestion
@@ -107,7 +107,7 @@ def test_what_is_slow_is_seen_where_it_is_and_all_phases_add_up(
         micro_batch_size=8,
         optimizer=lambda groups: SlowSGD(groups, lr=0.1),
     )
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         steps = stepping(parts)
         clock = LogicalClock()
         steps.watch.now = clock
@@ -154,7 +154,7 @@ def test_the_passes_of_a_closure_are_in_the_phases_of_passes(
         model=lambda: Slow(0.003, 0.006), loss=loss, micro_batch_size=8, optimizer=optimizer
     )
     before = with_closures.weights(run.state.model)
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         assert not [
             each.name for each in variants(parts, ("fused", "compile"))
         ]  # neither takes a closure
@@ -177,7 +177,7 @@ def test_the_state_of_an_inner_optimizer_and_lists_of_tensors_are_optimizer_stat
     held = {}
     for name in ("sam", "lbfgs"):
         run = with_closures.build(with_closures.source(name))
-        with unchanged(run) as parts:
+        with trial_steps(run) as parts:
             steps = stepping(parts)
             for _ in range(6):
                 steps.make()
@@ -214,7 +214,7 @@ def test_a_slow_loader_is_seen_as_waiting(of_slow_data: tuple[sf.profile.Profile
 @pytest.mark.timing
 def test_workers_are_found_to_help_where_samples_are_slow() -> None:
     run = plain(train_data=SlowlyRead(0.015), batch_size=4, micro_batch_size=4)
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         base = stepping(parts)
         (two,) = [variant for variant in variants(parts, ["workers"]) if variant.workers == 2]
         found = measure_variant(two, base, limit_s=0.0)
@@ -288,7 +288,7 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(
 
 
 def flops(run: sf.Run) -> Flops:
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         micro_batches = list(parts.pipeline.again(0))
         return count_flops(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
 
@@ -359,7 +359,7 @@ def test_memory_is_told_by_what_holds_it() -> None:
 
     run = plain(model=Wide, loss=small_runs.loss, micro_batch_size=8)
     weights, between = 4 * (8 + 3) * 4096, 4 * 8 * 4096
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         steps = stepping(parts)
         for _ in range(2):
             steps.make()
@@ -393,7 +393,7 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
     )
     before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
     strides = [parameter.stride() for parameter in run.state.parameters]
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         base = stepping(parts)
         found = [
             measure_variant(variant, base, limit_s=0.0)
@@ -425,7 +425,7 @@ def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
 
 def test_a_variant_that_fails_is_told_and_ends_nothing() -> None:
     run = plain(loss=small_runs.loss)
-    with unchanged(run) as parts:
+    with trial_steps(run) as parts:
         base = stepping(parts)
         (variant,) = variants(parts, ["precision"])
 

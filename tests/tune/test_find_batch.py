@@ -343,7 +343,7 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
     else moves.
     """
     from surefoot.tools.tune import micro_batch_trial
-    from surefoot.train import scratch
+    from surefoot.train import timed_pass
 
     def updated(step: Any) -> None:
         now[0] += 0.004
@@ -353,8 +353,8 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(micro_batch_trial, "update", updated)
     for module, clock in (
         (micro_batch_trial, "perf_counter"),
-        (scratch, "perf_counter"),
-        (scratch, "process_time"),
+        (timed_pass, "perf_counter"),
+        (timed_pass, "process_time"),
     ):
         monkeypatch.setattr(module, clock, lambda: now[0])
 
@@ -378,13 +378,13 @@ def test_a_step_with_a_closure_counts_all_its_evaluations_and_its_whole_history(
     and keeps no history.
     """
     from surefoot.tools.tune import micro_batch_trial
-    from surefoot.train import scratch
+    from surefoot.train import timed_pass
 
     now = [0.0]
     for module, clock in (
         (micro_batch_trial, "perf_counter"),
-        (scratch, "perf_counter"),
-        (scratch, "process_time"),
+        (timed_pass, "perf_counter"),
+        (timed_pass, "process_time"),
     ):
         monkeypatch.setattr(module, clock, lambda: now[0])
 

@@ -1,5 +1,7 @@
 """A snapshot of everything that a pass or a user's code can change: compared, named and restored.
 
+`with Snapshot(..., keep=True)` leaves no trace of what its block does.
+
 It holds weights, buffers, frozen parts, optimizers, generators, objects of `run.register_state`,
 gradients, modes, and what a killed process loses: nonpersistent buffers, attributes, closure
 variables, globals of functions. Objects of installed packages are visited only if they are modules,
@@ -12,13 +14,13 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -36,11 +38,17 @@ from surefoot.checkpoint.fingerprint import (
 )
 from surefoot.checkpoint.optimizer_state import further_state, group_numbers
 from surefoot.checkpoint.tensor_file import equal_bits
-from surefoot.distributed.shards import Shard, extra_states, held_of, plain_tensors
+from surefoot.distributed.shards import (
+    Shard,
+    extra_states,
+    held_of,
+    plain_tensors,
+    reset_passes,
+)
 from surefoot.errors import ConfigError, first_line
 from surefoot.metrics.contract import torchmetrics_in
 from surefoot.optim.kinds.kind import inner_optimizers, kind_of
-from surefoot.seeding import global_generators
+from surefoot.seeding import global_generators, hold_generators
 
 Kind = Literal[
     "weight", "buffer", "gradient", "mode", "optimizer", "generator", "registered", "attribute"
@@ -81,8 +89,8 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class KeptTensor:
-    """A tensor's numbers on the host. For a tensor on another device also what is compared of it,
-    and its bits.
+    """A tensor's numbers: of a buffer on its device, of others on the host. For these on another
+    device also what is compared of it, and its bits.
     """
 
     numbers: Tensor
@@ -119,7 +127,11 @@ class Snapshot:
     Each object is visited once, under its first name. `user_state` maps names to the objects of
     `run.register_state`. `parameters` are further parameters that an optimizer trains.
 
-    keep: also copy what `restore` needs; tensors are copied to the host.
+    A snapshot with `keep` is a context manager: it restores all of its values at the end of the
+    block. Inside the block, gradients are None, and no other thread may use the generators.
+
+    keep: also copy what `restore` needs. Buffers are copied where they are, and written back without
+        waiting for the device; other tensors are copied to the host.
     saved: also compare what a checkpoint holds or a step makes anew.
     weights: with False, parameters are left out, and must not be changed before `restore`.
     exact: compare bits; with False, floating values may differ by rounding.
@@ -148,6 +160,10 @@ class Snapshot:
         self._undo: list[tuple[Place, Callable[[], Any]]] = []
         self._visited: dict[int, Any] = {}  # keeps the objects alive, so that ids stay unique
         self._failed: list[Exception] = []  # while a tensor was copied or hashed
+        self._models = models
+        self._leaves: list[Tensor] = []  # whose gradients are recorded
+        self._is_in_block = False
+        self._block = ExitStack()
         user_state = user_state or {}
         optimizers = optimizers or {}
         registered = [each for each in user_state.values() if isinstance(each, nn.Module)]
@@ -188,6 +204,36 @@ class Snapshot:
         if self._failed:
             raise self._failed[0]
 
+    def __enter__(self) -> Self:
+        self._block.enter_context(hold_generators())
+        self._is_in_block = True
+        for leaf in self._leaves:
+            leaf.grad = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_in_block = False
+        with self._block:
+            reset_passes(self._models.values())  # after a pass that failed
+            self.restore()
+
+    def keep_buffer(self, module: nn.Module, name: str) -> None:
+        """Keep a further buffer."""
+        buffer = module._buffers[name]
+        if buffer is not None:
+            place = Place(name, "buffer", is_saved=True)
+            self._on_restore(place, module._buffers.__setitem__, name, buffer)
+            self._kept(place, buffer, held_of(buffer)[0].detach())
+
+    def keep_objects(self, **objects: Any) -> None:
+        """Keep the attributes of further objects by name, also of surefoot's own."""
+        for name, thing in objects.items():
+            self._visit(Place(name, "attribute", is_saved=False), thing, is_root=True)
+
+    def keep_further(self, restore: Callable[[], Any]) -> None:
+        """Call this function before all else is restored."""
+        self._undo.insert(0, (Place("further", "attribute", is_saved=True), restore))
+
     @torch.no_grad()
     def restore(self, *, only_saved: bool = False) -> list[str]:
         """Restore all that was kept, or with `only_saved` what a checkpoint holds. Return the names
@@ -209,9 +255,8 @@ class Snapshot:
         if problems:
             raise NotPutBackError(
                 "state-not-restored",
-                problem="the test pass before the first step changed state that cannot be restored"
-                f" ({problems[0]})",
-                reason="the run would begin with a state other than its own",
+                problem=f"a trial changed state that cannot be restored ({problems[0]})",
+                reason="the run would go on with a state other than its own",
                 remedy="let the model and the loss change only plain attributes, dicts, lists and"
                 " tensors",
                 causes=problems,
@@ -237,6 +282,9 @@ class Snapshot:
         """Record an object and all objects that are reachable from this object."""
         if thing is None or isinstance(thing, _PLAIN):
             self._record(place, thing)
+            return
+        if _is_plain_tuple(thing):  # equal ones, such as betas of two groups, may be one object
+            self._container(place, thing)
             return
         is_later = place.is_saved and id(thing) in self._later
         if id(thing) in self._visited or is_later or len(self._visited) > _MAX_OBJECTS:
@@ -375,19 +423,29 @@ class Snapshot:
         self.copied_bytes += local.nbytes
         if local.is_meta:
             return None
-        kept = KeptTensor(local.to("cpu", copy=True))
-        if not local.is_cpu:
+        if place.kind == "buffer":
+            kept = KeptTensor(local.to(local.device, copy=True))
+            self._on_restore(place, _restore_buffer, tensor, local, kept.numbers)
+            return kept
+        if local.is_cpu:
+            kept = KeptTensor(local.to("cpu", copy=True))
+        else:
             self.hashed_bytes += local.nbytes
-            on_device = compared(local, exact=self.exact)
-            kept = KeptTensor(kept.numbers, on_device, tensor_fingerprint(local))
+            bits = tensor_fingerprint(local)
+            on_device = bits if self.exact else compared(local, exact=False)
+            kept = KeptTensor(local.to("cpu", copy=True), on_device, bits)
         self._on_restore(place, _restore_tensor, tensor, local, kept)
         return kept
 
     def _gradient(self, name: str, tensor: Tensor) -> None:
         """Record the gradient of a leaf, also of a leaf of the loss or of a registered object."""
         place = Place(f"{name}.grad", "gradient", is_saved=True)
-        self._on_restore(place, setattr, tensor, "grad", tensor.grad)
+        self._leaves.append(tensor)
+        self._on_restore(place, self._restore_gradient, tensor, tensor.grad)
         self._visit(place, tensor.grad)
+
+    def _restore_gradient(self, tensor: Tensor, gradient: Tensor | None) -> None:
+        tensor.grad = None if self._is_in_block else gradient
 
     def _training_of(self, name: str, parameter: Tensor) -> None:
         flag = Place(f"{name}.requires_grad", "mode", is_saved=True)
@@ -595,6 +653,16 @@ def _restore_tensor(tensor: Tensor, local: Tensor, kept: KeptTensor) -> bool:
     return not is_unchanged
 
 
+def _restore_buffer(buffer: Tensor, local: Tensor, numbers: Tensor) -> None:
+    """Restore the memory and the numbers of a buffer, without a comparison, which would wait for
+    its device. A pass that is under way may hold the buffer, so that no write is counted.
+    """
+    now = held_of(buffer)[0]
+    if now.data_ptr() != local.data_ptr() or now.shape != local.shape:
+        buffer.data = local
+    local.data.copy_(numbers)
+
+
 def _has_numbers_of(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
@@ -647,6 +715,8 @@ def _generator_state(generator: Any) -> tuple[Any, Callable[[Any], None]]:
 
 def _as_bytes(state: Any) -> Any:
     """Return nested state, as that of a generator, with arrays and tensors as bytes."""
+    if type(state) is tuple and all(type(entry) is int for entry in state):
+        return state  # the 625 numbers of `random`
     match state:
         case Tensor():
             return state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -661,6 +731,12 @@ def _as_bytes(state: Any) -> Any:
 
 def _tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], Kind]]:
     return [(module._parameters, "weight"), (module._buffers, "buffer")]
+
+
+def _is_plain_tuple(thing: Any) -> bool:
+    if type(thing) is not tuple or len(thing) > _MAX_ENTRIES:
+        return False
+    return all(entry is None or isinstance(entry, _PLAIN) for entry in thing)
 
 
 def _is_numeric(array: np.ndarray[Any, Any]) -> bool:

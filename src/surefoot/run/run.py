@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -15,7 +15,6 @@ from surefoot.config.setting import KeywordsDoc, ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.data.dataset_checks import check_split
 from surefoot.errors import ConfigError, at_boundary, cut_frames, ending_scripts
-from surefoot.optim.clipping import clear
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
@@ -28,8 +27,6 @@ from surefoot.train.loop import State, Step
 from surefoot.train.model_weights import warn_of_statistics
 from surefoot.train.run_identity import differences
 from surefoot.train.run_settings import RunSettings
-from surefoot.train.scratch import preserved
-from surefoot.train.state_dict import RunState, UserState
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels
@@ -367,65 +364,31 @@ Run.__doc__ = KeywordsDoc(Run.__doc__)  # type: ignore[assignment]
 
 
 @contextmanager
-def unchanged(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]:
-    """Yield a run's components for trial steps, and restore the run's state bit for bit afterwards.
+def trial_steps(run: Run, *, call: str = "trial steps") -> Iterator[RunComponents]:
+    """Yield a run's components for trial steps, which leave the run bit for bit as it was.
     Collective; `call` names the user's call.
 
-    A checkpoint in the memory of each rank restores the state. `preserved` restores state that
-    checkpoints do not contain. The run's clock does not count the trial. A run that is not open starts with its
-    initial weights. The block must not use the run's meter, and must read
-    data with another feed. Raises `ConfigError` if the run has no loss or is in the middle of a
-    step.
+    The run's clock does not count the trial. A run that is not open starts with its initial
+    weights. The block must not use the run's meter, and must read data with another feed. Raises
+    `ConfigError` if the run has no loss or is in the middle of a step.
     """
-    parts, state, precision = run.parts, run.state, run.parts.run_state.precision
+    parts = run.parts
     if parts.task.loss is None:
         raise without_loss()
-    if any(parameter.grad is not None for parameter in state.parameters):
+    if any(parameter.grad is not None for parameter in parts.state.parameters):
         raise ConfigError(
             "run-in-the-middle-of-a-step",
             problem="the run is in the middle of a step: no update has used its gradients",
             remedy="call this before the loop, or between two steps of `for step in run`",
-            step=state.step,
+            step=parts.state.step,
         )
-    trial = replace(
-        parts,
-        run_state=RunState(
-            state,
-            precision,
-            user_state=UserState(dict(parts.run_state.user_state.objects)),
-            batch_lists=parts.run_state.batch_lists,
-        ),
-    )
-    models = {
-        **state.models,
-        **{f"average of {name}": each.model for name, each in state.ema_models.items()},
-    }
-    clock, spent_s = (
-        parts.run_state.clock,
-        parts.run_state.clock.now() - parts.run_state.clock.since,
-    )
-    with ExitStack() as stack:
-        stack.enter_context(run._together(call))
-        stack.callback(
-            lambda: setattr(clock, "since", clock.now() - spent_s)
-        )  # last, because restoring takes time too
-        # state outside checkpoints, and the EMA models' buffers before their update
-        stack.enter_context(
-            preserved(
-                models,
-                parts.task.loss,
-                trial.run_state.user_state.objects,
-                state.parameters,
-                with_weights=False,
-            )
-        )
-        checkpoint = trial.packed(for_this_rank=True)
-        try:
+    clock = parts.run_state.clock
+    spent_s = clock.now() - clock.since
+    try:
+        with run._together(call), parts.snapshot():
             if run.session is None:
                 start_from_init(parts)
                 parts.make_ready()
             yield parts
-        finally:
-            clear(state.parameters)
-            state.buffers.undo()
-            state_dict.restore(trial.run_state, checkpoint, where="the state before the trial")
+    finally:
+        clock.since = clock.now() - spent_s  # at the end, because restoring takes time too

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.parallel import Strategy
 from surefoot.data.loader import MicroBatch
 from surefoot.data.pipeline import DataPipeline
@@ -28,7 +29,6 @@ from surefoot.train.buffer_rules import (
 )
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Loss, State, Step, Task, forward_backward
-from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import CoupledLoss
 
 _ROUNDING = 1e-3  # of a change: kernels that are not deterministic differ by less
@@ -117,10 +117,14 @@ class BufferCheck:
             forward_backward(Step(step, [batch], task, State(models, {})))
 
         first, second = micro_batches
-        with (
-            preserved(models, loss, self.user_state, self.state.parameters) as restore,
-            eagerly(),
-        ):
+        before = Snapshot(
+            models,
+            loss,
+            user_state=self.user_state,
+            parameters=self.state.parameters,
+            keep=True,
+        )
+        with before, eagerly():
             start = _values(buffers)
             unwritten = _versions(buffers)
             pass_over(first)
@@ -135,7 +139,7 @@ class BufferCheck:
                 return BufferFindings()
             pass_over(second)
             after_both = _values(buffers)
-            restore(only_saved=True)
+            before.restore(only_saved=True)
             _write(start, buffers)  # those that no checkpoint holds, of a loss
             pass_over(second)
             after_second = _values(buffers)

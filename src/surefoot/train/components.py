@@ -13,19 +13,23 @@ import torch
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
 from surefoot.config.tree import flat
+from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline
 from surefoot.distributed.sync_batch_norm import has_synchronized_norms
 from surefoot.distributed.world import World, deterministic_kernels
 from surefoot.errors import CheckpointError
 from surefoot.optim.build import RunOptimizer
+from surefoot.optim.clipping import clear
 from surefoot.optim.group_rates import recorded_rates
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Layout
 from surefoot.train.loop import State, Task
+from surefoot.train.meter import Meter
 from surefoot.train.plan import Plan
 from surefoot.train.run_identity import (
     has_same_samples,
@@ -36,7 +40,8 @@ from surefoot.train.run_identity import (
 )
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Evaluator
-from surefoot.train.state_dict import Bases, RunState, packed
+from surefoot.train.state_dict import Bases, RunState, UserState, packed, restore
+from surefoot.train.timer import Clock
 
 
 @dataclass(kw_only=True)
@@ -132,6 +137,47 @@ class Components:
             if tape is None
             else tape.facts(self.state.step, self.pipeline.sizes.batch_size),
         )
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of the whole run: `with parts.snapshot():` leaves the run bit for bit as
+        it was, between two steps.
+
+        What a checkpoint holds is kept in one, in the memory of each rank.
+        """
+        run_state, state = self.run_state, self.state
+        averages = {f"average of {name}": each.model for name, each in state.ema_models.items()}
+        # before `packed`, which brings the buffers of averages up to date
+        before = Snapshot(
+            state.models | averages,
+            self.task.loss,
+            user_state=run_state.user_state.objects,
+            parameters=state.parameters,
+            keep=True,
+            weights=False,
+        )
+        meter, clock, user_state = run_state.meter, run_state.clock, run_state.user_state
+        # these refer to values of the step that is under way, which a checkpoint copies
+        before.keep_objects(meter=meter, epoch=meter.epoch, clock=clock, user_state=user_state)
+        saved = replace(
+            run_state,
+            meter=Meter(),
+            clock=Clock(),
+            user_state=UserState(dict(user_state.objects)),
+            data_values=DataValues({}),
+        )
+        checkpoint = replace(self, run_state=saved).packed(for_this_rank=True)
+        data_values, identity = run_state.data_values.state(), self.plan.identity
+
+        def restore_saved() -> None:
+            clear(state.parameters)
+            state.buffers.undo()
+            self.compute_as(identity)
+            restore(saved, checkpoint, where="the state before the trial")
+            if run_state.data_values.state() != data_values:
+                run_state.data_values.load_state(data_values)
+
+        before.keep_further(restore_saved)
+        return before
 
     def make_ready(self) -> None:
         """Run a warm-up pass if several ranks share a step (see `parallel_check.make_ready`).

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.keywords import known_keywords
 from surefoot.data.dataset_checks import check_split
 from surefoot.data.gathering import tensors_of
@@ -362,7 +363,7 @@ def evaluate(
     if isinstance(loss, nn.Module):
         own["loss"] = loss
     model.to(used_device)
-    with used_precision.numerics(), kept_buffers(buffers_of(own)):
+    with used_precision.numerics(), snapshot_of_buffers(buffers_of(own)):
         if scoring is not None:
             _refuse_sum(model, batches_of(max_batches=1), scoring, used_precision, seed)
         values = evaluate_batches(
@@ -435,23 +436,12 @@ def evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
         yield lambda index: seed_generators(fold(key, index))
 
 
-@contextmanager
-def kept_buffers(buffers: Iterable[StepBuffer]) -> Iterator[None]:
-    """Restore buffers at the end, which a pass may write in evaluation mode too."""
-    kept = []
-    for buffer in buffers:
-        tensor = buffer.tensor
-        if tensor is not None:
-            kept.append((buffer, tensor, tensor.detach().clone()))
-    try:
-        yield
-    finally:
-        for buffer, tensor, numbers in kept:
-            if tensor.shape != numbers.shape:
-                tensor.data = numbers
-            else:
-                tensor.data.copy_(numbers)
-            buffer.module._buffers[buffer.key] = tensor
+def snapshot_of_buffers(buffers: Iterable[StepBuffer]) -> Snapshot:
+    """Return a snapshot of buffers, which a pass may write in evaluation mode too."""
+    before = Snapshot({}, keep=True)
+    for each in buffers:
+        before.keep_buffer(each.module, each.key)
+    return before
 
 
 @contextmanager

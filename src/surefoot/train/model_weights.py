@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from surefoot.checkpoint import module_state
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.distributed.shards import saved_state
 from surefoot.distributed.world import device_called
 from surefoot.errors import CheckpointError, out_of_range
@@ -90,28 +91,16 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
     """
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])  # a later refresh would average the loaded weights
-    loaded_step = f"step {checkpoint.step}"
-    own = [
-        (kind, name, model, module_state.model_tensors(model))
-        for kind, name, model in models_of(state)
-    ]
-    try:
-        loaded = [
-            module_state.load_model(
-                model, model_state(checkpoint, file_name(kind, name), name), where=loaded_step
-            )
-            for kind, name, model, _ in own
-        ]
-        for check in loaded:
+    models = models_of(state)
+    with Snapshot({file_name(kind, name): model for kind, name, model in models}, keep=True):
+        checks = []
+        for kind, name, model in models:
+            of_model = model_state(checkpoint, file_name(kind, name), name)
+            where = f"step {checkpoint.step}"
+            checks.append(module_state.load_model(model, of_model, where=where))
+        for check in checks:
             check()
         yield
-    finally:
-        where = f"step {state.step}, after {loaded_step} was evaluated"
-        for check in [
-            module_state.copy_into(model, before, where=where, own_rows=True)
-            for _, _, model, before in own
-        ]:
-            check()
 
 
 def refuse_lossy(state: State) -> None:

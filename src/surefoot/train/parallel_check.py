@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.loader import MicroBatch
 from surefoot.distributed.strategy import Called
@@ -27,7 +28,6 @@ from surefoot.train.loop import State, Step, Task, forward_backward
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.module_usage import Watch
 from surefoot.train.precision import Precision
-from surefoot.train.scratch import preserved
 from surefoot.train.step_watch import LossWatch
 
 
@@ -121,10 +121,10 @@ def make_ready(
         any(world.gathered(micro_batch is None)) or micro_batch is None
     ):  # no data: the first step reports the reason
         return
-    with (
-        preserved(state.models, task.loss, user_state, state.parameters),
-        warnings.catch_warnings(),
-    ):
+    before = Snapshot(
+        state.models, task.loss, user_state=user_state, parameters=state.parameters, keep=True
+    )
+    with before, warnings.catch_warnings():
         # a one-channel kernel matches two memory formats; torch warns of this once, in the first
         # pass
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
@@ -151,7 +151,8 @@ def _passed(
         used.add(parameter)
         parameter.grad = None  # the unsharded gradients of a large model may not fit in memory
 
-    with preserved(models, loss, {}), precision.numerics(), eagerly(), ExitStack() as hooks:
+    before = Snapshot(models, loss, keep=True)
+    with before, precision.numerics(), eagerly(), ExitStack() as hooks:
         trained = {
             f"{model_name}." * (len(models) > 1) + name: parameter
             for model_name, model in models.items()

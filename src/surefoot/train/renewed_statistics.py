@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.errors import first_line
 from surefoot.seeding import fold, seed_generators
 from surefoot.train.compile import sole_or_all
 from surefoot.train.components import Components
 from surefoot.train.model_weights import norms_with_statistics
-from surefoot.train.scratch import preserved
 
 Norms = dict[tuple[str, str], _BatchNorm]  # by model and path
 
@@ -60,7 +60,8 @@ def _statistics_of_epoch(
     steps = min(steps, max(1, parts.state.step))
     user_objects = parts.run_state.user_state.objects
     momenta = [(norm, norm.momentum) for norm in norms.values()]
-    with preserved(models, task.loss, user_objects), parts.numerics(), torch.no_grad():
+    before = Snapshot(models, task.loss, user_state=user_objects, keep=True)
+    with before, parts.numerics(), torch.no_grad():
         try:
             for norm in norms.values():
                 norm.reset_running_stats()

@@ -29,9 +29,9 @@ from surefoot.train.evaluate import (
     evaluation_mode,
     first_scores,
     has_one_target,
-    kept_buffers,
     metric_by_batch,
     results_by_batch,
+    snapshot_of_buffers,
 )
 from surefoot.train.loop import Loss, State
 from surefoot.train.metric_results import Results
@@ -313,11 +313,11 @@ class Evaluator:
             with in_user_code:
                 return make(model)
 
-    def _kept_buffers(self) -> AbstractContextManager[None]:
+    def _kept_buffers(self) -> AbstractContextManager[Any]:
         if self.state.buffers.behavior < BUFFERS_IN_ORDER:
             return nullcontext()
         averages = {name: average.model for name, average in self.state.ema_models.items()}
-        return kept_buffers([*self.state.buffers.owners, *buffers_of(averages)])
+        return snapshot_of_buffers([*self.state.buffers.owners, *buffers_of(averages)])
 
     def models(self) -> dict[str, nn.Module]:
         for name, average in self.state.ema_models.items():

@@ -41,7 +41,6 @@ from surefoot.train.loss_contract import (
     refused_scores,
 )
 from surefoot.train.precision import FORMATS
-from surefoot.train.scratch import preserved
 from surefoot.train.state_dict import parameter_names
 from surefoot.train.step_watch import UNWATCHED, CoupledLoss, Watch
 from surefoot.train.weight_check import refuse_written, versions_of
@@ -203,7 +202,14 @@ class StateCheck:
         if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
             task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
         losses, after = [], []
-        with preserved(models, loss, self.user_state, self.state.parameters) as restore, eagerly():
+        before = Snapshot(
+            models,
+            loss,
+            user_state=self.user_state,
+            parameters=self.state.parameters,
+            keep=True,
+        )
+        with before, eagerly():
             for micro_batch in micro_batches:
                 # a loss may write into its batch
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
@@ -211,7 +217,7 @@ class StateCheck:
                 losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
                 last_versions = versions_of(models)
                 after.append(self._unsaved(loss))
-                self.written.update(restore(only_saved=True))
+                self.written.update(before.restore(only_saved=True))
         if holders(self.state.parameters) is None:  # gathered weights are other tensors
             # the first pass may move weights to other memory, without another effect
             for name, version in versions.items():
@@ -312,11 +318,12 @@ def first_losses(
     The first step reports the error of a pass that fails. All ranks of a sharded model must call
     this function, because the passes gather weights.
     """
-    with preserved(models, task.loss, user_state) as put_back, eagerly():
+    before = Snapshot(models, task.loss, user_state=user_state, keep=True)
+    with before, eagerly():
         plain, draws = _loss_of(models, micro_batch, task=task)
         if plain is None:
             return FirstLosses(None, None, draws)
-        put_back()
+        before.restore()
         with _noisy_outputs(models):
             noisy, _ = _loss_of(models, micro_batch, task=task)
         return FirstLosses(plain, noisy, draws)
@@ -537,15 +544,15 @@ def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
             return not_checked("the model has quantized weights")
     is_sharded = parts.plan.parallel.kind == "fsdp"
     forward = parts.task.forward if is_sharded else sole_or_all(state.models)
-    with (
-        preserved(state.models, loss, user_state, state.parameters) as put_back,
-        parts.numerics(),
-    ):
+    before = Snapshot(
+        state.models, loss, user_state=user_state, parameters=state.parameters, keep=True
+    )
+    with before, parts.numerics():
 
         def mean_of(piece: MicroBatch, seed: int) -> Mean | None:
             precision, run_seed = parts.run_state.precision, parts.pipeline.seed
             mean = mean_loss(forward, piece, loss, precision=precision, seed=run_seed + seed)
-            put_back()  # as in a step: each micro-batch starts from the same buffers
+            before.restore()  # as in a step: each micro-batch starts from the same buffers
             return mean
 
         tolerance = FORMATS[parts.plan.precision].tolerance

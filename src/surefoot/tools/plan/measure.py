@@ -12,7 +12,7 @@ from surefoot.memory import in_words, peak, tensor_bytes
 from surefoot.optim.kinds.kind import state_bytes
 from surefoot.run.components import RunComponents
 from surefoot.tracking.format import duration, measured_time
-from surefoot.train.scratch import timed_pass
+from surefoot.train.timed_pass import timed_pass
 
 _LOOKED_AT = 100_000  # steps in which evaluations are counted
 _MEASURED_S = 0.03  # after this time no further pass begins

@@ -14,7 +14,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import first_line, out_of_range
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
-from surefoot.run.run import Run, unchanged
+from surefoot.run.run import Run, trial_steps
 from surefoot.tools.profile.flops import count_flops, measure_peak_flops
 from surefoot.tools.profile.result import Profile, VariantGain, middle_half, write_profile
 from surefoot.tools.profile.timed_step import Stepping
@@ -90,7 +90,7 @@ def measure(
         _refuse_run(directory)
     until = perf_counter() + max_seconds
     tell = progress_fn if progress_fn is not None and run.rank == 0 else _say_nothing
-    with unchanged(run, call="sf.profile.measure()") as parts:
+    with trial_steps(run, call="sf.profile.measure()") as parts:
         if directory is not None:
             make_directory(directory)  # fails before the slow part
         base = stepping(parts)

@@ -16,8 +16,8 @@ from torch.autograd.profiler import record_function
 from surefoot.data.loader import Feed, MicroBatch
 from surefoot.distributed.strategy import Alone
 from surefoot.train.loop import State, Step, Task, forward_backward, update
-from surefoot.train.scratch import zero_rates
 from surefoot.train.step_watch import LossWatch
+from surefoot.train.timed_pass import zero_rates
 
 REST = "rest"
 RANGE = "surefoot: "  # prefix of a phase's range in a trace

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import named_tensors
 from surefoot.distributed.shards import holders, saved_state
@@ -22,7 +23,6 @@ from surefoot.tools.replay.hooks import Event, ModuleHooks, parameters_of, trace
 from surefoot.tools.replay.per_sample import Probe
 from surefoot.tools.replay.tensor_stats import Tally, bad_rows, describe_sample, tally, wide_norm
 from surefoot.train.loop import Step
-from surefoot.train.scratch import preserved
 
 MOST_LOSSES = 512  # maximum number of samples with a separate loss
 MOST_GRADIENTS = 64  # maximum number of samples with a separate gradient
@@ -39,12 +39,14 @@ def look(
     passed_alone: int = MOST_LOSSES,
     describe: Describe | None = None,
     shares: Sequence[range] = (),
+    user_state: Mapping[str, Any] | None = None,
 ) -> Look:
     """Compute the gradients of a step with hooks, without an update, and return a report.
 
     `describe` describes the `samples` samples with the largest losses (0: no losses of single
     samples). At most `passed_alone` samples run alone. `shares` has the micro-batches of each rank,
-    if several ranks share the step. Weights, buffers, gradients, modes and generators are restored.
+    if several ranks share the step. `user_state` has the objects of `run.register_state`. All state
+    is restored.
     Raises `ConfigError` for models sharded over ranks.
     """
     loss, state = step._task.loss, step.state
@@ -57,7 +59,8 @@ def look(
     rank_of = (
         {index: rank for rank, own in enumerate(shares) for index in own} if len(shares) > 1 else {}
     )
-    with preserved(state.models, loss, {}, with_weights=False) as put_back:
+    start = Snapshot(state.models, loss, user_state=user_state, keep=True, weights=False)
+    with start:
         before = _before(state.models)
         try:
             hooks = trace_step(step, loss)
@@ -70,10 +73,9 @@ def look(
         finally:
             step._pending = None
             state.buffers.undo()
-            put_back()
+            start.restore()
         probes = {
-            micro_batch.index: Probe(step, micro_batch, put_back)
-            for micro_batch in step.micro_batches
+            micro_batch.index: Probe(step, micro_batch, start) for micro_batch in step.micro_batches
         }
         finite = math.isfinite(value) and math.isfinite(norm)
         first = None if finite else before or _first(step, hooks, parameters, probes)

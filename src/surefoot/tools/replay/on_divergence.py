@@ -76,6 +76,7 @@ def _own(parts: Components, step: int) -> Look | str:
             passed_alone=MOST_GRADIENTS,
             describe=parts.settings.describe_fn,
             shares=parts.pipeline.shares,
+            user_state=parts.run_state.user_state.objects,
         )
     except Exception as problem:
         return f"{type(problem).__name__}: {first_line(problem)}"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import select_rows
 from surefoot.distributed.strategy import without_ranks
@@ -27,12 +28,12 @@ statistics.
 
 
 class Probe:
-    """A micro-batch of a step, split into samples if `can_cut`. Use a probe inside `preserved`,
-    which supplies `put_back`.
+    """A micro-batch of a step, split into samples if `can_cut`. Use a probe in the block of the
+    snapshot `start`, from which each pass starts.
     """
 
-    def __init__(self, step: Step, micro_batch: MicroBatch, put_back: Callable[..., Any]) -> None:
-        self.step, self.micro_batch, self.put_back = step, micro_batch, put_back
+    def __init__(self, step: Step, micro_batch: MicroBatch, start: Snapshot) -> None:
+        self.step, self.micro_batch, self.start = step, micro_batch, start
         self.count = len(micro_batch.sample_ids)
         # a loss of the whole batch has no value for one sample
         is_mean = not isinstance(step._task.loss, CoupledLoss)
@@ -115,7 +116,7 @@ class Probe:
         return [row for half in halves for row in self._halved(half)] if halves else chosen
 
     def _loss_or_none(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
-        self.put_back()
+        self.start.restore()
         for model in self.step.state.models.values():
             for module in model.modules():
                 if mode == "evaluation" or isinstance(module, _NormBase):
@@ -126,4 +127,4 @@ class Probe:
             return None
         finally:
             self.step.state.buffers.undo()
-            self.put_back()
+            self.start.restore()

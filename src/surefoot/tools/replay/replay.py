@@ -138,6 +138,7 @@ def replay_step(
                 samples=samples,
                 describe=parts.settings.describe_fn,
                 shares=shares_of(checkpoint.saved.machine, parts.pipeline.sizes),
+                user_state=parts.run_state.user_state.objects,
             )
         logged = _compare_logged(rerun, known, path, step)
         rate = rerun.parts.task.factors(step) * rerun.parts.state.lr_factor

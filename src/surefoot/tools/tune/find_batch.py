@@ -11,7 +11,7 @@ from surefoot.data.pipeline import planned_sizes
 from surefoot.errors import ConfigError, Setting
 from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
-from surefoot.run.run import Run, unchanged
+from surefoot.run.run import Run, trial_steps
 from surefoot.tools.tune.batch_size_search import (
     BatchSizeSearch,
     SizeTrial,
@@ -68,7 +68,7 @@ def find_batch_size(
         )
     sizes = _target(run, batch_size)
     memory_bytes = None if memory is None else parsed_bytes(memory, setting="memory")
-    with unchanged(run, call="sf.tune.find_batch_size()") as parts:
+    with trial_steps(run, call="sf.tune.find_batch_size()") as parts:
         trial = Trial(parts, sizes)
         limit = (free_bytes(parts.device) if memory_bytes is None else memory_bytes) * _MARGIN
         standing = trial.standing_bytes()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surefoot.errors import Command, ConfigError
 from surefoot.run.components import RunComponents
-from surefoot.run.run import Run, unchanged
+from surefoot.run.run import Run, trial_steps
 from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.tools.tune.lr_range_test import (
     Curve,
@@ -80,7 +80,7 @@ def find_lr(
     losses: list[float] = []
     bad: int | None = None  # index of the first loss that is not finite or has diverged
     with (
-        unchanged(run, call="sf.tune.find_lr()") as parts,
+        trial_steps(run, call="sf.tune.find_lr()") as parts,
         closing(_steps(parts, rates.tolist())) as blocks,
     ):
         for block in blocks:

@@ -26,7 +26,7 @@ from surefoot.tools.tune.batch_size_search import SizeTrial
 from surefoot.tracking.format import shortened
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import Step, forward_backward, update
-from surefoot.train.scratch import timed_pass, zero_rates
+from surefoot.train.timed_pass import timed_pass, zero_rates
 
 ONE_VALUE = "batch normalization needs more than one value per channel"
 _ROUNDS = 5

@@ -1,8 +1,7 @@
 """Verification of a run: files, records, data, then replayed steps."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any, Literal
@@ -22,7 +21,6 @@ from surefoot.tools.verify import text as sentences
 from surefoot.tools.verify.files import Files
 from surefoot.tools.verify.rerun import STEPS, plan_windows, replay_window
 from surefoot.tools.verify.verdict import Outcome, Problem, Verdict, Window
-from surefoot.train import state_dict
 from surefoot.train.run_identity import differences
 
 Steps = int | Literal["auto", "all"]
@@ -56,7 +54,7 @@ def verify(
     verdict = _check_files(files)
     if not files.checkpoints:
         return verdict
-    with as_before(parts):
+    with parts.snapshot():
         if (why := _why_not_replayed(parts, files, verdict.problems)) is not None:
             verdict.not_proved.append(f"no step was repeated: {why}")
             return verdict
@@ -307,13 +305,3 @@ def _check_targets(
     return consistency.shortened(
         consistency.targets(files.log, float(parts.pipeline.sizes.batch_size))
     )
-
-
-@contextmanager
-def as_before(parts: RunComponents) -> Iterator[None]:
-    """Restore the weights and all other state of a run on exit."""
-    before = parts.packed()
-    try:
-        yield
-    finally:
-        state_dict.restore(parts.run_state, before, where="the state before verification")
