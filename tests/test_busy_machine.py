@@ -161,7 +161,8 @@ def marked() -> Iterator[tuple[str, str, tuple[object, ...]]]:
     """
     for file in TESTS.rglob("test_*.py"):
         text = file.read_text()
-        for node in ast.parse(text).body if "pytest.mark" in text else []:
+        is_marked = "pytest.mark.slow" in text or "pytest.mark.fast" in text
+        for node in ast.parse(text).body if is_marked else []:
             for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else []:
                 call = decorator if isinstance(decorator, ast.Call) else None
                 mark = ast.unparse(decorator if call is None else call.func)

@@ -238,9 +238,19 @@ def what_is_refused() -> list[tuple[int, str, list[str]]]:
     return answers
 
 
-def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(tmp_path: Path) -> None:
-    answers = with_the_core_alone(what_is_refused, tmp_path)
-    for (extra, words), (status, text, written) in zip(NEEDS, answers, strict=True):
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is refused without an extra, of commands and of Python, in one process."""
+    return with_the_core_alone(
+        lambda: {"commands": what_is_refused(), "dataframe": dataframe_without_pandas()},
+        tmp_path_factory.mktemp("refusals"),
+    )
+
+
+def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(
+    refusals: dict[str, Any],
+) -> None:
+    for (extra, words), (status, text, written) in zip(NEEDS, refusals["commands"], strict=True):
         assert status == 2, (words, text)
         assert text.startswith("error: "), text
         assert text.endswith("  [package-not-usable]\n"), text
@@ -253,16 +263,15 @@ def test_whatever_needs_an_extra_names_the_line_to_type_and_writes_nothing(tmp_p
 def dataframe_without_pandas() -> dict[str, Any]:
     import surefoot as sf
 
-    Path("metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')
     try:
-        sf.load(".").dataframe("train")
+        sf.load("log").dataframe("train")
     except sf.ConfigError as error:
         return error.to_dict()
     return {}
 
 
-def test_records_as_a_dataframe_need_the_extra_notebook(tmp_path: Path) -> None:
-    error = with_the_core_alone(dataframe_without_pandas, tmp_path)
+def test_records_as_a_dataframe_need_the_extra_notebook(refusals: dict[str, Any]) -> None:
+    error = refusals["dataframe"]
     assert (error["code"], error["fields"]) == ("package-not-usable", {"modules": ["pandas"]})
     assert error["remedies"][1] == {"command": 'pip install "surefoot[notebook]"'}
 

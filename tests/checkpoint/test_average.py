@@ -23,9 +23,24 @@ def trained(run_dir: Path, **changes: Any) -> Store:
     return Store(run_dir / "checkpoints")
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The checkpoints of a run with an average. Tests read them only."""
+    return trained(tmp_path_factory.mktemp("averaged") / "run", ema=0.9)
+
+
+@pytest.fixture(scope="module")
+def plain_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The checkpoints of a run without an average. Tests read them only."""
+    return trained(tmp_path_factory.mktemp("plain") / "run", ema=None)
+
+
 @pytest.mark.parametrize("ema", [None, 0.9])
-def test_the_mean_is_that_of_numpy_over_the_last_ones(ema: float | None, tmp_path: Path) -> None:
-    store = trained(tmp_path / "run", ema=ema)
+def test_the_mean_is_that_of_numpy_over_the_last_ones(
+    ema: float | None, store: Store, plain_store: Store
+) -> None:
+    if ema is None:
+        store = plain_store
     last = store.steps()[-3:]
     found = average_weights(store, 3)
     assert found.step == last[-1]
@@ -41,20 +56,18 @@ def test_the_mean_is_that_of_numpy_over_the_last_ones(ema: float | None, tmp_pat
                 np.testing.assert_array_equal(held.numpy(), each[-1])
 
 
-def test_the_mean_of_one_is_the_newest(tmp_path: Path) -> None:
-    store = trained(tmp_path / "run")
+def test_the_mean_of_one_is_the_newest(store: Store) -> None:
     newest = store.newest_intact()
     assert newest is not None
     for name, held in average_weights(store, 1).files["model"].items():
         assert torch.equal(held, newest[0].files["model"][name])
 
 
-def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
-    store = trained(tmp_path / "run", ema=None)
+def test_a_run_is_scored_with_the_mean(plain_store: Store) -> None:
     run = build(None, early_stopping=None, ema=None)
-    run.load_checkpoint(average_weights(store, 3))
+    run.load_checkpoint(average_weights(plain_store, 3))
     expected = {
-        name: held.clone() for name, held in average_weights(store, 3).files["model"].items()
+        name: held.clone() for name, held in average_weights(plain_store, 3).files["model"].items()
     }
     for name, parameter in run.state.models["model"].named_parameters():
         assert torch.equal(parameter, expected[name])
@@ -63,9 +76,8 @@ def test_a_run_is_scored_with_the_mean(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 9])
 def test_more_than_there_are_is_refused_and_says_how_many_there_are(
-    count: int, tmp_path: Path
+    count: int, store: Store
 ) -> None:
-    store = trained(tmp_path / "run")
     with refused("too-few-checkpoints-to-average", sf.CheckpointError, count=count):
         average_weights(store, count)
 

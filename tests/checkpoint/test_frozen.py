@@ -179,6 +179,7 @@ WAYS: list[tuple[Body, set[str], int]] = [
 ]
 
 
+@pytest.mark.fast("unfreeze-9", "freeze-1", "rewrite-9", "rewrite_always-1")
 @pytest.mark.parametrize("keep_last", [1, 9])
 @pytest.mark.parametrize(("body", "changed", "base"), WAYS, ids=[way[0].__name__ for way in WAYS])
 def test_what_changes_later_is_written_and_a_resume_at_any_save_ends_in_the_same_bits(

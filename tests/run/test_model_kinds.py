@@ -192,6 +192,7 @@ def assert_equal_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
+@pytest.mark.fast("tied-6", "teacher-3", "EMA teacher-6", "queue-3", "unfrozen at step 3-6")
 @pytest.mark.parametrize("dies_at", [3, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_with_the_same_bits(kind: str, dies_at: int, tmp_path: Path) -> None:

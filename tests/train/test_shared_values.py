@@ -147,7 +147,7 @@ def outcome(run_dir: Path) -> Any:
     ("name", "kills"),
     [
         ("dcgan", [29]),
-        ("gradient_surgery", [23]),
+        pytest.param("gradient_surgery", [23], marks=pytest.mark.slow),
         pytest.param(
             "dcgan", [1, 13, 35, 6], marks=pytest.mark.slow
         ),  # six passes of the discriminator in a step
