@@ -2,11 +2,15 @@
 it should be the test of that file alone.
 
     python benchmarks/sentences.py
+    python benchmarks/sentences.py --asserts
 
 Twenty sentences are drawn from the texts of the source and of the help, always the same ones for a
 seed and a source; `--sentences FILE:WORD` names others. The fast suite, or the tests of `--tests`,
 run once with all of them changed. Then each is changed alone, and the tests that failed run again.
 Appends a dated table to benchmarks/results/sentences.txt.
+
+`--asserts` lists the asserts and patterns of tests that have three words in a row of a text of the
+source, outside tests/texts. Some ask for what is no sentence: a command, an error of torch.
 """
 
 from __future__ import annotations
@@ -85,6 +89,46 @@ def sentences(*, help_texts: bool) -> Iterator[Sentence]:
             yield Sentence(file, node.lineno, last, max(words, key=len), node.value)
 
 
+def asserts_on_sentences() -> Iterator[str]:
+    """The asserts of tests that share three words in a row with a text of the source."""
+    known = {
+        triple
+        for path in (ROOT / SOURCE).rglob("*.py")
+        for text in _texts(ast.parse(path.read_text()))
+        for triple in _triples(text)
+    }
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if "texts" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            asked: list[ast.AST] = []
+            if isinstance(node, ast.Assert):
+                asked = [node.test]
+            elif isinstance(node, ast.Call):
+                asked = [keyword.value for keyword in node.keywords if keyword.arg == "match"]
+            triples = [
+                triple for each in asked for text in _texts(each) for triple in _triples(text)
+            ]
+            shared = [" ".join(triple) for triple in triples if triple in known]
+            if shared and isinstance(node, ast.Assert | ast.Call):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}: {shared[0]}"
+
+
+def _texts(tree: ast.AST) -> Iterator[str]:
+    """The texts of a tree, without those that stand alone, such as docstrings."""
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value
+
+
+def _triples(text: str) -> Iterator[tuple[str, str, str]]:
+    words = [word.strip(".,;:!?()[]'\"`") for word in text.replace("\\", "").split()]
+    for triple in zip(words, words[1:], words[2:], strict=False):
+        if all(re.fullmatch(r"[A-Za-z]+(-[a-z]+)?('s)?", word) for word in triple):
+            yield triple
+
+
 def named(text: str) -> Sentence:
     """The first sentence of a file whose changed word is this one."""
     file, _, word = text.partition(":")
@@ -134,7 +178,13 @@ def main() -> None:
     )
     parser.add_argument("--tests", nargs="+", default=[], help="files or folders of tests to run")
     parser.add_argument("--list", action="store_true", help="print the sentences and end")
+    parser.add_argument(
+        "--asserts", action="store_true", help="list the asserts of tests on sentences and end"
+    )
     arguments = parser.parse_args()
+    if arguments.asserts:
+        print("\n".join(asserts_on_sentences()))
+        return
     if arguments.sentences:
         drawn = [named(text) for text in arguments.sentences]
         which = "named ones"
