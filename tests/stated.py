@@ -26,7 +26,7 @@ def lines_naming(text: str, *names: str) -> list[str]:
 
 
 def numbers_by_line(text: str) -> list[list[float]]:
-    """The numbers of each line, without the lines that state none.
+    r"""The numbers of each line, without the lines that state none.
 
     >>> numbers_by_line("at step 3\nnothing\n2 of 4 rows")
     [[3.0], [2.0, 4.0]]
