@@ -28,7 +28,7 @@ def lines_naming(text: str, *names: str) -> list[str]:
 def numbers_by_line(text: str) -> list[list[float]]:
     r"""The numbers of each line, without the lines that state none.
 
-    >>> numbers_by_line("at step 3\nnothing\n2 of 4 rows")
+    >>> numbers_by_line("at step 3" + chr(10) + "nothing" + chr(10) + "2 of 4 rows")
     [[3.0], [2.0, 4.0]]
     """
     stated = [numbers_in(line) for line in text.splitlines()]
