@@ -389,5 +389,8 @@ def test_what_is_in_a_shard_may_not_change_and_what_to_do_is_said(
     inputs[0].write_bytes(good + b"\n")
     with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
         prepared(tmp_path / "out", inputs)
+    size_before = len(good) if ended else len(good) + 3
+    sizes = numbers_in(caught.value.problem)[-2:]
+    assert sizes == [size_before, len(good) + 1]
     what_to_delete = "this one" if ended else str(tmp_path)
     assert f"delete {what_to_delete}" in str(caught.value.remedies[0])
