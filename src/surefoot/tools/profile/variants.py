@@ -115,30 +115,20 @@ def stepping(
 
 
 def _precisions(parts: RunComponents) -> list[Variant]:
-    precision = parts.run_state.precision
-    if precision.loss_scale is not None:  # loss scaling would interfere
+    own = parts.run_state.precision
+    if own.loss_scale is not None:  # loss scaling would interfere
         return []
-    return [
-        Variant(
-            name,
-            f"--precision {name}",
-            partial(stepping, parts),
-            partial(_using, precision, name),
-            _DIGITS[name],
-        )
-        for name in ("fp32", "tf32", "bf16")
-        if name != precision.name and (name != "tf32" or parts.device.type == "cuda")
-    ]
-
-
-@contextmanager
-def _using(precision: Precision, name: str) -> Iterator[None]:
-    before, precision.name = precision.name, name
-    try:
-        with precision.numerics():
-            yield
-    finally:
-        precision.name = before
+    names = ["fp32", "bf16"]
+    if parts.device.type == "cuda":
+        names.insert(1, "tf32")
+    tried = []
+    for name in names:
+        if name != own.name:
+            precision = Precision(name, parts.device)
+            make = partial(stepping, parts, task=replace(parts.task, precision=precision))
+            flag = f"--precision {name}"
+            tried.append(Variant(name, flag, make, precision.numerics, _DIGITS[name]))
+    return tried
 
 
 def _workers(parts: RunComponents) -> list[Variant]:
@@ -237,10 +227,8 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
         return []
 
     @contextmanager
-    def entered(precision: str | None = None) -> Iterator[None]:
+    def entered() -> Iterator[None]:
         with ExitStack() as afterwards:
-            if precision is not None:
-                afterwards.enter_context(_using(parts.run_state.precision, precision))
             for weight in weights:
                 afterwards.callback(setattr, weight, "data", weight.data)
                 weight.data = weight.data.contiguous(memory_format=last)
@@ -254,9 +242,11 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     if parts.plan.precision != "fp32":
         return [alone]
     both = f"--precision bf16 {how}"  # a choice of "auto"
+    in_bf16 = replace(parts.task, precision=Precision("bf16", parts.device))
+    make_both = partial(stepping, parts, task=in_bf16)
     return [
         alone,
-        Variant("bf16, channels last", both, make, partial(entered, "bf16"), _DIGITS["bf16"]),
+        Variant("bf16, channels last", both, make_both, entered, _DIGITS["bf16"]),
     ]
 
 
