@@ -106,7 +106,7 @@ def test_a_run_of_such_a_file_goes_on_in_as_many(typed: Typed, tmp_path: Path) -
 @pytest.mark.parametrize("verb", ["train", "plan"])
 def test_help_of_such_a_file_names_the_options(typed: Typed, tmp_path: Path, verb: str) -> None:
     (tmp_path / "mine.py").write_text(BUILD)
-    status, said = typed(verb, "mine.py", "--help")
+    status, said = typed(verb, "mine.py", "--help-all")
     assert status == 0
     assert "--nproc INT|TEXT" in said
     assert "--max-restarts INT" in said

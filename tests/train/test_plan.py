@@ -256,6 +256,13 @@ def test_a_schedule_that_does_not_fit_the_length_with_which_a_run_began_is_refus
         timeline(beginning, length="40 steps", schedule=sf.schedules.cosine(warmup=20))
 
 
+def test_a_length_into_which_the_schedule_of_a_run_does_not_fit_is_refused() -> None:
+    changes: dict[str, Any] = {"schedule": sf.schedules.wsd(warmup="25%", cooldown="20%")}
+    beginning = begun(length="20 steps", **changes)
+    with refused("length-changed", sf.CheckpointError, value="6 steps"):
+        timeline(beginning, length="6 steps", **changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "fields"),
     [

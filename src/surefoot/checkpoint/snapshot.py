@@ -207,8 +207,7 @@ class Snapshot:
     def __enter__(self) -> Self:
         self._block.enter_context(hold_generators())
         self._is_in_block = True
-        for leaf in self._leaves:
-            leaf.grad = None
+        self._clear_gradients()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -216,6 +215,10 @@ class Snapshot:
         with self._block:
             reset_passes(self._models.values())  # after a pass that failed
             self.restore()
+
+    def _clear_gradients(self) -> None:
+        for leaf in self._leaves:
+            leaf.grad = None
 
     def keep_buffer(self, module: nn.Module, name: str) -> None:
         """Keep a further buffer."""
@@ -252,6 +255,8 @@ class Snapshot:
                         changed_weights.append(place.name)
                 except Exception as problem:
                     problems.append(f"{type(problem).__name__}: {first_line(problem)}")
+        if self._is_in_block:
+            self._clear_gradients()
         if problems:
             raise NotPutBackError(
                 "state-not-restored",
@@ -441,11 +446,8 @@ class Snapshot:
         """Record the gradient of a leaf, also of a leaf of the loss or of a registered object."""
         place = Place(f"{name}.grad", "gradient", is_saved=True)
         self._leaves.append(tensor)
-        self._on_restore(place, self._restore_gradient, tensor, tensor.grad)
+        self._on_restore(place, setattr, tensor, "grad", tensor.grad)
         self._visit(place, tensor.grad)
-
-    def _restore_gradient(self, tensor: Tensor, gradient: Tensor | None) -> None:
-        tensor.grad = None if self._is_in_block else gradient
 
     def _training_of(self, name: str, parameter: Tensor) -> None:
         flag = Place(f"{name}.requires_grad", "mode", is_saved=True)

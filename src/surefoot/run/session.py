@@ -5,6 +5,7 @@ resume starts another session.
 import signal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
@@ -73,7 +74,7 @@ class Session:
             parts.run_state.data_values,
             parts.pipeline,
             registered=parts.run_state.user_state.objects,
-            say_unsaved=self._say_unsaved,
+            say_unsaved=partial(_say_unsaved, parts),
         )
         self.running: Generator[Step] | None = None
         self.is_over = False  # the run was already complete: nothing is written
@@ -301,15 +302,6 @@ class Session:
             }
         )
 
-    def _say_unsaved(self, text: str) -> None:
-        """Say what a resumed run would not have."""
-        if self.parts.directory is None or not self.parts.world.is_main:
-            return
-        if self.parts.console is None:
-            messages.warn(text)
-        else:
-            self.parts.say(f"note: {text}")
-
     # --- the loop ---------------------------------------------------------------------------------
 
     def steps(self, *, opened: bool) -> Iterator[Step]:
@@ -457,6 +449,16 @@ class Session:
     @property
     def _step(self) -> int:
         return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _say_unsaved(parts: RunComponents, text: str) -> None:
+    """Say what a resumed run would not have."""
+    if parts.directory is None or not parts.world.is_main:
+        return
+    if parts.console is None:
+        messages.warn(text)
+    else:
+        parts.say(f"note: {text}")
 
 
 def _letting_go(loop: Generator[Step]) -> Iterator[Step]:

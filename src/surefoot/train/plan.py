@@ -188,6 +188,13 @@ def resolve_timeline(
                 problem=f"it began as a run of {began_steps} steps: {first_line(problem)}",
                 steps=began_steps,
             ) from problem
+        try:
+            schedule.resolved(times.length)
+        except ConfigError as problem:
+            from surefoot.train.run_identity import length_changed  # imports torch
+
+            why = first_line(problem)
+            raise length_changed(began_steps, times.length.steps, why=why) from problem
     return Timeline(
         sizes=data.sizes,
         times=times,

@@ -231,14 +231,19 @@ def refuse_another_length(
     ]
     if differences(*others):  # what changed the length may be among them
         refuse_differences(saved, now, where=where)
-    raise CheckpointError(
+    raise length_changed(before, length.steps, why=why).inside(f"cannot resume {where}")
+
+
+def length_changed(before: int, now: int, *, why: str) -> CheckpointError:
+    """Return the error for a length, in steps, with which a run cannot go on."""
+    return CheckpointError(
         "length-changed",
-        problem=f"length was {saved['length']}, now {length.steps} steps",
+        problem=f"length was {before} steps, now {now} steps",
         reason=why,
         remedy=[
             ANOTHER_RUN,
             FROM_ITS_WEIGHTS,
         ],
         setting="length",
-        value=f"{length.steps} steps",
-    ).inside(f"cannot resume {where}")
+        value=f"{now} steps",
+    )
