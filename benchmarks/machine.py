@@ -260,7 +260,7 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
     auto = run("auto", "auto")
     why_compile = auto.parts.plan.reasons.compile
     how_compiled = "compiled" if auto.parts.compiled else "not compiled"
-    chosen = f"{precision_in_words(auto.parts)}, {how_compiled} (auto: {why_compile})"
+    chosen = f"{precision_in_words(auto.parts, auto.parts.plan.reasons)}, {how_compiled} (auto: {why_compile})"
     seconds: dict[str, list[float]] = {"plain": [], "fp32": [], "auto": []}
     with ExitStack() as open_runs:
         ways = {

@@ -177,7 +177,7 @@ def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Ga
     named = built(precision="fp32")
     chosen = named.parts.plan.reasons
     assert (chosen.precision, chosen.compile, chosen.unknown) == (None, None, False)
-    settled, beside = precision_in_words(named.parts).split("; ")
+    settled, beside = precision_in_words(named.parts, chosen).split("; ")
     assert settled == "fp32"
     assert " bf16 (" in beside
     assert numbers_in(beside) == [4]  # times as fast

@@ -40,7 +40,7 @@ OLD_GPU = replace(GPU, computes_bf16=False)
 DATA = DataFacts(
     identity={"samples": 64},
     splits={"val": {"samples": 16}},
-    first=(True, (16, 3, 4, 4)),
+    first_batch=(True, (16, 3, 4, 4)),
 )
 MODELS = ModelFacts(
     optimizer={"name": "adamw", "lr": 1e-3},
@@ -53,6 +53,7 @@ MODELS = ModelFacts(
     was_compiled=False,
 )
 SIZES = SizeFacts(batching(16, 16), epoch=64, step=16)
+VARIED = replace(SIZES, varied="batches of many shapes")
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +80,7 @@ def settings(**changes: Any) -> RunSettings:
 def plan(
     *,
     world: WorldFacts = MEASURED,
+    sizes: SizeFacts = SIZES,
     data: DataFacts = DATA,
     models: ModelFacts = MODELS,
     beginning: Beginning | None = None,
@@ -87,7 +89,7 @@ def plan(
 ) -> Plan:
     chosen = settings(**changes)
     beginning = beginning or new_beginning()
-    timeline = resolve_timeline(chosen, SIZES, beginning, exact_sums=True)
+    timeline = resolve_timeline(chosen, sizes, beginning, exact_sums=True)
     return resolve(chosen, world, timeline, data, models, beginning, parallel=Strategy(kind=kind))
 
 
@@ -115,8 +117,8 @@ AUTO = {"precision": "auto", "channels_last": "auto"}
         ({**AUTO, "loss": None}, "fp32", False),
         ({**AUTO, "models": replace(MODELS, layers=None)}, "fp32", False),
         ({**AUTO, "models": replace(MODELS, width=1000)}, "fp32", False),
-        ({**AUTO, "data": replace(DATA, first=None)}, "fp32", False),
-        ({**AUTO, "data": replace(DATA, first=(False, (16, 3, 4, 4)))}, "fp32", False),
+        ({**AUTO, "data": replace(DATA, first_batch=None)}, "fp32", False),
+        ({**AUTO, "data": replace(DATA, first_batch=(False, (16, 3, 4, 4)))}, "fp32", False),
         ({"channels_last": True, "models": replace(MODELS, has_images=False)}, "fp32", False),
     ],
 )
@@ -136,11 +138,12 @@ def test_precision_and_memory_format(
         ({"compile": True}, True),
         ({"models": replace(MODELS, was_compiled=True)}, True),
         ({"compile": "auto"}, True),
+        ({"compile": "auto", "world": GPU, "models": replace(MODELS, was_compiled=True)}, True),
         ({"compile": "auto", "world": GPU}, False),
         ({"compile": "auto", "kind": "fsdp"}, False),
         ({"compile": "auto", "loss": None}, False),
         ({"compile": "auto", "models": replace(MODELS, takes_closure=True)}, False),
-        ({"compile": "auto", "data": replace(DATA, varied="batches of many shapes")}, False),
+        ({"compile": "auto", "sizes": VARIED}, False),
     ],
 )
 def test_compilation(
@@ -159,9 +162,8 @@ def test_compilation(
     ],
 )
 def test_compiled_code_for_many_shapes_is_refused(changes: dict[str, Any]) -> None:
-    varied = replace(DATA, varied="batches of many shapes")
     with refused("compile-of-many-shapes", batches="batches of many shapes", value=True):
-        plan(data=varied, **changes)
+        plan(sizes=VARIED, **changes)
 
 
 def test_a_run_goes_on_as_it_began_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:

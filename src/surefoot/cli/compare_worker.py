@@ -171,17 +171,18 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     }
     # a single layer: the plan has already dropped settings of other optimizers
     # models of other sizes could choose differently, so all variants use the plan's choices
-    chosen = dict(plan.settled)
-    if "precision" in chosen and plan.base.get("channels_last") == "auto":
+    settings = {**plan.base, **own}
+    chosen = {name: value for name, value in plan.settled.items() if settings[name] == "auto"}
+    if "precision" in chosen and settings.get("channels_last") == "auto":
         chosen["channels_last"] = bool(plan.found.get("channels_last"))
-    settings = {**plan.base, **chosen, **own}
+    settings |= chosen
     config, origins = layered(kind, [("comparison", settings)])
     config_origins = {}
     for key, origin in origins.items():
-        if key in own:
-            config_origins[key] = "variant"
-        elif key in chosen:
+        if key in chosen:
             config_origins[key] = "auto"
+        elif key in own:
+            config_origins[key] = "variant"
         elif origin == "comparison":
             config_origins[key] = plan.origins.get(key, "default")
         else:

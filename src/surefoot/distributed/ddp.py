@@ -224,17 +224,6 @@ class Ddp:
     ) -> list[Tensor]:
         return gradients
 
-    def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        """Replace the forward callable of each model, inside DDP if wrapped. The new callable must
-        use the same parameters.
-        """
-        for name, called in self.called.items():
-            if isinstance(called.through, DistributedDataParallel):
-                called.through.module = forwards[name]
-            else:
-                called.through = forwards[name]
-        return self.called
-
     def whole(self, models: Iterable[nn.Module]) -> AbstractContextManager[object]:  # noqa: ARG002
         return nullcontext()
 

@@ -52,10 +52,6 @@ class ExactDdp(Ddp):
     def local_times(self) -> float | None:
         return 1.0
 
-    def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        leave_graphs_whole(forwards)
-        return super().through(forwards)
-
     def watch_buckets(self, wrapped: DistributedDataParallel) -> None:
         wrapped.register_comm_hook(None, self._reduce)
 

@@ -2,7 +2,7 @@
 ranks (`sharded_model.py`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,11 +150,6 @@ class Fsdp:
             ]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         return [add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)]
-
-    def through(self, forwards: Mapping[str, Any]) -> dict[str, Called]:
-        for name, called in self.called.items():
-            called.through = forwards[name]
-        return self.called
 
     def follow_trainable(self) -> None:
         """Do nothing. `Trainable` refuses to change the trainable parameters of sharded models."""

@@ -2,7 +2,7 @@
 the model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -106,11 +106,6 @@ class Ranks(Protocol):
         gradients of some parameters.
         """
 
-    def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Replace the forward callable of each model, for example by a compiled model. Returns the
-        callables for the loss by name.
-        """
-
     def follow_trainable(self) -> None:
         """Share the gradients of the currently trainable parameters. Every rank must have frozen
         the same parameters.
@@ -167,9 +162,6 @@ class Alone:
         gradients: list[Tensor],
     ) -> list[Tensor]:
         return gradients
-
-    def through(self, forwards: Mapping[str, Any]) -> Mapping[str, Any]:
-        return forwards
 
     def follow_trainable(self) -> None: ...
 

@@ -2,6 +2,7 @@
 optimizers and state.
 """
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from surefoot.config.behavior import (
 )
 from surefoot.config.extras import trackers_of
 from surefoot.config.parallel import Strategy, strategy_for
-from surefoot.config.paths import absolute_path, run_path
+from surefoot.config.paths import absolute_path, named_path, run_path
 from surefoot.config.setting import shared_by_ranks
 from surefoot.config.train_settings import clipping
 from surefoot.data import pipeline as data_pipeline
@@ -39,7 +40,7 @@ from surefoot.run.validate import check_settings
 from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
-from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
+from surefoot.tracking.numbered import choose_directory, give_back, is_numbered, rebuilt_run
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import (
     Beginning,
@@ -66,7 +67,7 @@ from surefoot.train.weight_check import refuse_max_norm
 
 def build(settings: RunSettings) -> RunComponents:
     """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for
-    invalid settings or data. Collective.
+    invalid settings or data, and `CheckpointError` for a run that cannot go on. Collective.
     """
     with ExitStack() as unless_built:
         parts = _built(settings, unless_built)
@@ -133,14 +134,15 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     facts_of_models = model_facts(
         state.models, state.optimizers, models.decisions, was_compiled=models.was_compiled
     )
-    reads_shape = (
+    needs_shape = (
         beginning.is_new
         and settings.loss is not None
         and facts_of_world.is_measured
         and facts_of_models.layers is not None
     )
-    facts_of_data = data_facts(pipeline, run_data.splits, reads_shape=reads_shape)
-    run_data.values.note_reading()  # by the checks and facts above
+    run_data.values.refresh()  # the user's functions for models and optimizers may have changed them
+    facts_of_data = data_facts(pipeline, run_data.splits, reads_shape=needs_shape)
+    run_data.values.note_reading()
     plan = resolve(
         settings,
         facts_of_world,
@@ -149,6 +151,7 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         facts_of_models,
         beginning,
         parallel=models.parallel,
+        init_from=_initial_weights(settings),
     )
     parts = assemble(settings, plan, run_data, steering, models, state, console, log)
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
@@ -158,6 +161,13 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         if world.is_main:  # a run that is never opened leaves no directory
             finalize(parts.directory, give_back, parts.directory.path)
     return parts
+
+
+def _initial_weights(settings: RunSettings) -> str | None:
+    """Return the path of `init_from` without links, whatever the current directory becomes."""
+    if settings.init_from is None:
+        return None
+    return os.path.realpath(named_path(settings.init_from, setting="init_from"))
 
 
 def in_numbered_directory(
@@ -192,17 +202,20 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
 
 def beginning_of(settings: RunSettings, world: World) -> Beginning:
     """Return how the run in the directory of the settings began, as rank 0 reads it, or the
-    beginning of a new run. Raises `CheckpointError` for a run that this version cannot go on with.
+    beginning of a new run. A run that is built again began as that in its own directory, whatever
+    its program names. Raises `CheckpointError` for a run that this version cannot go on with.
     Collective.
     """
-    if settings.run_dir is None:
+    shown = rebuilt_run() or settings.run_dir
+    if shown is None:
         return new_beginning()
-    directory = absolute_path(run_path(settings.run_dir, setting="run_dir"))
-    unknown_format = other_format(directory)
-    read = (unknown_format, asdict(read_beginning(directory)))
+    directory = absolute_path(run_path(shown, setting="run_dir"))
+    read = None
+    if world.is_main:
+        read = (other_format(directory), asdict(read_beginning(directory)))
     unknown_format, beginning = world.from_main(read)
     if unknown_format is not None:
-        raise unreadable_format(unknown_format, run=settings.run_dir)
+        raise unreadable_format(unknown_format, run=shown)
     known_behavior(beginning["behavior"], run=str(directory))
     return Beginning(**beginning)
 
@@ -254,6 +267,7 @@ def read_data(
     compared = {f"split {name!r}": split.data for name, split in splits.items()}
     if tape is None:
         compared["train_data"] = data.dataset
+    values.note_reading()  # by the checks above
     if behavior >= STREAM_OF_ONE_RANK and world.size > 1:
         from surefoot.data.same_on_ranks import refuse_other_samples
 

@@ -46,10 +46,11 @@ def world_facts(world: World) -> WorldFacts:
 
 def size_facts(pipeline: DataPipeline) -> SizeFacts:
     """Return the sizes of the training data."""
-    plan, sizes = pipeline.plan, pipeline.sizes
-    if plan.steps is None:
-        return SizeFacts(sizes, epoch=plan.samples, step=sizes.batch_size)
-    return SizeFacts(sizes, epoch=plan.steps, step=1)  # the samples of a step vary
+    order, sizes = pipeline.plan, pipeline.sizes
+    varied = varied_batches(order, pipeline.data)
+    if order.steps is None:
+        return SizeFacts(sizes, epoch=order.samples, step=sizes.batch_size, varied=varied)
+    return SizeFacts(sizes, epoch=order.steps, step=1, varied=varied)  # the samples of a step vary
 
 
 def data_facts(
@@ -58,24 +59,22 @@ def data_facts(
     """Return what identifies the data. If `reads_shape`, rank 0 reads the first micro-batch for its
     shape. Collective.
     """
-    rows = None
-    first = None
+    table_rows = None
     if isinstance(pipeline.plan, Buckets):  # micro-batches differ in shape
-        rows = (pipeline.sizes.micro_batch_size, int(pipeline.plan.longest.max()))
-    elif reads_shape:
-        first = _first_shape(pipeline)
+        table_rows = (pipeline.sizes.micro_batch_size, int(pipeline.plan.longest.max()))
+        reads_shape = False
     return DataFacts(
         identity={"plan": pipeline.plan.to_dict(), **fingerprint(pipeline.dataset)},
         splits={name: fingerprint(split.data) for name, split in splits.items()},
-        varied=varied_batches(pipeline.plan, pipeline.data),
-        rows=rows,
-        first=first,
+        table_rows=table_rows,
+        first_batch=_first_shape(pipeline, reads=reads_shape),
     )
 
 
-def _first_shape(pipeline: DataPipeline) -> tuple[bool, tuple[int, ...]] | None:
+def _first_shape(pipeline: DataPipeline, *, reads: bool) -> tuple[bool, tuple[int, ...]] | None:
+    # ranks whose models differ by mistake disagree on `reads`, so all take part
     shape = None
-    if pipeline.world.is_main:
+    if reads and pipeline.world.is_main:
         micro_batch = pipeline.first()
         tensor = None if micro_batch is None else next(tensors(micro_batch.batch), None)
         if tensor is not None:

@@ -28,6 +28,7 @@ from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
+from surefoot.train.plan import Reasons
 from surefoot.train.run_settings import RunSettings
 
 _MANY_IN_BUFFERS = 1_000_000
@@ -59,6 +60,7 @@ def header(parts: RunComponents, *, resumed: bool) -> str:
         start += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
     count = torch.get_num_threads()
     threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
+    reasons = Reasons() if resumed else parts.plan.reasons
     about = {
         "model": _models(parts),
         "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
@@ -73,7 +75,7 @@ def header(parts: RunComponents, *, resumed: bool) -> str:
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "loss*": loss_remark(parts.settings),
         "watches": "; ".join(each.in_words for each in parts.run_state.watches),
-        "precision": f"{precision_in_words(parts)}{', compiled' * parts.compiled}",
+        "precision": f"{precision_in_words(parts, reasons)}{', compiled' * parts.compiled}",
         "adds": _added(parts),
         "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
     }
@@ -82,7 +84,7 @@ def header(parts: RunComponents, *, resumed: bool) -> str:
     ]
     run_dir = parts.directory.shown if parts.directory else "not set, so nothing is saved"
     lines += [
-        *map(wrap, choice_lines(parts)),
+        *map(wrap, choice_lines(parts, reasons)),
         wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL),
     ]
     if parts.directory is not None and parts.directory.numbered is not None:
@@ -330,7 +332,7 @@ def _optimizers(parts: RunComponents) -> str:
     return "; ".join(texts)
 
 
-def precision_in_words(parts: RunComponents) -> str:
+def precision_in_words(parts: RunComponents, reasons: Reasons) -> str:
     """Describe the precision and memory format. Add the reason for the choice, or the choice that
     "auto" would make.
     """
@@ -338,7 +340,6 @@ def precision_in_words(parts: RunComponents) -> str:
     words = plan.precision
     if plan.channels_last:
         words += ", channels last"
-    reasons = plan.reasons
     if reasons.precision is not None:
         words += f" (auto: {reasons.precision})"
     elif reasons.auto is not None and reasons.auto.precision == plan.precision:
@@ -348,13 +349,13 @@ def precision_in_words(parts: RunComponents) -> str:
     return words
 
 
-def choice_lines(parts: RunComponents) -> list[str]:
+def choice_lines(parts: RunComponents, reasons: Reasons) -> list[str]:
     """Return the header's lines on compilation, on `surefoot profile`, and on slow bf16 or fp16."""
     plan, device = parts.plan, parts.device.type
     lines = []
-    if plan.reasons.compile is not None:
-        lines.append(f"compile {'on' if plan.compiles else 'off'} (auto: {plan.reasons.compile})")
-    if plan.reasons.unknown:
+    if reasons.compile is not None:
+        lines.append(f"compile {'on' if plan.compiles else 'off'} (auto: {reasons.compile})")
+    if reasons.unknown:
         lines.append(
             "note: `surefoot profile` measures possible speedups on this machine"
             " (for a script: FILE.py:build; with compilation too: --speedups all)"

@@ -180,6 +180,14 @@ def _begin_in(
 ) -> OpenedRun:
     from surefoot.train import state_check
 
+    if not parts.plan.is_new:
+        raise CheckpointError(
+            "run-gone",
+            problem=f"the run that was in {directory.shown} when this Run was built is gone",
+            reason="this Run would begin with the learning rates and the precision of that one",
+            remedy="build the Run again",
+            run=str(directory.shown),
+        )
     now = _begin(parts)
     refuse_lossy(parts.state)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)

@@ -94,6 +94,11 @@ def built_again(run: Path | None) -> Iterator[None]:
         _rebuilt.reset(before)
 
 
+def rebuilt_run() -> Path | None:
+    """Return the directory of the run that is built again in this context, or None."""
+    return _rebuilt.get()
+
+
 def free_directory(directory: Path) -> Path:
     """Return a directory beside another one that does not exist: runs/gpt-2 after runs/gpt.
 

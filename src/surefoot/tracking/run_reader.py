@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -201,10 +201,22 @@ def read_beginning(path: Path) -> Beginning:
     """Return how the run in a directory began, or the beginning of a new run without a readable
     run.
 
-    The newest state.json with the hash that its manifest names is read: a resume uses no other.
+    The newest state.json with the hash that its manifest names is read: a resume uses no other. If
+    none is intact, the sizes and the behavior are those of a damaged one, so that the data are read
+    as they were until the opening names the damage.
     """
-    state = next(_states_of_manifests(path), None) or newest_state(path)[1]
-    return new_beginning() if state is None else beginning_in(state.identity)
+    for state in _states_of_manifests(path):
+        return beginning_in(state.identity)
+    damaged = newest_state(path)[1]
+    if damaged is None:
+        return new_beginning()
+    return replace(
+        beginning_in(damaged.identity),
+        precision=None,
+        channels_last=None,
+        compile=None,
+        schedule_of_steps=None,
+    )
 
 
 def beginning_in(identity: Mapping[str, Any]) -> Beginning:

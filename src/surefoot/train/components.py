@@ -274,13 +274,19 @@ class Components:
         """Use the precision, memory format and compilation of another run where the settings are
         "auto".
         """
-        plan = self.plan
-        if self.settings.precision == "auto":
-            plan = replace(plan, precision=identity["precision"])
-        if self.settings.channels_last == "auto":
-            plan = replace(plan, channels_last=identity["channels_last"])
-        if self.settings.compile == "auto":
-            plan = replace(plan, compiles=identity["compile"])
+        chosen = {
+            name: identity[name]
+            for name in ("precision", "channels_last", "compile")
+            if getattr(self.settings, name) == "auto"
+        }
+        own = {**self.plan.identity, **chosen}
+        plan = replace(
+            self.plan,
+            precision=own["precision"],
+            channels_last=own["channels_last"],
+            compiles=own["compile"],
+            identity=own,
+        )
         self.plan = plan
         self.run_state.precision.name = plan.precision
         self.layout.channels_last = plan.channels_last

@@ -7,7 +7,6 @@ Nothing here imports torch, reads a file or knows how many steps are completed.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from surefoot.config.averaging import (
 from surefoot.config.batch_size import Batching
 from surefoot.config.behavior import behavior_in_identity
 from surefoot.config.parallel import Strategy
-from surefoot.config.paths import named_path
 from surefoot.config.setting import identity_of
 from surefoot.config.speed_table import Choice, look_up
 from surefoot.config.train_settings import Timetable, timetable
@@ -56,29 +54,28 @@ class SizeFacts:
     """The sizes of the training data, which decide the length of a run.
 
     epoch and step: the sizes of an epoch and of a step in samples, or in steps if the samples per
-    step vary.
+    step vary. varied: a name of the batches if they change shape in almost every step, else "".
     """
 
     sizes: Batching
     epoch: int
     step: int
+    varied: str = ""
 
 
 @dataclass(frozen=True)
 class DataFacts:
     """What identifies the data, and the shapes of their batches.
 
-    varied: a name of the batches if they change shape in almost every step, else "". rows: the
-    tokens of a micro-batch and the longest row, of batches sized in tokens. first: the shape of the
-    first tensor in the first micro-batch, and whether its numbers are floating-point; None if it was
-    not read.
+    table_rows: the tokens of a micro-batch and the longest row, of batches sized in tokens.
+    first_batch: whether the first tensor of the first micro-batch has floating-point numbers, and
+    its shape; None if it was not read.
     """
 
     identity: Mapping[str, Any]
     splits: Mapping[str, Any]  # the identity of each split
-    varied: str = ""
-    rows: tuple[int, int] | None = None
-    first: tuple[bool, tuple[int, ...]] | None = None
+    table_rows: tuple[int, int] | None = None
+    first_batch: tuple[bool, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,7 @@ class ModelFacts:
     """What the models and their optimizers are.
 
     layers and width: the kind of a model's layers and the width of most of its matrices; None if the
-    architecture was not measured. has_own_layout: the model sets the memory format of its images.
-    groups and every_group: numbers of the parameter groups, as schedules need them.
+    architecture was not measured. groups and every_group: numbers of the parameter groups, as schedules need them.
     """
 
     optimizer: Any  # identity, or identities by the name of the model
@@ -110,6 +106,7 @@ class Timeline:
     averaging: Averaging | None
     behavior: int  # `config.behavior` has what each number means
     exact_sums: bool
+    varied: str  # see `SizeFacts`
 
 
 @dataclass(frozen=True)
@@ -139,6 +136,7 @@ class Segment:
 class Plan:
     """All that is decided of a run before its first step. A step never asks the plan."""
 
+    is_new: bool  # no run has begun in the directory
     timeline: Timeline
     segments: tuple[Segment, ...]  # of all steps, in order
     schedule: AnySchedule  # in steps, bound to the parameter groups
@@ -170,9 +168,12 @@ def resolve_timeline(
     """Return the length, intervals and learning rates of a run in steps.
 
     A run that began with another length keeps the intervals and learning rates of that length.
-    Raises `ConfigError` for a setting that does not fit the length, and `CheckpointError` for a
-    schedule that does not fit the length with which the run began.
+    Raises `ConfigError` for a setting that does not fit the length, or if compiled code would get a
+    new shape in almost every step. Raises `CheckpointError` for a schedule that does not fit the
+    length with which the run began.
     """
+    if settings.compile is True:
+        _refuse_varied(data.varied)
     began_steps = beginning.schedule_of_steps
     times = timetable(
         settings, samples_per_epoch=data.epoch, batch_size=data.step, began_steps=began_steps
@@ -202,7 +203,21 @@ def resolve_timeline(
         averaging=averaging_of_settings(settings, times.length, behavior=beginning.behavior),
         behavior=beginning.behavior,
         exact_sums=exact_sums,
+        varied=data.varied,
     )
+
+
+def _refuse_varied(varied: str) -> None:
+    if varied:
+        raise ConfigError(
+            "compile-of-many-shapes",
+            problem=f"compile: {varied} change shape in almost every step",
+            reason="each shape would be compiled",
+            remedy=Setting("compile", False),
+            setting="compile",
+            value=True,
+            batches=varied,
+        )
 
 
 def resolve(
@@ -214,37 +229,48 @@ def resolve(
     beginning: Beginning,
     *,
     parallel: Strategy,
+    init_from: str | None = None,
 ) -> Plan:
     """Return the plan of a run. A setting "auto" is what the run began with, or else what the table
-    of measured speeds says.
+    of measured speeds says. `init_from` is the path of the initial weights, without links.
 
     Raises `ConfigError` if compiled code would get a new shape in almost every step.
     """
-    if data.varied and (settings.compile is True or models.was_compiled):
-        raise ConfigError(
-            "compile-of-many-shapes",
-            problem=f"compile: {data.varied} change shape in almost every step",
-            reason="each shape would be compiled",
-            remedy=Setting("compile", False),
-            setting="compile",
-            value=True,
-            batches=data.varied,
-        )
+    if models.was_compiled:
+        _refuse_varied(timeline.varied)
     measured = _choose_precision(settings, world, data, models)
-    compilation = _choose_compilation(settings, world, data, models, parallel)
-    plan = Plan(
+    compilation = _choose_compilation(settings, world, timeline, models, parallel)
+    schedule = bound(timeline.schedule, models.groups, models.every_group)
+    choices: dict[str, Any] = {
+        "precision": _precision(settings, measured, beginning),
+        "channels_last": models.has_images and _channels_last(settings, measured, beginning),
+        "compile": _compiles(settings, compilation, models, beginning),
+    }
+    reasons = Reasons()
+    if beginning.is_new:
+        reasons = _reasons(settings, world, models, measured, compilation)
+    identity = {
+        "init_from": init_from,
+        "optimizer": models.optimizer,
+        "schedule": schedule.to_dict(),
+        "data": data.identity,
+        "plateau": _plateau(settings, timeline, data),
+        **_settings_in_identity(settings, timeline),
+        **choices,
+    }
+    return Plan(
+        is_new=beginning.is_new,
         timeline=timeline,
-        schedule=bound(timeline.schedule, models.groups, models.every_group),
+        schedule=schedule,
         segments=(Segment(0, timeline.times.length.steps),),
         parallel=parallel,
-        precision=_precision(settings, measured, beginning),
-        channels_last=models.has_images and _channels_last(settings, measured, beginning),
-        compiles=_compiles(settings, compilation, models, beginning),
-        reasons=_reasons(settings, world, measured, compilation) if beginning.is_new else Reasons(),
-        identity={},
+        precision=choices["precision"],
+        channels_last=choices["channels_last"],
+        compiles=choices["compile"],
+        reasons=reasons,
+        identity=identity_of(settings, identity),
         splits=data.splits,
     )
-    return replace(plan, identity=_identity(settings, plan, data, models))
 
 
 def _precision(settings: "RunSettings", measured: Choice, beginning: Beginning) -> str:
@@ -265,15 +291,19 @@ def _channels_last(settings: "RunSettings", measured: Choice, beginning: Beginni
 def _compiles(
     settings: "RunSettings", measured: "Compilation", models: ModelFacts, beginning: Beginning
 ) -> bool:
-    if settings.compile != "auto":
-        return settings.compile or models.was_compiled
-    if beginning.compile is not None:
+    if settings.compile == "auto" and beginning.compile is not None:
         return beginning.compile
-    return measured.is_faster
+    if models.was_compiled:  # the user's choice
+        return True
+    return measured.is_faster if settings.compile == "auto" else settings.compile
 
 
 def _reasons(
-    settings: "RunSettings", world: WorldFacts, precision: Choice, compilation: "Compilation"
+    settings: "RunSettings",
+    world: WorldFacts,
+    models: ModelFacts,
+    precision: Choice,
+    compilation: "Compilation",
 ) -> Reasons:
     reasons = Reasons()
     is_known = True
@@ -282,7 +312,7 @@ def _reasons(
     elif not world.computes_bf16:
         reasons = replace(reasons, precision=precision.why)
         is_known = precision.known
-    if settings.compile == "auto":
+    if settings.compile == "auto" and not models.was_compiled:
         reasons = replace(reasons, compile=compilation.why)
         is_known = is_known and compilation.is_known
     return replace(reasons, unknown=settings.loss is not None and not is_known)
@@ -313,7 +343,7 @@ def speed_facts(
     layers = models.layers
     if layers == "convolution" and settings.channels_last is True:
         layers = "convolution, channels last"
-    rows = data.rows or _rows(layers, data.first)
+    rows = data.table_rows or _rows(layers, data.first_batch)
     if rows is None:
         return "these data shapes were not measured"
     return speed_table.Facts(world.instructions, world.torch, layers, models.width, *rows)
@@ -358,7 +388,7 @@ class Compilation:
 def _choose_compilation(
     settings: "RunSettings",
     world: WorldFacts,
-    data: DataFacts,
+    timeline: Timeline,
     models: ModelFacts,
     parallel: Strategy,
 ) -> Compilation:
@@ -366,8 +396,8 @@ def _choose_compilation(
         return Compilation(False, True, "the training step is custom")
     if models.takes_closure:
         return Compilation(False, True, "the optimizer evaluates a closure")
-    if data.varied:
-        return Compilation(False, True, f"{data.varied} change shape in almost every step")
+    if timeline.varied:
+        return Compilation(False, True, f"{timeline.varied} change shape in almost every step")
     is_faster = speed_table.COMPILE.get(world.device)
     if is_faster is None or parallel.kind == "fsdp":
         why = f"not measured on {world.device} with parallel = {parallel.kind}"
@@ -376,46 +406,34 @@ def _choose_compilation(
     return Compilation(is_faster, True, f"{how} in measurements")
 
 
-def _identity(
-    settings: "RunSettings", plan: Plan, data: DataFacts, models: ModelFacts
-) -> dict[str, Any]:
-    timeline, times = plan.timeline, plan.times
-    init_from = None
-    if settings.init_from is not None:
-        init_from = os.path.realpath(named_path(settings.init_from, setting="init_from"))
-    plateau = None
-    if settings.plateau is not None:
-        # its decisions also depend on the evaluation interval and the evaluated data
-        split = settings.plateau.score.split("/")[0]
-        plateau = vars(settings.plateau) | {
-            "evaluate_every": times.every["evaluate_every"].described(),
-            "scored": data.splits[split],
-        }
+def _plateau(settings: "RunSettings", timeline: Timeline, data: DataFacts) -> dict[str, Any] | None:
+    if settings.plateau is None:
+        return None
+    # its decisions also depend on the evaluation interval and the evaluated data
+    split = settings.plateau.score.split("/")[0]
+    evaluate_every = timeline.times.every["evaluate_every"].described()
+    scored = {"evaluate_every": evaluate_every, "scored": data.splits[split]}
+    return vars(settings.plateau) | scored
+
+
+def _settings_in_identity(settings: "RunSettings", timeline: Timeline) -> dict[str, Any]:
+    """Return the identity of settings that stand there in another form than they are given."""
     early_stopping: Any = [vars(rule) for rule in rules_of(settings.early_stopping)]
     if settings.early_stopping is None:
         early_stopping = None
     elif isinstance(settings.early_stopping, EarlyStopping):
         early_stopping = vars(settings.early_stopping)
-    resolved = {
-        "init_from": init_from,
-        "length": f"{times.length.steps} steps",
+    return {
+        "length": f"{timeline.times.length.steps} steps",
         "early_stopping": early_stopping,
         **averaging_in_identity(timeline.averaging),
         **timeline.sizes.to_dict(),
-        "optimizer": models.optimizer,
-        "schedule": plan.schedule.to_dict(),
-        "plateau": plateau,
-        "precision": plan.precision,
-        "channels_last": plan.channels_last,
-        "compile": plan.compiles,
         "exact_sums": timeline.exact_sums,
-        **behavior_in_identity(plan.behavior),
+        **behavior_in_identity(timeline.behavior),
         "buffers": settings.buffers or None,
         "identity": _as_json(settings.identity or {}),
-        "schedule_of_steps": times.began.steps,
-        "data": data.identity,
+        "schedule_of_steps": timeline.times.began.steps,
     }
-    return identity_of(settings, resolved)
 
 
 def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:

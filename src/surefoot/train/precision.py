@@ -223,7 +223,7 @@ def _without_hardware(name: str, needs: str, device: str, *, instead: str) -> Co
     )
 
 
-# All precisions by name; "auto" becomes one of them when a run begins
+# All precisions by name; "auto" becomes one of them when a run is built
 FORMATS: dict[str, Format] = {
     "fp32": Format(tolerance=1e-4, h100_flops=67e12),
     "tf32": Format(tf32=True, refuse=_refuse_tf32, tolerance=1e-3, h100_flops=494e12),

@@ -280,8 +280,8 @@ def learning_rates(parts: RunComponents) -> list[str]:
 
 def chosen(parts: RunComponents) -> list[str]:
     """List the "auto" choices with their reasons, followed by where checkpoints go."""
-    precision = f"device {parts.device}, precision {precision_in_words(parts)}"
-    return [precision, *choice_lines(parts), *_directory(parts)]
+    precision = f"device {parts.device}, precision {precision_in_words(parts, parts.plan.reasons)}"
+    return [precision, *choice_lines(parts, parts.plan.reasons), *_directory(parts)]
 
 
 def _directory(parts: RunComponents) -> list[str]:
