@@ -140,7 +140,8 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         and facts_of_world.is_measured
         and facts_of_models.layers is not None
     )
-    run_data.values.refresh()  # the user's functions for models and optimizers may have changed them
+    # the user's functions for models and optimizers may have changed values
+    run_data.values.refresh()
     facts_of_data = data_facts(pipeline, run_data.splits, reads_shape=needs_shape)
     run_data.values.note_reading()
     plan = resolve(
