@@ -109,6 +109,18 @@ def test_trial_steps_leave_the_precision_of_a_loaded_checkpoint(tmp_path: Path) 
     assert run.parts.run_state.precision.name == "bf16"
 
 
+def test_a_session_without_steps_leaves_a_stopped_run_a_stopped_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        build(tmp_path / "run", stop_after="2 steps").train()
+        assert sf.load(tmp_path / "run").status == "stopped"
+    with build(tmp_path / "run"):
+        pass
+    saved = sf.load(tmp_path / "run")
+    assert saved.status == "stopped"
+    (early,) = [finding for finding in saved.diagnose() if finding.name == "ended-early"]
+    assert early.severity == "note"  # not a warning: it was not killed
+
+
 class Leveled(torch.utils.data.Dataset[Any]):
     """Its targets are a value that other code sets."""
 

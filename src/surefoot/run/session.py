@@ -250,10 +250,11 @@ class Session:
                 evaluations.show(stop=lambda: self.signals.stop is not None)
                 self.clock.enter("saving")
             evaluations.conclude()
+        if not self.is_over:
+            # also of a session without steps, which else would look killed; first, because findings
+            # use this record
+            self._happened(crash_report.ended(parts, self.stop_requests))
         if went_on or self.stop_requests.ended_by is not None:
-            self._happened(
-                crash_report.ended(parts, self.stop_requests)
-            )  # first, because findings use this record
             findings = "" if self.live_findings is None else self.live_findings.sentence()
             skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
             self.journal.step_recorded()
