@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
+from surefoot.train.plan import Segment
 
 X = torch.linspace(-1, 1, 64)[:, None]
 
@@ -119,6 +122,31 @@ def test_a_session_without_steps_leaves_a_stopped_run_a_stopped_one(tmp_path: Pa
     assert saved.status == "stopped"
     (early,) = [finding for finding in saved.diagnose() if finding.name == "ended-early"]
     assert early.severity == "note"  # not a warning: it was not killed
+
+
+@pytest.mark.parametrize("stop_after", ["2 steps", "3 steps", "5 steps"])
+def test_steps_of_several_segments_are_those_of_one(stop_after: str, tmp_path: Path) -> None:
+    whole = build(None)
+    whole.train()
+    for changes in ({"stop_after": stop_after}, {}):
+        run = build(tmp_path / "run", **changes)
+        halves = (Segment(0, 3), Segment(3, 8))
+        run.parts.plan = replace(run.parts.plan, segments=halves)
+        # a step of the second half is taken by a task of its own
+        second = replace(run.parts.task, factors=whole.parts.task.factors)
+        run.parts.tasks = (replace(run.parts.task, factors=_of_first_half(whole)), second)
+        run.train()
+    assert run.state.step == 8
+    for one, other in zip(whole.state.parameters, run.state.parameters, strict=True):
+        assert torch.equal(one, other)
+
+
+def _of_first_half(run: sf.Run) -> Callable[[int], float]:
+    def factor(step: int) -> float:
+        assert step < 3
+        return run.parts.task.factors(step)
+
+    return factor
 
 
 class Leveled(torch.utils.data.Dataset[Any]):
