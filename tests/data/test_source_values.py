@@ -32,6 +32,13 @@ class Source:
         raise AssertionError("the source is read")
 
 
+class Slotted:
+    __slots__ = ("rank",)
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
 def numbers(rank: int) -> Iterator[int]:
     raise AssertionError("the source is read")
     yield rank
@@ -96,6 +103,7 @@ def web_shards(rank: int) -> Any:
 
 SHARES: dict[str, Callable[[int], Any]] = {
     "attribute": lambda rank: Source(rank=rank),
+    "slot": lambda rank: Source(settings=Slotted(rank)),
     "attribute of an attribute": lambda rank: Source(settings=SimpleNamespace(rank=rank)),
     "closure": in_closure,
     "default": in_default,
@@ -157,6 +165,13 @@ def test_an_order_of_each_rank_is_no_share(kind: str) -> None:
     rows, orders = differing(ORDERS[kind])
     assert not rows
     assert orders
+
+
+def test_an_address_of_memory_is_no_value() -> None:
+    generators = [torch.Generator() for _ in range(2)]  # both alive, so their addresses differ
+    addresses = {generator._cdata for generator in generators}
+    assert len(addresses) == 2
+    assert differing(lambda rank: Source(draws=generators[rank])) == (set(), set())
 
 
 @pytest.mark.parametrize("seed", [None, 0, 3_000_000_000])

@@ -116,7 +116,9 @@ def _parts(name: str, thing: Any) -> list[NamedValue]:
     for owner in type(thing).__mro__:
         for key, each in vars(owner).items():
             is_constant = isinstance(each, (*_PLAIN, *_CONTAINERS, str)) and key[:2] != "__"
-            if is_constant or isinstance(each, MemberDescriptorType):
+            # a member of a class in C may be an address of memory, which differs in every process
+            is_slot = isinstance(each, MemberDescriptorType) and "__slots__" in vars(owner)
+            if is_constant or is_slot:
                 parts.setdefault(key, getattr(thing, key, None))
     return [NamedValue(f"{name}.{key}", each) for key, each in parts.items()]
 
