@@ -222,6 +222,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {"model.family": "modern", "model.tie_embeddings": True},
 }
 
+_BILLIONS = "text or token shards, of billions of tokens"
+
 MEANT_FOR = {
-    name: "text or token shards, of billions of tokens" for name in PRESETS if name.endswith("m")
-} | {"shakespeare": "a text of about a million characters, such as tiny-shakespeare"}
+    "shakespeare": "a text of about a million characters, such as tiny-shakespeare",
+    "gpt2-124m": _BILLIONS,
+    "gpt2-350m": _BILLIONS,
+    "gpt2-774m": _BILLIONS,
+    "gpt2-1558m": _BILLIONS,
+    "modern-124m": _BILLIONS,
+}

@@ -25,6 +25,7 @@ _MIN_VOCABULARY = 257  # the bytes and an end token
 _VOCABULARY = 2048
 _GPT2_VOCABULARY = 50_257
 _CHARACTERS = 320  # shown of a text
+_WIDTH = 92  # characters of a line
 _LARGEST_BYTES = 200_000_000  # of a tokenizer's file; the largest known one has 33 MB
 
 
@@ -43,19 +44,21 @@ class Corpus:
 
     @property
     def in_words(self) -> list[str]:
+        text, validation = self.about
+        if self.not_read:
+            text = f"{text}; {self.not_read}"
         return [
-            "; ".join([self.about[0], self.not_read] if self.not_read else [self.about[0]]),
-            self.about[1],
+            text,
+            validation,
             f"{len(self.train):,} tokens for training, {len(self.val):,} for validation;"
             f" {self.tokenizer.vocab_size:,} in the vocabulary",
         ]
 
     @property
     def longest_held_out(self) -> Any:
-        held_out = self.val
-        return max(
-            held_out.arrays if isinstance(held_out, sf.data.TokenShards) else [held_out], key=len
-        )
+        if isinstance(self.val, sf.data.TokenShards):
+            return max(self.val.arrays, key=len)
+        return self.val
 
 
 def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float:
@@ -64,9 +67,12 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
     """
     import numpy as np
 
-    target_count = byte_count = 0
-    for ids in np.array_split(np.arange(len(windows)), -(-len(windows) // rows)):
-        targets = windows.gather(ids, ids)[1].numpy()
+    target_count = 0
+    byte_count = 0
+    for first in range(0, len(windows), rows):
+        ids = np.arange(first, min(first + rows, len(windows)))
+        _, targets_BT = windows.gather(ids, ids)
+        targets = targets_BT.numpy()
         targets = targets[targets >= 0]
         target_count += targets.size
         byte_count += int(tokenizer.byte_counts[targets].sum())
@@ -87,11 +93,10 @@ def corpus(
     `behavior` is that of the run (default: the newest). `max_characters` of the training text and
     of the validation text are encoded, or all.
     """
-    name = data.tokenizer
     path = None if data.path is None else local_path(data.path, setting="data.path")
     is_newer = behavior is None or behavior >= KINDS_OF_TEXT
     tokenizer = None if saved is None else saved_tokenizer(saved)
-    if tokenizer is None and name is None and init is not None:
+    if tokenizer is None and data.tokenizer is None and init is not None:
         tokenizer = _of_weights(local_path(init, setting="init_from"), vocab_size=data.vocab_size)
     if path is not None:
         if (path / "tokens.json").is_file():
@@ -99,12 +104,35 @@ def corpus(
         _refuse_unfinished_shards(path)
         token_files = None
         if is_newer and data.read_as is None:
-            token_files = find_token_files(path, name)
+            token_files = find_token_files(path, data.tokenizer)
         if token_files is not None:
             return _of_token_files(token_files, data, tokenizer, init=init)
+    read = _read_text(path, data, is_newer=is_newer)
+    return _of_text(
+        read,
+        path,
+        data,
+        tokenizer,
+        init=init,
+        behavior=behavior,
+        max_characters=max_characters,
+    )
+
+
+def _of_text(
+    read: Documents,
+    path: Path | None,
+    data: Data,
+    tokenizer: Any,
+    *,
+    init: str | Path | None,
+    behavior: int | None,
+    max_characters: int | None,
+) -> Corpus:
+    """Return the corpus of documents. Without a tokenizer, it is made as `data.tokenizer` says."""
     from surefoot.data.text.token_cache import TextCache  # imports numpy
 
-    read = _read_text(path, data, is_newer=is_newer)
+    name = data.tokenizer
     documents = read.texts
     training, held_out = sf.data.split_documents(documents, val_fraction=data.val_fraction)
     split = _describe_split(documents, held_out, has_rows=read.has_rows)
@@ -113,37 +141,46 @@ def corpus(
         training = _beginning(training, max_characters)
         held_out = _beginning(held_out, max_characters)
     text = TextCache(training, held_out, enabled=data.cache)
-    facts: list[str | None] = []
+    long_words = None
     match name:
         case None | "bpe":
             size = _VOCABULARY if data.vocab_size is None else data.vocab_size
             if tokenizer is None:
                 tokenizer = text.trained_tokenizer(vocab_size=size)
-                facts.append(describe_long_words(training, tokenizer.tokenizer.pre_tokenizer))
-            chosen = (
-                f"bpe, {size} tokens"
-                if init is None or name
-                else f"the tokenizer of init_from, or bpe, {size} tokens"
-            )
+                long_words = describe_long_words(training, tokenizer.tokenizer.pre_tokenizer)
+            chosen = f"bpe, {size} tokens"
+            if name is None and init is not None:
+                chosen = f"the tokenizer of init_from, or {chosen}"
         case "characters":
-            tokenizer = tokenizer or sf.tokenizers.CharacterTokenizer.from_text(
-                "".join(documents.values())
-            )
+            if tokenizer is None:
+                whole_text = "".join(documents.values())
+                tokenizer = sf.tokenizers.CharacterTokenizer.from_text(whole_text)
             chosen = name
         case "bytes":
-            tokenizer, chosen = tokenizer or sf.tokenizers.ByteTokenizer(), name
+            if tokenizer is None:
+                tokenizer = sf.tokenizers.ByteTokenizer()
+            chosen = name
         case _:
             tokenizer, chosen = _of_file(name, tokenizer, data, behavior=behavior)
-    origin = (
-        "text of Python's standard library (data.path is not set)"
-        if path is None
-        else f"text of {path}"
+    train_tokens, val_tokens = text.encoded(tokenizer)
+    origin = "text of Python's standard library (data.path is not set)"
+    if path is not None:
+        origin = f"text of {path}"
+    if text.directory is not None:
+        origin += f", with tokens kept in {text.directory}"
+    first_line = _joined(origin, long_words, describe_end_token(tokenizer, name))
+    return Corpus(
+        train_tokens,
+        val_tokens,
+        tokenizer,
+        chosen,
+        about=(first_line, split),
+        not_read=read.not_read,
     )
-    encoded = text.encoded(tokenizer)
-    origin += "" if text.directory is None else f", with tokens kept in {text.directory}"
-    facts.append(describe_end_token(tokenizer, name))
-    first_line = "; ".join([origin, *(fact for fact in facts if fact)])
-    return Corpus(*encoded, tokenizer, chosen, about=(first_line, split), not_read=read.not_read)
+
+
+def _joined(*facts: str | None) -> str:
+    return "; ".join(fact for fact in facts if fact)
 
 
 def _beginning(documents: Sequence[str], characters: int) -> list[str]:
@@ -187,8 +224,8 @@ def _of_file(name: str, saved: Any, data: Data, *, behavior: int | None) -> tupl
     `name`. A resume reads it too, to detect another tokenizer there.
     """
     named = saved
-    is_there = (user_cache(name) if name == "gpt2" else Path(name)).exists()
-    if saved is None or is_there:
+    path = user_cache(name) if name == "gpt2" else Path(name)
+    if saved is None or path.exists():
         named = named_tokenizer(name, end_token=data.end_token)
     is_older = behavior is not None and behavior < END_TOKENS
     if is_older and isinstance(named, sf.tokenizers.BPETokenizer):
@@ -227,11 +264,12 @@ def promised_vocabulary(data: Data) -> int | None:
         holds_tokens = path.is_file() and path.suffix.lower() == TOKEN_FILE
         if holds_tokens or not path.is_file():
             return None  # a directory may hold shards, which have tokens already
-    return {
+    sizes = {
         "bpe": data.vocab_size or _VOCABULARY,
         "bytes": _MIN_VOCABULARY,
         "gpt2": _GPT2_VOCABULARY,
-    }.get(data.tokenizer or "bpe")
+    }
+    return sizes.get(data.tokenizer or "bpe")
 
 
 def saved_tokenizer_path(out: str | Path | None) -> Path | None:
@@ -245,12 +283,13 @@ def refuse_foreign_vocabulary(data: Data) -> None:
     """Raise `ConfigError` if a vocabulary size is too small, or is set for a tokenizer that has its
     own size.
     """
-    tokenizer, vocab_size = data.tokenizer or "bpe", data.vocab_size
-    if vocab_size is not None and tokenizer != "bpe":
+    if data.vocab_size is None:
+        return
+    tokenizer = data.tokenizer or "bpe"
+    if tokenizer != "bpe":
         why = f"the tokenizer {tokenizer!r} has its own size"
-        raise vocab_size_without_effect(vocab_size, why, Setting("data.tokenizer", "bpe"))
-    if vocab_size is not None:
-        number(min_value=_MIN_VOCABULARY)(vocab_size, setting="data.vocab_size")
+        raise vocab_size_without_effect(data.vocab_size, why, Setting("data.tokenizer", "bpe"))
+    number(min_value=_MIN_VOCABULARY)(data.vocab_size, setting="data.vocab_size")
 
 
 def refuse_end_token_without_file(tokenizer: str | None, end_token: str | None) -> None:
@@ -293,9 +332,11 @@ def saved_tokenizer(path: Path) -> Any:
 
 
 def first_lines(text: str) -> str:
-    """Return the beginning of a text in lines of 92 characters."""
+    """Return the beginning of a text in lines of up to 92 characters."""
     beginning = text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]} ..."
-    return "\n".join(beginning[start : start + 92] for start in range(0, len(beginning), 92))
+    return "\n".join(
+        beginning[start : start + _WIDTH] for start in range(0, len(beginning), _WIDTH)
+    )
 
 
 def beside(weights: Path) -> Path | None:
@@ -303,28 +344,46 @@ def beside(weights: Path) -> Path | None:
     file does not exist.
     """
     folder = weights if weights.is_dir() else weights.parent
-    folders = [folder, folder.parent.parent] if folder.parent.name == "checkpoints" else [folder]
-    return next((folder / TOKENIZER for folder in folders if (folder / TOKENIZER).is_file()), None)
+    candidates = [folder / TOKENIZER]
+    if folder.parent.name == "checkpoints":
+        candidates.append(folder.parent.parent / TOKENIZER)
+    for file in candidates:
+        if file.is_file():
+            return file
+    return None
 
 
 def _of_weights(weights: Path, *, vocab_size: int | None) -> Any:
     file = beside(weights)
-    if file is not None and vocab_size is not None:
+    if file is None:
+        return None
+    if vocab_size is not None:
         why = f"the weights of init_from have their own tokenizer, {file}"
         raise vocab_size_without_effect(vocab_size, why, Setting("data.tokenizer", "bpe"))
-    return None if file is None else sf.tokenizers.load(file)
+    return sf.tokenizers.load(file)
 
 
 def _describe_split(
     documents: Mapping[str, str], held_out: Sequence[str], *, has_rows: bool
 ) -> str:
     characters = sum(map(len, documents.values()))
+    share = sum(map(len, held_out)) / characters
     noun = "document" if has_rows else "file"
-    files = f"{len(documents):,} {noun}{'s' * (len(documents) != 1)}, {characters:,} characters"
+    files = f"{_counted(len(documents), noun)}, {characters:,} characters"
     which = f"the end of the {noun}"
     if len(documents) > 1:
-        which = f"{len(held_out):,} whole {noun}{'s' * (len(held_out) != 1)}"
-    return f"{files}; {sum(map(len, held_out)) / characters:.1%} of them for validation: {which}"
+        which = _counted(len(held_out), f"whole {noun}")
+    return f"{files}; {share:.1%} of them for validation: {which}"
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return a number of things in words.
+
+    >>> _counted(1, "file"), _counted(2000, "file")
+    ('1 file', '2,000 files')
+    """
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {noun}{plural}"
 
 
 def named_tokenizer(name: str, *, end_token: str | None = None) -> Any:
@@ -336,7 +395,8 @@ def named_tokenizer(name: str, *, end_token: str | None = None) -> Any:
         return sf.tokenizers.ByteTokenizer()
     if name != "gpt2":
         return sf.tokenizers.load(name, end_token=end_token)
-    if not (directory := user_cache(name)).is_dir():
+    directory = user_cache(name)
+    if not directory.is_dir():
         raise sf.DataError(
             "gpt2-tokenizer-missing",
             problem=f"GPT-2's tokenizer is not at {directory}",
@@ -348,24 +408,32 @@ def named_tokenizer(name: str, *, end_token: str | None = None) -> Any:
 
 
 def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
-    shards, name = sf.data.TokenShards.open(path), data.tokenizer
-    checked, count = shards.refuse_damaged(), len(shards.shards)
+    name = data.tokenizer
+    shards = sf.data.TokenShards.open(path)
+    count = len(shards.shards)
+    checked = shards.refuse_damaged()
     if checked < count:
         note(
             f"note: {checked:,} of the {count:,} token shards in {path} were compared with their hashes;"
             " to compare all, repeat the same surefoot data prepare"
         )
     file = path / TOKENIZER  # written by `surefoot data prepare`
-    own = sf.tokenizers.load(file) if file.is_file() else None
-    tokenizer = tokenizer or own if name is None else tokenizer
+    of_shards = sf.tokenizers.load(file) if file.is_file() else None
+    if tokenizer is None and name is None:
+        tokenizer = of_shards
     if name in ("bpe", "characters") or (name is None and tokenizer is None):
         raise _tokens_without_tokenizer(path)
     if data.vocab_size is not None:
         raise vocab_size_without_effect(data.vocab_size, f"{path} holds tokens already")
-    tokenizer = tokenizer or named_tokenizer(str(name), end_token=data.end_token)
-    if own is not None and data.end_token is None and _differ_in_end_token(tokenizer, own):
-        tokenizer = own  # the shards have its end tokens
-    if own is not None and tokenizer.to_json() != own.to_json():
+    if tokenizer is None:
+        tokenizer = named_tokenizer(str(name), end_token=data.end_token)
+    if (
+        of_shards is not None
+        and data.end_token is None
+        and _differ_in_end_token(tokenizer, of_shards)
+    ):
+        tokenizer = of_shards  # the shards have its end tokens
+    if of_shards is not None and tokenizer.to_json() != of_shards.to_json():
         other = "the tokenizer of the weights" if name is None else f"data.tokenizer = {name}"
         raise sf.ConfigError(
             "tokenizer-of-other-shards",
@@ -389,18 +457,16 @@ def _of_shards(path: Path, data: Data, tokenizer: Any) -> Corpus:
             path=path,
         )
     training, held_out = shards.divided(data.val_fraction)
-    facts = [
-        f"{count:,} token shard{'s' * (count != 1)} of {path}",
-        describe_end_token(tokenizer, name),
-    ]
+    about_shards = f"{_counted(count, 'token shard')} of {path}"
+    share = len(held_out) / len(shards)
     return Corpus(
         training,
         held_out,
         tokenizer,
         chosen=name or "the tokenizer of init_from, or of the shards",
         about=(
-            "; ".join(fact for fact in facts if fact),
-            f"{len(held_out) / len(shards):.1%} of the tokens for validation: the last ones",
+            _joined(about_shards, describe_end_token(tokenizer, name)),
+            f"{share:.1%} of the tokens for validation: the last ones",
         ),
     )
 
@@ -418,16 +484,12 @@ def _of_token_files(
         raise _tokens_without_tokenizer(files.path)
     if data.vocab_size is not None:
         raise vocab_size_without_effect(data.vocab_size, f"{files.path} holds tokens already")
-    tokenizer = tokenizer or named_tokenizer(str(name), end_token=data.end_token)
+    if tokenizer is None:
+        tokenizer = named_tokenizer(str(name), end_token=data.end_token)
     training, held_out, facts = read_token_files(
         files, vocab_size=tokenizer.vocab_size, val_fraction=data.val_fraction
     )
-    count = len(training.shards)
-    first_line = [
-        f"{count:,} token file{'s' * (count != 1)} of {files.path}",
-        *facts,
-        describe_end_token(tokenizer, name),
-    ]
+    about_files = f"{_counted(len(training.shards), 'token file')} of {files.path}"
     share = len(held_out) / (len(training) + len(held_out))
     which = "the last ones"
     if files.validation:
@@ -438,7 +500,7 @@ def _of_token_files(
         tokenizer,
         chosen=name or "the tokenizer of init_from",
         about=(
-            "; ".join(fact for fact in first_line if fact),
+            _joined(about_files, *facts, describe_end_token(tokenizer, name)),
             f"{share:.1%} of the tokens for validation: {which}",
         ),
         not_read=files.not_read,

@@ -18,13 +18,14 @@ _ENCODED = 1_000_000  # characters of training, and of validation
 
 
 def look(config: Config, *, count: int) -> Look:
-    """Read all text as a run does, and encode its beginning. Without `data.tokenizer`, its bytes are the tokens, since
-    nothing is trained here.
+    """Read all text as a run does, and encode its beginning. Without `data.tokenizer`, its bytes are
+    the tokens, since nothing is trained here.
     """
     data = replace(config.data, cache=False)
     facts = []
     path = local_path(str(data.path), setting="data.path")
-    holds_tokens = (path / "tokens.json").is_file() or find_token_files(path, data.tokenizer)
+    has_shards = (path / "tokens.json").is_file()
+    holds_tokens = has_shards or find_token_files(path, data.tokenizer) is not None
     if data.tokenizer is None and not holds_tokens:
         data = replace(data, tokenizer="bytes", vocab_size=None)
         facts.append("tokens are bytes here; the recipe trains byte pairs, or --data.tokenizer")
@@ -32,14 +33,15 @@ def look(config: Config, *, count: int) -> Look:
     context = config.model.context
     windows = sf.data.TrainWindows(read.train, context=context, seed=config.seed)
     samples = []
+    shown = ""
     for index in evenly(len(windows), count):
         ids = np.array([index])
         inputs_BT, targets_BT = windows.gather(ids, np.zeros_like(ids))
         tokens = [*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]
-        samples.append([Piece(with_end_tokens(read.tokenizer, tokens))])
-    # a window may cut a character of several tokens at both of its ends
-    text = "".join(piece.text.strip("\ufffd") for sample in samples for piece in sample)
-    odd = [f"samples contain {name}" for letter, name in _ODD.items() if letter in text]
+        text = with_end_tokens(read.tokenizer, tokens)
+        samples.append([Piece(text)])
+        shown += text.strip("\ufffd")  # a window may cut a character of several tokens at its ends
+    odd = [f"samples contain {name}" for letter, name in _ODD.items() if letter in shown]
     if read.tokenizer.eos_id is None:
         odd.append("the tokenizer has no end token: documents follow each other without a border")
     return Look(read.in_words, facts=facts, samples=samples, odd=odd)
@@ -47,12 +49,12 @@ def look(config: Config, *, count: int) -> Look:
 
 def with_end_tokens(tokenizer: Any, tokens: list[int]) -> str:
     """Return the text of tokens, with each end token visible."""
-    parts: list[list[int]] = [[]]
+    documents: list[list[int]] = [[]]
     for token in tokens:
         if token == tokenizer.eos_id:
-            parts.append([])
+            documents.append([])
         else:
-            parts[-1].append(token)
+            documents[-1].append(token)
     is_loaded = isinstance(tokenizer, sf.tokenizers.BPETokenizer)
     end = tokenizer.end_token if is_loaded else _END
-    return str(end).join(tokenizer.decode(part) for part in parts)
+    return str(end).join(tokenizer.decode(document) for document in documents)

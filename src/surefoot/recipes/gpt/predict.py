@@ -66,18 +66,18 @@ def continuations(
     if [] in encoded:
         raise empty_prompt(f"prompt {encoded.index([]) + 1}")
     settings: dict[str, Any] = {
-        name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")
-    }
-    settings |= {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": options.seed,
         "max_new_tokens": options.max_new_tokens,
         "context": context,
         "eos_id": tokenizer.eos_id,
         "use_cache": True,
     }
     if len(prompts) == 1 and options.file is None:
-        drawn = sf.generate.stream(
-            model, encoded[0], **settings
-        )  # refuses settings before any output
+        # refuses settings before any output
+        drawn = sf.generate.stream(model, encoded[0], **settings)
         note(f"drawn with {options.in_words}")
         yield prompts[0]
         yield from _decode(tokenizer, drawn, before=encoded[0][-1:])
@@ -110,7 +110,8 @@ def _decode(tokenizer: Any, tokens: Iterator[int], *, before: list[int]) -> Iter
         text = _continued(tokenizer, before, pending)
         if not text.endswith("\ufffd") or len(pending) > _LONGEST_CHARACTER:
             yield text
-            before, pending = pending, []
+            before = pending
+            pending = []
     if pending:
         yield _continued(tokenizer, before, pending)
 
@@ -124,18 +125,19 @@ def prompts_of(inputs: Sequence[str], file: str | None) -> list[str]:
     """Return the inputs, or standard input for the single input "-", and the lines of a file.
     Raises `DataError` if it has none.
     """
-    if list(inputs) == ["-"]:
-        inputs = [
-            decode_utf8(b"" if sys.stdin is None else sys.stdin.buffer.read(), "standard input")
-        ]
-    return [*inputs, *([] if file is None else _lines(local_path(file, setting="file")))]
+    prompts = [*inputs]
+    if prompts == ["-"]:
+        data = b"" if sys.stdin is None else sys.stdin.buffer.read()
+        prompts = [decode_utf8(data, "standard input")]
+    if file is not None:
+        prompts += _lines(local_path(file, setting="file"))
+    return prompts
 
 
 def _lines(path: Path) -> list[str]:
     text = decode_utf8(read_inputs(path), str(path))
-    prompts = [
-        line for line in text.replace("\r\n", "\n").split("\n") if line
-    ]  # not at Unicode line breaks
+    lines = text.replace("\r\n", "\n").split("\n")  # not at Unicode line breaks
+    prompts = [line for line in lines if line]
     if not prompts:
         raise sf.DataError(
             "file-without-prompts",

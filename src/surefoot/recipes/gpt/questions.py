@@ -27,7 +27,8 @@ def named_files(
     for text in files:
         name, equals, file = text.partition("=")
         if not equals:
-            name, file = Path(text).name.partition(".")[0], text
+            file = text
+            name = Path(file).name.partition(".")[0]
         if not name or not file or "/" in name:
             raise sf.ConfigError(
                 "split-without-name",
@@ -61,16 +62,18 @@ def question_split(
             f"note: {name}: {dataset.shortened:,} of {len(dataset):,} questions are longer than the context of {context}"
             " tokens: their contexts are truncated"
         )
-    several = dataset.choices > 1
+    metrics = sf.metrics.multiple_choice_accuracy
+    derived = {}
+    if dataset.choices == 1:  # the context is continued, as in LAMBADA
+        metrics = sf.metrics.continuation_accuracy
+        derived = {"perplexity": sf.metrics.perplexity}
     return sf.Split(
         dataset,
-        metrics=sf.metrics.multiple_choice_accuracy
-        if several
-        else sf.metrics.continuation_accuracy,
+        metrics=metrics,
         predict=predict_endings,
         batch_size=questions_at_once(dataset, vocab_size=tokenizer.vocab_size),
         loss=False,
-        derived={} if several else {"perplexity": sf.metrics.perplexity},
+        derived=derived,
     )
 
 
@@ -78,7 +81,8 @@ def questions_at_once(dataset: Any, *, vocab_size: int) -> int:
     """Return the number of questions per batch so that the logits fit into memory. The number does
     not affect metrics.
     """
-    return max(1, min(_MAX_QUESTIONS, _LOGITS_AT_ONCE // int(dataset.max_targets * vocab_size)))
+    logits_per_question = int(dataset.max_targets * vocab_size)
+    return max(1, min(_MAX_QUESTIONS, _LOGITS_AT_ONCE // logits_per_question))
 
 
 def predict_endings(model: Any, batch: Any) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@ Imports no torch.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -35,18 +35,21 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
     windows = sf.data.EvalWindows(corpus.longest_held_out, context=context)
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
-    parts = windows.gather(np.arange(first, first + count), np.zeros(count, dtype=np.int64))
-    inputs_BT, targets_BT = (
-        part_BT[:, : 2 * _TOKENS] for part_BT in parts
-    )  # only the beginning of a long context
-    logits_BTV = model(inputs_BT.to(next(model.parameters()).device)).float().cpu()
-    losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="none")
-    real = targets_BT.flatten() >= 0  # the last window is padded
-    tokens = [int(inputs_BT[0, 0]), *targets_BT.flatten()[real].tolist()]
+    ids = np.arange(first, first + count)
+    inputs_BT, targets_BT = windows.gather(ids, np.zeros_like(ids))
+    # of a long context, only the beginning is shown
+    inputs_BT = inputs_BT[:, : 2 * _TOKENS]
+    targets_BT = targets_BT[:, : 2 * _TOKENS]
+    device = next(model.parameters()).device
+    logits_BTV = model(inputs_BT.to(device)).float().cpu()
+    targets = targets_BT.flatten()
+    losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets, reduction="none")
+    is_real = targets >= 0  # the last window is padded
+    tokens = [int(inputs_BT[0, 0]), *targets[is_real].tolist()]
     return sf.report.TextHeatmap.from_losses(
         "validation text",
         tokens,
-        losses[real].tolist(),
+        losses[is_real].tolist(),
         tokenizer=corpus.tokenizer,
         legend="the model's loss at each token in nats, given the text before it in its window",
     )
@@ -55,14 +58,9 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
 def check(config: Config, *, reads_data: bool = True) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
     problems. With `reads_data`, missing data and packages that read them are problems too."""
-    of_data = (
-        lambda: texts.refuse_missing_library(config.data, init=config.init_from),
-        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
-    )
-    return checked(
-        lambda: network_shape(
-            config, vocab_size=257
-        ),  # the vocabulary size is unknown until the text is read
+    checks: list[Callable[[], Any]] = [
+        # the vocabulary size is unknown until the text is read
+        lambda: network_shape(config, vocab_size=257),
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
@@ -71,13 +69,17 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
         lambda: asked_questions.named_files(
             config.multiple_choice or (), taken=("val", "val_all", "cloze")
         ),
-        *(of_data if reads_data else ()),
-    )
+    ]
+    if reads_data:
+        checks += [
+            lambda: texts.refuse_missing_library(config.data, init=config.init_from),
+            lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+        ]
+    return checked(*checks)
 
 
 def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it."""
-    context = config.model.context
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.corpus(
         config.data,
@@ -86,44 +88,36 @@ def build(config: Config) -> "sf.Run":
         behavior=behavior_in(config.run_dir),
     )
     tokenizer = corpus.tokenizer
+    context = config.model.context
     network = network_shape(config, vocab_size=tokenizer.vocab_size)
-    prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist() if config.sample_tokens else []
-    if config.sample_tokens and not prompt:
-        raise empty_prompt("sample_prompt", Setting("sample_tokens", 0))
+    prompt = []
+    if config.sample_tokens:
+        prompt = tokenizer.encode(_prompt(config, tokenizer)).tolist()
+        if not prompt:
+            raise empty_prompt("sample_prompt", Setting("sample_tokens", 0))
 
     def sample(model: Any) -> list[str]:
-        settings: dict[str, Any] = {
-            "max_new_tokens": config.sample_tokens,
-            "context": context,
-            "temperature": _SAMPLE_TEMPERATURE,
-        }
-        settings |= {"eos_id": tokenizer.eos_id, "use_cache": True}
-        seeds = range(config.seed, config.seed + config.sample_count)
-        drawn = [sf.generate.sample(model, prompt, seed=seed, **settings) for seed in seeds]
-        return [str(tokenizer.decode(tokens)) for tokens in drawn]
+        samples = []
+        for seed in range(config.seed, config.seed + config.sample_count):
+            tokens = sf.generate.sample(
+                model,
+                prompt,
+                max_new_tokens=config.sample_tokens,
+                context=context,
+                temperature=_SAMPLE_TEMPERATURE,
+                seed=seed,
+                eos_id=tokenizer.eos_id,
+                use_cache=True,
+            )
+            samples.append(str(tokenizer.decode(tokens)))
+        return samples
 
-    def in_words(batch: Any) -> str:  # line ends as escapes
+    def in_words(batch: Any) -> str:
         inputs_BT, targets_BT = batch
-        return texts.first_lines(
-            repr(tokenizer.decode([*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]))
-        )
+        tokens = [*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]
+        return texts.first_lines(repr(tokenizer.decode(tokens)))  # repr: line ends as escapes
 
-    every_window = sf.data.EvalWindows(corpus.val, context=context)
-    part = sf.data.EvalWindows(
-        corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed
-    )
-    splits = {"val": _text_split(part, tokenizer)}
-    if len(part) < len(every_window):
-        splits["val_all"] = _text_split(every_window, tokenizer, at_end=True)
-    if config.cloze_questions != 0 and (cloze := _cloze(config, corpus)) is not None:
-        splits["cloze"] = cloze
-    chosen: dict[str, Any] = {"number": config.multiple_choice_questions, "seed": config.seed}
-    splits |= {
-        name: asked_questions.question_split(
-            name, file, tokenizer=tokenizer, context=context, **chosen
-        )
-        for name, file in asked_questions.named_files(config.multiple_choice or ()).items()
-    }
+    splits = _splits(config, corpus)
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
@@ -143,6 +137,32 @@ def build(config: Config) -> "sf.Run":
         identity={"data": {"tokenizer": corpus.chosen}, "model": asdict(network)},
         **config.run_settings(BEST),
     )
+
+
+def _splits(config: Config, corpus: texts.Corpus) -> "dict[str, sf.Split]":
+    tokenizer = corpus.tokenizer
+    context = config.model.context
+    all_windows = sf.data.EvalWindows(corpus.val, context=context)
+    windows = sf.data.EvalWindows(
+        corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed
+    )
+    splits = {"val": _text_split(windows, tokenizer)}
+    if len(windows) < len(all_windows):
+        splits["val_all"] = _text_split(all_windows, tokenizer, at_end=True)
+    if config.cloze_questions != 0:
+        cloze = _cloze(config, corpus)
+        if cloze is not None:
+            splits["cloze"] = cloze
+    for name, file in asked_questions.named_files(config.multiple_choice or ()).items():
+        splits[name] = asked_questions.question_split(
+            name,
+            file,
+            tokenizer=tokenizer,
+            context=context,
+            number=config.multiple_choice_questions,
+            seed=config.seed,
+        )
+    return splits
 
 
 def _text_split(windows: Any, tokenizer: Any, *, at_end: bool = False) -> "sf.Split":
@@ -165,20 +185,20 @@ def outline(config: Config) -> "sf.Run | None":
     """Return the run without its data, to compute memory and time. Returns None if the vocabulary
     size depends on the data.
     """
-    vocab_size, context = texts.promised_vocabulary(config.data), config.model.context
+    vocab_size = texts.promised_vocabulary(config.data)
     if vocab_size is None or config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(config, reads_data=False)
     network = network_shape(config, vocab_size=vocab_size)
     import numpy as np
 
+    context = config.model.context
+    tokens = np.zeros(4 * context, dtype=np.int64)
     return sf.Run(
         model=lambda: sf.models.GPT(network),
         loss=_loss,
         count_unit="tokens",
-        train_data=sf.data.TrainWindows(
-            np.zeros(4 * context, dtype=np.int64), context=context, seed=config.seed
-        ),
+        train_data=sf.data.TrainWindows(tokens, context=context, seed=config.seed),
         optimizer=optimizer,
         schedule=schedule,
         data_summary=[f"not read: the settings give {vocab_size:,} tokens in the vocabulary"],
@@ -207,11 +227,12 @@ def network_shape(config: Config, *, vocab_size: int) -> Any:
             setting="model.ngram_buckets",
             value=shape.ngram_buckets,
         )
-    own = {name: value for name, value in vars(shape).items() if value is not None}
+    settings: dict[str, Any] = {"tie_embeddings": shape.family == "gpt2"}
+    for name, value in vars(shape).items():
+        if value is not None:
+            settings[name] = value
     try:
-        return sf.models.GPTConfig(
-            **{"vocab_size": vocab_size, "tie_embeddings": shape.family == "gpt2"} | own
-        )
+        return sf.models.GPTConfig(vocab_size=vocab_size, **settings)
     except ValueError as problem:
         raise impossible_shape(problem) from problem
 
@@ -234,18 +255,16 @@ _CHOICES = 4
 
 
 def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
-    held_out, wanted, context = (
-        corpus.longest_held_out,
-        config.cloze_questions,
-        config.model.context,
-    )
-    if wanted is None:  # the usual number, if the text is long enough
+    held_out = corpus.longest_held_out
+    context = config.model.context
+    count = config.cloze_questions
+    if count is None:  # the usual number, if the text is long enough
         if len(held_out) < _CHOICES * 2 * context:
             return None
-        wanted = 100
+        count = 100
     try:
         questions = sf.data.cloze_questions(
-            held_out, context=context, questions=wanted, seed=config.seed, choices=_CHOICES
+            held_out, context=context, questions=count, seed=config.seed, choices=_CHOICES
         )
     except sf.DataError:  # a text that repeats itself
         if config.cloze_questions is None:
@@ -272,17 +291,21 @@ def evaluate_questions(
     without training data.
     """
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    own: dict[str, Any] = {"tokenizer": tokenizer, "context": config.model.context}
-    splits = {name: asked_questions.question_split(name, path, **own) for name, path in on.items()}
+    splits = {}
+    for name, path in on.items():
+        splits[name] = asked_questions.question_split(
+            name, path, tokenizer=tokenizer, context=config.model.context
+        )
     model = _load_model(config, tokenizer, checkpoint, device=config.device)
-    as_trained = (
-        checkpoint.saved.described["precision"] if config.precision == "auto" else config.precision
-    )
+    precision = config.precision
+    if precision == "auto":  # what it came to in training
+        precision = checkpoint.saved.described["precision"]
     for name, split in splits.items():
         metrics = sf.evaluate(
-            model, split, device=config.device, precision=as_trained, seed=config.seed
+            model, split, device=config.device, precision=precision, seed=config.seed
         )
-        yield from ((f"{name}/{metric}", value) for metric, value in metrics.items())
+        for metric, value in metrics.items():
+            yield f"{name}/{metric}", value
 
 
 def predict(
@@ -290,12 +313,14 @@ def predict(
 ) -> Iterator[str]:
     """Yield the model's continuation of each input."""
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
-    model, otherwise = (
-        _load_model(config, tokenizer, checkpoint, device=options.device),
-        _prompt(config, tokenizer),
-    )
+    model = _load_model(config, tokenizer, checkpoint, device=options.device)
     return continuations(
-        model, tokenizer, inputs, options, context=config.model.context, otherwise=otherwise
+        model,
+        tokenizer,
+        inputs,
+        options,
+        context=config.model.context,
+        otherwise=_prompt(config, tokenizer),
     )
 
 
