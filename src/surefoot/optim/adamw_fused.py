@@ -16,6 +16,8 @@ from torch.optim import AdamW, Optimizer
 
 @dataclass
 class _GroupState:
+    """The parameters of a group that have a gradient, and their state."""
+
     parameters: list[Tensor] = field(default_factory=list)
     means: list[Tensor] = field(default_factory=list)
     squares: list[Tensor] = field(default_factory=list)
@@ -35,10 +37,10 @@ class _GroupState:
                     "exp_avg": torch.zeros_like(parameter, requires_grad=False),
                     "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
                 }
-        self.steps, self.means, self.squares = (
-            [optimizer.state[parameter][key] for parameter in self.parameters]
-            for key in ("step", "exp_avg", "exp_avg_sq")
-        )
+        states = [optimizer.state[parameter] for parameter in self.parameters]
+        self.steps = [state["step"] for state in states]
+        self.means = [state["exp_avg"] for state in states]
+        self.squares = [state["exp_avg_sq"] for state in states]
 
 
 @dataclass
@@ -62,12 +64,13 @@ class StraightToKernel:
         """Apply the step to one parameter group; `moved_on` equals 1 - found_inf."""
         if len(self.states) != len(optimizer.param_groups):
             self.states = [_GroupState() for _ in optimizer.param_groups]
-        group, state = optimizer.param_groups[index], self.states[index]
-        gradients = [parameter.grad for parameter in group["params"]]
-        if any(gradient is None for gradient in gradients) or not state.is_of(
-            optimizer, group["params"]
-        ):
-            state.take(optimizer, group["params"])
+        group = optimizer.param_groups[index]
+        state = self.states[index]
+        parameters = group["params"]
+        gradients = [parameter.grad for parameter in parameters]
+        is_missing = any(gradient is None for gradient in gradients)
+        if is_missing or not state.is_of(optimizer, parameters):
+            state.take(optimizer, parameters)
             gradients = [parameter.grad for parameter in state.parameters]
         if not gradients:
             return
@@ -118,17 +121,20 @@ def straight_to_kernel(optimizer: Optimizer) -> StraightToKernel | None:
     """Return a direct kernel call for a plain fused AdamW without hooks, or None for any other
     optimizer.
     """
-    if (
-        type(optimizer) is not AdamW
-        or optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-    ):
+    if type(optimizer) is not AdamW:
         return None
-    groups = optimizer.param_groups
-    kinds = {(each.device, each.dtype) for group in groups for each in group["params"]}
-    more = any(group["amsgrad"] or group["maximize"] or group["differentiable"] for group in groups)
-    return (
-        StraightToKernel()
-        if len(kinds) == 1 and not more and all(group["fused"] for group in groups)
-        else None
-    )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return None
+    devices = set()
+    dtypes = set()
+    for group in optimizer.param_groups:
+        if not group["fused"]:
+            return None
+        if group["amsgrad"] or group["maximize"] or group["differentiable"]:
+            return None
+        for parameter in group["params"]:
+            devices.add(parameter.device)
+            dtypes.add(parameter.dtype)
+    if len(devices) != 1 or len(dtypes) != 1:
+        return None  # a kernel updates tensors of one device and one dtype
+    return StraightToKernel()

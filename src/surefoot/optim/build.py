@@ -60,35 +60,31 @@ class RunOptimizer:
 
 def optimizer_identity(plan: "TrainingPlan", trained: RunOptimizer) -> dict[str, Any]:
     """Return the settings of an optimizer that a resume compares."""
-    spec, optimizer = plan.spec, trained.optimizer
-    if isinstance(spec, OptimizerSpec):  # the learning rates of all parameters, also of frozen ones
-        rates = [
-            spec.lr * factor for factor in sorted(set(plan.factors.values()) - {0.0}, reverse=True)
-        ]
-        return spec.to_dict() | ({"learning_rates": rates} if spec.lr_multipliers else {})
-    own = (
-        {}
-        if kind_of(optimizer)
-        else {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
-    )
-    attributes, defaults, *groups = (
-        _json_numbers(numbers) for numbers in (own, optimizer.defaults, *optimizer.param_groups)
-    )
-    of_class = {"name": type(optimizer).__name__} | (
-        {"closure": True} if trained.takes_closure else {}
-    )
-    return (
-        of_class
-        | ({"attributes": attributes} if attributes else {})
-        | defaults
-        | {"groups": groups}
-    )
+    spec = plan.spec
+    if isinstance(spec, OptimizerSpec):
+        identity = spec.to_dict()
+        if spec.lr_multipliers:  # the learning rates of all parameters, also of frozen ones
+            factors = sorted(set(plan.factors.values()) - {0.0}, reverse=True)
+            identity["learning_rates"] = [spec.lr * factor for factor in factors]
+        return identity
+    optimizer = trained.optimizer
+    identity = {"name": type(optimizer).__name__}
+    if trained.takes_closure:
+        identity["closure"] = True
+    if kind_of(optimizer) is None:  # settings of a user's class may be its attributes
+        public = {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
+        attributes = _json_settings(public)
+        if attributes:
+            identity["attributes"] = attributes
+    identity |= _json_settings(optimizer.defaults)
+    identity["groups"] = [_json_settings(group) for group in optimizer.param_groups]
+    return identity
 
 
-def _json_numbers(numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers, texts and tuples among settings as JSON values."""
-    kinds = (bool, int, float, str, tuple, np.generic)
-    return {key: _as_json(each) for key, each in numbers.items() if isinstance(each, kinds)}
+    types = (bool, int, float, str, tuple, np.generic)
+    return {key: _as_json(value) for key, value in settings.items() if isinstance(value, types)}
 
 
 def _as_json(value: Any) -> Any:
@@ -103,13 +99,14 @@ def _as_json(value: Any) -> Any:
 
 def every_group(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...]:
     """Return the scalar settings of all parameter groups, with the base learning rate as `lr`."""
-    kinds = (bool, int, float, tuple)
+    types = (bool, int, float, tuple)
     groups = []
     for trained in optimizers:
         for rate, group in zip(trained.rates.initial, trained.optimizer.param_groups, strict=True):
-            numbers = {key: value for key, value in group.items() if isinstance(value, kinds)}
+            numbers = {key: value for key, value in group.items() if isinstance(value, types)}
             numbers.pop("initial_lr", None)
-            groups.append(numbers | {"lr": rate})
+            numbers["lr"] = rate
+            groups.append(numbers)
     return tuple(groups)
 
 
@@ -121,11 +118,13 @@ def base_groups(optimizers: Iterable[RunOptimizer]) -> tuple[dict[str, Any], ...
 
 def refuse_without_momentum(optimizers: Iterable[RunOptimizer]) -> None:
     """Raise `ConfigError` for an optimizer without a momentum that a schedule can change."""
-    for optimizer in (trained.optimizer for trained in optimizers):
+    for trained in optimizers:
+        optimizer = trained.optimizer
         kind = kind_of(optimizer)
-        if (kind is not None and kind.average is not None) or not all(
-            group.get("momentum") or "betas" in group for group in optimizer.param_groups
-        ):
+        has_average = kind is not None and kind.average is not None
+        groups = optimizer.param_groups
+        has_momentum = all(group.get("momentum") or "betas" in group for group in groups)
+        if has_average or not has_momentum:
             raise ConfigError(
                 "schedule-without-momentum",
                 problem="schedule: it changes the momentum, but"
@@ -152,21 +151,17 @@ class TrainingPlan:
         return [parameter for group in self.groups for parameter in group.parameters]
 
     def on(
-        self, own_part: Mapping[nn.Parameter, nn.Parameter], model_copy: "ModelCopy | None"
+        self, shard_of: Mapping[nn.Parameter, nn.Parameter], model_copy: "ModelCopy | None"
     ) -> Self:
         """Return the plan with each parameter replaced by this rank's shard, and with a copy of the
         sharded model.
         """
-        groups = [
-            replace(group, parameters=[own_part[each] for each in group.parameters])
-            for group in self.groups
-        ]
-        return replace(
-            self,
-            groups=groups,
-            clipped=[own_part[each] for each in self.clipped],
-            model_copy=model_copy,
-        )
+        groups = []
+        for group in self.groups:
+            shards = [shard_of[parameter] for parameter in group.parameters]
+            groups.append(replace(group, parameters=shards))
+        clipped = [shard_of[parameter] for parameter in self.clipped]
+        return replace(self, groups=groups, clipped=clipped, model_copy=model_copy)
 
 
 def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
@@ -180,10 +175,15 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
     ... ).__name__
     'Lion'
     """
-    named = (pair for group in groups for pair in zip(group.names, group.parameters, strict=True))
-    if gaps := [
-        name for name, parameter in named if not _lies_whole(parameter)
-    ]:  # kernels would update the gaps
+    gaps = []  # which kernels would update too
+    is_real = True
+    for group in groups:
+        for name, parameter in zip(group.names, group.parameters, strict=True):
+            if not _lies_whole(parameter):
+                gaps.append(name)
+            if not parameter.is_floating_point():
+                is_real = False
+    if gaps:
         more = f" and {len(gaps) - 1} more" if len(gaps) > 1 else ""
         raise ConfigError(
             "parameter-with-gaps",
@@ -193,8 +193,7 @@ def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
             names=gaps,
         )
     kind = kind_named(spec.name)
-    real = all(parameter.is_floating_point() for group in groups for parameter in group.parameters)
-    if not real and not kind.takes_complex:
+    if not is_real and not kind.takes_complex:
         raise ConfigError(
             "optimizer-of-real-parameters",
             problem=f"optimizer.name = {spec.name!r} cannot train complex parameters",
@@ -213,7 +212,9 @@ def clipped_parameters(
     """Return the parameters that `clip` clips: all of them, or all except the final layer's with
     "adaptive".
     """
-    spared = own_parameters(final_layer(model)) if clip[0] == "adaptive" else set()
+    if clip[0] != "adaptive":
+        return list(parameters)
+    spared = own_parameters(final_layer(model))
     clipped = [parameter for parameter in parameters if parameter not in spared]
     if not clipped:
         raise ConfigError(
@@ -245,10 +246,12 @@ def run_optimizer(
     if before is not None:
         before.rates.follow()
         refuse_scheduler(before.optimizer)
-    spec, parameters = plan.spec, plan.parameters
+    spec = plan.spec
+    parameters = plan.parameters
+    takes_closure = False
     with without_compiler():
         if isinstance(spec, OptimizerSpec):
-            optimizer, takes_closure = build_optimizer(spec, plan.groups), False
+            optimizer = build_optimizer(spec, plan.groups)
         else:
             from surefoot.optim.user_optimizer import build_user_optimizer
 
@@ -259,40 +262,49 @@ def run_optimizer(
         refuse_shards(kind_of(optimizer), name=type(optimizer).__name__)
     # torch's schedulers warn without it, because the run calls some kernels without `step`
     vars(optimizer)["_opt_called"] = True
-    is_scheduled = has_scheduler(optimizer)  # whose constructor may have set other rates
-    for group in optimizer.param_groups:
-        if not is_scheduled:
+    if not has_scheduler(optimizer):  # whose constructor may have set other rates
+        for group in optimizer.param_groups:
             group["initial_lr"] = float(group["lr"])
     initial = [float(group["initial_lr"]) for group in optimizer.param_groups]
-    clipping, device = clipping_of(clip, plan.clipped), parameters[0].device
+    clipping = clipping_of(clip, plan.clipped)
+    device = parameters[0].device
     bad_step_latch = torch.zeros((), device=device)
     if before is not None:
         carry_over(before.optimizer, optimizer, parameters=set(parameters))
-        clipping.remembered, bad_step_latch = before.clipping.remembered, before.bad_in_a_row
+        clipping.remembered = before.clipping.remembered
+        bad_step_latch = before.bad_in_a_row
     rates = GroupRates(optimizer, initial, follows=follows_code)
     if before is not None:
         rates.carry_over(before.rates)
     if takes_closure:
         from surefoot.optim.closure_step import ClosureStep, refuse_clip
 
-        refuse_clip(name := type(optimizer).__name__, clip)
-        closed = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
-        own = closed.gradients
+        name = type(optimizer).__name__
+        refuse_clip(name, clip)
+        closure_step = ClosureStep(name, 2 * parameter_bytes(optimizer), evaluate)
         trained = RunOptimizer(
-            optimizer, parameters, closed, clipping, bad_step_latch, own, rates, True
+            optimizer,
+            parameters,
+            closure_step,
+            clipping,
+            bad_step_latch,
+            closure_step.gradients,
+            rates,
+            takes_closure=True,
         )
-        closed.trained = proxy(trained)  # not a circle of references
+        closure_step.trained = proxy(trained)  # not a circle of references
         return trained
     skip = skipping(optimizer, device)
     gradients: Callable[[], list[Tensor]] = partial(present, parameters)
-    by_group = clip[0] != "adaptive"  # adaptive clipping reads parameters, which flat groups hide
-    small = all(worth_it(group["params"]) for group in optimizer.param_groups)
-    tensors = (
-        tensor for model in models.values() for tensor in (*model.parameters(), *model.buffers())
-    )
-    if isinstance(skip, StraightToKernel) and by_group and small and none_shared(tensors):
-        skip = FlatAdamW(optimizer, skip)
-        gradients = skip.gradients
+    # adaptive clipping reads the parameters one by one, which flat groups hide
+    if isinstance(skip, StraightToKernel) and clip[0] != "adaptive":
+        tensors: list[Tensor] = []
+        for model in models.values():
+            tensors += [*model.parameters(), *model.buffers()]
+        is_small = all(worth_it(group["params"]) for group in optimizer.param_groups)
+        if is_small and none_shared(tensors):
+            skip = FlatAdamW(optimizer, skip)
+            gradients = skip.gradients
     return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients, rates)
 
 
@@ -300,19 +312,22 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
     """Copy the state, hooks and group settings of `parameters` to a rebuilt optimizer; new
     parameters start without state.
     """
-    numbers_of = {
-        each: {key: number for key, number in group.items() if key != "params"}
-        for group in before.param_groups
-        for each in group["params"]
-        if each in parameters
-    }
-    groups = [
-        [numbers_of[each] for each in group["params"] if each in numbers_of]
-        for group in after.param_groups
-    ]
-    if sum(map(len, groups)) < len(numbers_of) or any(
-        own != numbers[0] for numbers in groups for own in numbers
-    ):
+    former_settings: dict[nn.Parameter, dict[str, Any]] = {}
+    for group in before.param_groups:
+        settings = {key: value for key, value in group.items() if key != "params"}
+        for parameter in group["params"]:
+            if parameter in parameters:
+                former_settings[parameter] = settings
+    # the former settings of each parameter, in the groups of the rebuilt optimizer
+    settings_of_groups = []
+    for group in after.param_groups:
+        members = [parameter for parameter in group["params"] if parameter in former_settings]
+        settings_of_groups.append([former_settings[parameter] for parameter in members])
+    is_dropped = sum(map(len, settings_of_groups)) < len(former_settings)
+    is_mixed = any(
+        settings != of_group[0] for of_group in settings_of_groups for settings in of_group
+    )
+    if is_dropped or is_mixed:
         raise ConfigError(
             "groups-of-factory-changed",
             problem=f"the function that builds {type(after).__name__} moves parameters that were"
@@ -323,18 +338,17 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
             " parameter in its group",
             setting="optimizer",
         )
-    for group, numbers in zip(after.param_groups, groups, strict=True):
-        group.update(numbers[0] if numbers else {})
+    for group, of_group in zip(after.param_groups, settings_of_groups, strict=True):
+        if of_group:
+            group.update(of_group[0])
     if isinstance(before, LBFGS) and before.state:
         from surefoot.optim.closure_step import lbfgs_of_other_parameters
 
         raise lbfgs_of_other_parameters()
-    for now, then in zip(
-        (after, *inner_optimizers(after).values()),
-        (before, *inner_optimizers(before).values()),
-        strict=True,
-    ):
-        now.state.update(then.state)
+    optimizers_after = [after, *inner_optimizers(after).values()]
+    optimizers_before = [before, *inner_optimizers(before).values()]
+    for rebuilt, former in zip(optimizers_after, optimizers_before, strict=True):
+        rebuilt.state.update(former.state)
     after._optimizer_step_pre_hooks = before._optimizer_step_pre_hooks
     after._optimizer_step_post_hooks = before._optimizer_step_post_hooks
 
@@ -374,9 +388,9 @@ def without_compiler() -> Iterator[None]:
 
 
 def _lies_whole(tensor: Tensor) -> bool:
-    numbers = 1
+    elements = 1  # of the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != numbers:
+        if size > 1 and stride != elements:
             return False
-        numbers *= size
+        elements *= size
     return True

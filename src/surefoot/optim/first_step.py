@@ -3,10 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterable
-from inspect import unwrap
 from threading import Thread
-
-from torch.optim import Optimizer
 
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.build import RunOptimizer
@@ -21,28 +18,21 @@ def import_for_steps(optimizers: Iterable[RunOptimizer]) -> None:
     the stack of a thread.
     """
     name = "torch._dynamo"
-    # the others call their kernel without `step`
-    called = [
-        trained.optimizer
-        for trained in optimizers
-        if not isinstance(trained.skip, StraightToKernel | FlatAdamW)
-    ]
-    if name in sys.modules or not any(map(_imports_dynamo, called)):
+    if name in sys.modules or not any(map(_imports_dynamo, optimizers)):
         return
     thread = Thread(target=importlib.import_module, args=(name,))
     thread.start()
     thread.join()
 
 
-def _imports_dynamo(optimizer: Optimizer) -> bool:
+def _imports_dynamo(trained: RunOptimizer) -> bool:
     """Return True for a step with torch's decorator for differentiable optimizers."""
-    step = getattr(type(optimizer), "step", None)
-    names: list[str] = []
-
-    def note(function: object) -> bool:
-        names.append(getattr(getattr(function, "__code__", None), "co_name", ""))
-        return False
-
-    if callable(step):
-        unwrap(step, stop=note)
-    return "_use_grad" in names
+    if isinstance(trained.skip, StraightToKernel | FlatAdamW):
+        return False  # they call their kernel without `step`
+    step = getattr(type(trained.optimizer), "step", None)
+    while step is not None:
+        code = getattr(step, "__code__", None)
+        if code is not None and code.co_name == "_use_grad":
+            return True
+        step = getattr(step, "__wrapped__", None)
+    return False
