@@ -20,9 +20,8 @@ Clip = tuple[Literal["norm", "value", "adaptive", "auto", "off"], float]
 
 RECENT = 100  # norms in the quantile of "auto"
 _TINY = np.float32(1e-6)
-_LEAST_NORM = (
-    1e-3  # lower bound on a unit's weight norm, so that weights that start at 0 can change
-)
+# lower bound on a unit's weight norm, so that weights that start at 0 can change
+_LEAST_NORM = 1e-3
 
 
 class Clipping(Protocol):
@@ -56,10 +55,8 @@ def clipping_of(clip: Clip, parameters: Sequence[nn.Parameter]) -> Clipping:
     ... )
     (tensor(True), 0.9999996423721313)
     """
-    wide, device = (
-        torch.promote_types(parameters[0].dtype.to_real(), torch.float32),
-        parameters[0].device,
-    )
+    wide = torch.promote_types(parameters[0].dtype.to_real(), torch.float32)
+    device = parameters[0].device
     match clip:
         case "norm", number:
             return ByNorm(number, dtype=wide, device=device)
@@ -96,9 +93,8 @@ class ByNorm:
 
     def __init__(self, max_norm: float, *, dtype: torch.dtype, device: torch.device) -> None:
         # tensors, since torch adds two tensors twice as fast as a tensor and a number
-        self._max_norm, self._tiny, self._one = torch.tensor(
-            [max_norm, 1e-6, 1.0], dtype=dtype, device=device
-        ).unbind()
+        numbers = torch.tensor([max_norm, 1e-6, 1.0], dtype=dtype, device=device)
+        self._max_norm, self._tiny, self._one = numbers.unbind()
         self._max_norm_on_host = np.float32(max_norm)
         self._limited, self._not_limited = torch.tensor([True, False], device=device).unbind()
         self.remembered: dict[str, Tensor] = {}
@@ -155,12 +151,12 @@ class ByValue:
         if not gradients:
             return torch.zeros_like(skipped)
         _multiply(gradients, factor)
-        beyond = torch.stack(
-            [torch.count_nonzero(size > self.limit) for size in torch._foreach_abs(gradients)]
-        ).sum()
+        sizes = torch._foreach_abs(gradients)
+        beyond = torch.stack([torch.count_nonzero(size > self.limit) for size in sizes]).sum()
         torch._foreach_clamp_min_(gradients, -self.limit)
         torch._foreach_clamp_max_(gradients, self.limit)
-        return _fraction(beyond, sum(gradient.numel() for gradient in gradients), self.group)
+        total = sum(gradient.numel() for gradient in gradients)
+        return _fraction(beyond, total, self.group)
 
 
 @dataclass
@@ -184,32 +180,24 @@ class Adaptive:
         measure its norm together.
         """
         _multiply(gradients, factor)
-        pairs = [
-            (parameter.detach(), parameter.grad)
-            for parameter in self.clipped
-            if parameter.grad is not None
-        ]
-        if not pairs:
+        clipped = [parameter for parameter in self.clipped if parameter.grad is not None]
+        if not clipped:
             return torch.zeros_like(skipped)
+        weights = [parameter.detach() for parameter in clipped]
+        own_gradients = present(clipped)
         group = holders(self.clipped)
-        norms = _norms_of_units(
-            [*(weight for weight, _ in pairs), *(gradient for _, gradient in pairs)], group
-        )
-        limits = torch._foreach_div(
-            torch._foreach_clamp_min(norms[: len(pairs)], _LEAST_NORM), norms[len(pairs) :]
-        )
+        norms = _norms_of_units([*weights, *own_gradients], group)
+        weight_norms = torch._foreach_clamp_min(norms[: len(weights)], _LEAST_NORM)
+        limits = torch._foreach_div(weight_norms, norms[len(weights) :])
         torch._foreach_mul_(limits, self.max_ratio)
         torch._foreach_clamp_max_(limits, 1.0)  # a gradient of 0 has an infinite limit
-        torch._foreach_mul_([gradient for _, gradient in pairs], limits)
+        torch._foreach_mul_(own_gradients, limits)
         if group is None:
-            return torch.lt(torch.cat([limit.flatten() for limit in limits]), 1.0).float().mean()
+            units = torch.cat([limit.flatten() for limit in limits])
+            return torch.lt(units, 1.0).float().mean()
         # all ranks have the same limit for a vector, so only rank 0 counts it
-        units = torch.cat(
-            [
-                *(limit.flatten() for limit in limits if limit.ndim or group.rank() == 0),
-                norm.new_ones(0),
-            ]
-        )
+        counted = [limit.flatten() for limit in limits if limit.ndim or group.rank() == 0]
+        units = torch.cat([*counted, norm.new_ones(0)])
         return _fraction(torch.count_nonzero(torch.lt(units, 1.0)), len(units), group)
 
 
@@ -223,14 +211,12 @@ class ByRecentNorms:
     """
 
     def __init__(self, quantile: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        positions = [
-            max(number - 1, 0) * quantile for number in range(RECENT + 1)
-        ]  # index into `number` sorted norms
+        # the place of the quantile among `number` sorted norms, between two whole indices
+        positions = [max(number - 1, 0) * quantile for number in range(RECENT + 1)]
+        fractions = [position % 1.0 for position in positions]
         self._lower = torch.tensor([math.floor(position) for position in positions], device=device)
         self._upper = torch.tensor([math.ceil(position) for position in positions], device=device)
-        self._between = torch.tensor(
-            [position % 1.0 for position in positions], dtype=dtype, device=device
-        )
+        self._between = torch.tensor(fractions, dtype=dtype, device=device)
         self._all = torch.arange(RECENT, device=device)
         self.remembered = {
             # missing norms are infinite, so that they sort last
@@ -246,15 +232,18 @@ class ByRecentNorms:
         """
         if not gradients:
             return torch.zeros_like(skipped)
-        applied, entered = torch.eq(skipped, 0), self.remembered["entered"]
-        replaced = torch.eq(self._all, torch.remainder(entered, RECENT)) & applied
-        self.remembered["norms"] = norms = torch.where(replaced, norm, self.remembered["norms"])
-        self.remembered["entered"] = entered = entered + applied
-        ordered, number = norms.sort().values, entered.clamp(max=RECENT)
-        lower, upper = (
-            ordered.take(self._lower.take(number)),
-            ordered.take(self._upper.take(number)),
-        )
+        # the norm of an applied step takes the place of the oldest one
+        applied = torch.eq(skipped, 0)
+        entered = self.remembered["entered"]
+        is_replaced = torch.eq(self._all, torch.remainder(entered, RECENT)) & applied
+        norms = torch.where(is_replaced, norm, self.remembered["norms"])
+        entered = entered + applied
+        self.remembered["norms"] = norms
+        self.remembered["entered"] = entered
+        ordered = norms.sort().values
+        number = entered.clamp(max=RECENT)
+        lower = ordered.take(self._lower.take(number))
+        upper = ordered.take(self._upper.take(number))
         max_norm = torch.lerp(lower, upper, self._between.take(number))
         above = torch.gt(norm, max_norm)
         limit = torch.where(above, max_norm / norm, 1.0)
@@ -273,9 +262,10 @@ def gradient_norm(gradients: list[Tensor], *, factor: Tensor | float) -> Tensor:
     """
     if not gradients:
         return torch.zeros(())
-    numbers = (
-        torch.stack(torch._foreach_norm(aligned(gradients))) if len(gradients) > 1 else gradients[0]
-    )
+    if len(gradients) > 1:
+        numbers = torch.stack(torch._foreach_norm(aligned(gradients)))
+    else:
+        numbers = gradients[0]
     norm: Tensor = torch.linalg.vector_norm(numbers)
     return norm if isinstance(factor, float) else norm * factor
 
@@ -322,15 +312,18 @@ def _norms_of_units(tensors: list[Tensor], group: dist.ProcessGroup | None) -> l
     vectors = [index for index, norm in enumerate(norms) if norm.ndim == 0]
     if group is None or not vectors:
         return norms
-    squares = add_up(
-        torch.stack([norms[index] for index in vectors]).to(torch.float64).square_(), group
-    )
+    own_squares = torch.stack([norms[index] for index in vectors]).to(torch.float64).square_()
+    squares = add_up(own_squares, group)
     for index, vector_norm in zip(vectors, squares.sqrt_().unbind(), strict=True):
         norms[index] = vector_norm.to(norms[index].dtype)
     return norms
 
 
 def _norm_of_units(values: Tensor) -> Tensor:
-    dimensions = tuple(range(1, values.ndim)) if values.ndim > 1 else None
-    norm: Tensor = torch.linalg.vector_norm(values, dim=dimensions, keepdim=values.ndim > 1)
+    norm: Tensor
+    if values.ndim > 1:
+        dimensions = tuple(range(1, values.ndim))
+        norm = torch.linalg.vector_norm(values, dim=dimensions, keepdim=True)
+    else:
+        norm = torch.linalg.vector_norm(values)
     return norm

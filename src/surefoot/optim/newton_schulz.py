@@ -50,8 +50,9 @@ def orthogonal(matrices: Sequence[Tensor], how: Sequence[NewtonSchulz]) -> list[
     directions: dict[int, Tensor] = {}
     for indices in batches([matrix.shape for matrix in matrices], how):
         narrow = [matrices[index].bfloat16() for index in indices]
-        iterate = _iterate_grams if _worth_grams(narrow[0], how[indices[0]]) else _iterate
-        directions |= zip(indices, iterate(narrow, how[indices[0]]), strict=True)
+        how_batch = how[indices[0]]
+        iterate = _iterate_grams if _worth_grams(narrow[0], how_batch) else _iterate
+        directions |= zip(indices, iterate(narrow, how_batch), strict=True)
     return [directions[index] for index in range(len(matrices))]
 
 
@@ -63,15 +64,14 @@ def batches(shapes: Sequence[Sequence[int]], how: Sequence[NewtonSchulz]) -> lis
     [[0, 2], [1]]
     """
     by_shape: dict[tuple[int, int, NewtonSchulz], list[int]] = defaultdict(list)
-    for index, (shape, steps) in enumerate(zip(shapes, how, strict=True)):
-        by_shape[(min(shape), max(shape), steps)].append(index)
-    cuts = []
+    for index, (shape, how_one) in enumerate(zip(shapes, how, strict=True)):
+        by_shape[(min(shape), max(shape), how_one)].append(index)
+    batches_of_indices = []
     for (height, width, _), indices in by_shape.items():
         max_length = max(1, _TOGETHER // max(1, height * width))
-        cuts += [
-            indices[first : first + max_length] for first in range(0, len(indices), max_length)
-        ]
-    return cuts
+        for first in range(0, len(indices), max_length):
+            batches_of_indices.append(indices[first : first + max_length])
+    return batches_of_indices
 
 
 def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
@@ -80,13 +80,13 @@ def working_bytes(shapes: Sequence[Sequence[int]]) -> int:
 
     A processor without bf16 instructions needs up to twice as many.
     """
-    max_bytes = 0
+    max_elements = 0
     for indices in batches(shapes, [NewtonSchulz()] * len(shapes)):
-        height, width = min(shapes[indices[0]]), max(shapes[indices[0]])
-        max_bytes = max(
-            max_bytes, len(indices) * height * (3 * width + 2 * height) * torch.bfloat16.itemsize
-        )
-    return max_bytes
+        height = min(shapes[indices[0]])
+        width = max(shapes[indices[0]])
+        elements = height * (3 * width + 2 * height)
+        max_elements = max(max_elements, len(indices) * elements)
+    return max_elements * torch.bfloat16.itemsize
 
 
 def orthogonal_rows(
@@ -97,25 +97,21 @@ def orthogonal_rows(
     """
     group = rows[0].group
     owners = assign_owners(_costs(each.shape for each in rows), group.size())
-    own = gather_to_owners(updates, rows, owners)
-    directions = dict(
-        zip(own, orthogonal([*own.values()], [how[index] for index in own]), strict=True)
-    )
-    owned = [
-        [index for index, owner in enumerate(owners) if owner == peer]
-        for peer in range(group.size())
-    ]
-    returned = exchange(
-        [
-            [torch.split(matrix, rows[index].heights)[peer] for index, matrix in directions.items()]
-            for peer in range(group.size())
-        ],
-        [[tuple(updates[index].shape) for index in indices] for indices in owned],
-        empty=updates[0].new_empty(0),
-        group=group,
-    )
-    own_rows = dict(zip(chain.from_iterable(owned), chain.from_iterable(returned), strict=True))
-    return [own_rows[index] for index in range(len(updates))]
+    whole = gather_to_owners(updates, rows, owners)  # the matrices of this rank, by index
+    how_whole = [how[index] for index in whole]
+    directions = dict(zip(whole, orthogonal([*whole.values()], how_whole), strict=True))
+    # each rank returns the rows of its matrices to the ranks that have them
+    sent: list[list[Tensor]] = [[] for _ in range(group.size())]
+    for index, direction in directions.items():
+        for peer, peer_rows in enumerate(torch.split(direction, rows[index].heights)):
+            sent[peer].append(peer_rows)
+    owned: list[list[int]] = [[] for _ in range(group.size())]
+    for index, owner in enumerate(owners):
+        owned[owner].append(index)
+    shapes = [[tuple(updates[index].shape) for index in indices] for indices in owned]
+    received = exchange(sent, shapes, empty=updates[0].new_empty(0), group=group)
+    results = dict(zip(chain.from_iterable(owned), chain.from_iterable(received), strict=True))
+    return [results[index] for index in range(len(updates))]
 
 
 def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
@@ -129,53 +125,50 @@ def update_bytes(shapes: Sequence[tuple[int, ...]], ranks: int) -> int:
     """
     if ranks == 1:
         return working_bytes(shapes)
-    owned = [0] * ranks
+    owned = [0] * ranks  # elements
     for shape, owner in zip(shapes, assign_owners(_costs(shapes), ranks), strict=True):
         owned[owner] += prod(shape)
-    return (
-        5 * max(owned) + 2 * sum(prod(shard_shape(shape, ranks)) for shape in shapes)
-    ) * torch.bfloat16.itemsize
+    own_rows = sum(prod(shard_shape(shape, ranks)) for shape in shapes)
+    return (5 * max(owned) + 2 * own_rows) * torch.bfloat16.itemsize
 
 
 def _iterate(matrices: list[Tensor], how: NewtonSchulz) -> list[Tensor]:
-    (a, b, c), x = (
-        how.coefficients,
-        torch.stack([matrix.T if _is_tall(matrix) else matrix for matrix in matrices]),
-    )
-    x /= torch.stack([matrix.norm() for matrix in matrices]).clamp(min=how.eps)[
-        :, None, None
-    ]  # now all S are below 1
+    a, b, c = how.coefficients
+    x = torch.stack([matrix.T if _is_tall(matrix) else matrix for matrix in matrices])
+    norms = torch.stack([matrix.norm() for matrix in matrices])
+    x /= norms.clamp(min=how.eps)[:, None, None]  # now all singular values are at most 1
     rounded = _unchanged
     if _lacks_bf16(x):
-        x, rounded = x.float(), _rounded
+        x = x.float()
+        rounded = _rounded
     for _ in range(how.steps):
-        gram = rounded(x @ x.mT)
-        x = rounded(
-            torch.baddbmm(x, rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a)
-        )
+        gram = rounded(x @ x.mT)  # A
+        factor = rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c))
+        x = rounded(torch.baddbmm(x, factor, x, beta=a))
     return [
-        each.T if _is_tall(matrix) else each
-        for each, matrix in zip(x.bfloat16(), matrices, strict=True)
+        direction.T if _is_tall(matrix) else direction
+        for direction, matrix in zip(x.bfloat16(), matrices, strict=True)
     ]
 
 
 def _iterate_grams(matrices: list[Tensor], how: NewtonSchulz) -> list[Tensor]:
     # with A = XX^T, every iteration multiplies X by F = aI + bA + cAA and A by FF: only the first
     # and last product are as long as X
-    scaled = [
-        wide.div_(wide.norm().clamp(min=how.eps))
-        for wide in (matrix.float() for matrix in matrices)
-    ]
+    scaled = [matrix.float() for matrix in matrices]
+    for x in scaled:
+        x.div_(x.norm().clamp(min=how.eps))
     gram = torch.stack([x.T @ x if _is_tall(x) else x @ x.T for x in scaled])
-    factor = product = _factor(gram, how)
+    factor = _factor(gram, how)
+    all_factors = factor
     for _ in range(how.steps - 1):
         gram = factor @ gram @ factor
         factor = _factor(gram, how)
-        product = product @ factor
-    return [
-        (x @ each if _is_tall(x) else each @ x).bfloat16()
-        for x, each in zip(scaled, product, strict=True)
-    ]
+        all_factors = all_factors @ factor
+    directions = []
+    for x, product in zip(scaled, all_factors, strict=True):
+        direction = x @ product if _is_tall(x) else product @ x
+        directions.append(direction.bfloat16())
+    return directions
 
 
 def _factor(gram: Tensor, how: NewtonSchulz) -> Tensor:
@@ -188,9 +181,9 @@ def _factor(gram: Tensor, how: NewtonSchulz) -> Tensor:
 def _worth_grams(matrix: Tensor, how: NewtonSchulz) -> bool:
     # fewer multiplications above a ratio of 1.5 at any number of steps; more than 5 would amplify
     # rounding errors of A
-    return (
-        _lacks_bf16(matrix) and 1 <= how.steps <= 5 and max(matrix.shape) > 1.5 * min(matrix.shape)
-    )
+    if not _lacks_bf16(matrix):
+        return False
+    return 1 <= how.steps <= 5 and max(matrix.shape) > 1.5 * min(matrix.shape)
 
 
 def _lacks_bf16(matrix: Tensor) -> bool:
