@@ -21,8 +21,8 @@ from surefoot.optim.adamw_fused import StraightToKernel, adamw_kernel
 from surefoot.optim.clipping import present
 from surefoot.optim.in_place import read_on_cpu
 
-# elements of one group: above, copying gradients costs more than the kernel calls
-_MAX_NUMBERS = 1 << 20
+# of one group: above, copying gradients costs more than the kernel calls
+_MAX_ELEMENTS = 1 << 20
 _ALIGNED = 16  # elements of 4 bytes: 64 bytes, the alignment of torch's allocator
 APART = "updated_apart"  # a key of parameter groups, also in checkpoints
 
@@ -52,11 +52,9 @@ class FlatGroup:
         gradients = present(self.parameters)
         if len(gradients) < len(self.parameters):
             return None
-        return (
-            gradients
-            if [parameter.data_ptr() for parameter in self.parameters] == self.addresses
-            else None
-        )
+        if [parameter.data_ptr() for parameter in self.parameters] != self.addresses:
+            return None
+        return gradients
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Return whether the optimizer's state is in these tensors; a loaded checkpoint replaces
@@ -69,16 +67,39 @@ class FlatGroup:
         step counts differ.
         """
         states = [optimizer.state.get(parameter, {}) for parameter in self.parameters]
-        if len({read_on_cpu(state["step"]) if state else None for state in states}) > 1:
+        step_counts = {read_on_cpu(state["step"]) if state else None for state in states}
+        if len(step_counts) > 1:
             return False  # one counter cannot serve parameters with different step counts
-        means, squares = parts(self.means, self.parameters), parts(self.squares, self.parameters)
-        for parameter, state, counter, mean, square in zip(
-            self.parameters, states, self.counters, means, squares, strict=True
-        ):
-            for piece, key in ((counter, "step"), (mean, "exp_avg"), (square, "exp_avg_sq")):
-                piece.copy_(state[key] if state else torch.zeros(()))
-            optimizer.state[parameter] = {"step": counter, "exp_avg": mean, "exp_avg_sq": square}
+        means = parts(self.means, self.parameters)
+        squares = parts(self.squares, self.parameters)
+        for index, parameter in enumerate(self.parameters):
+            flat_state = {
+                "step": self.counters[index],
+                "exp_avg": means[index],
+                "exp_avg_sq": squares[index],
+            }
+            former_state = states[index]
+            for key, piece in flat_state.items():
+                if former_state:
+                    piece.copy_(former_state[key])
+                else:
+                    piece.zero_()
+            optimizer.state[parameter] = flat_state
         return True
+
+    def update(self, group: dict[str, Any], found_inf: Tensor) -> None:
+        """Update the weights in one kernel, after the step counters; not at all where `found_inf`
+        is 1.
+        """
+        adamw_kernel(
+            group,
+            [self.weights],
+            [self.gradients],
+            [self.means],
+            [self.squares],
+            self.counters[:1],
+            found_inf=found_inf,
+        )
 
 
 class FlatAdamW:
@@ -87,14 +108,18 @@ class FlatAdamW:
     description = "inside the fused AdamW kernel"
 
     def __init__(self, optimizer: Optimizer, fallback: StraightToKernel) -> None:
-        self.optimizer, self.fallback = optimizer, fallback
+        self.optimizer = optimizer
+        self.fallback = fallback
         with torch.no_grad():
-            self.joined, self.steps, self.groups = lay_out(
-                [group["params"] for group in optimizer.param_groups]
-            )
-        self.pieces = [piece for flat in self.groups for piece in flat.pieces]
-        self.parameters = [parameter for flat in self.groups for parameter in flat.parameters]
-        self.addresses = [address for flat in self.groups for address in flat.addresses]
+            parameters_of_groups = [group["params"] for group in optimizer.param_groups]
+            self.joined, self.steps, self.groups = lay_out(parameters_of_groups)
+        self.pieces: list[Tensor] = []
+        self.parameters: list[nn.Parameter] = []
+        self.addresses: list[int] = []
+        for flat in self.groups:
+            self.pieces += flat.pieces
+            self.parameters += flat.parameters
+            self.addresses += flat.addresses
         self.one = torch.ones(())  # torch adds two tensors twice as fast as a tensor and a number
 
     def gradients(self) -> list[Tensor]:
@@ -126,27 +151,27 @@ class FlatAdamW:
         groups go the usual way.
         """
         for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
-            if not group.get(APART) and not flat.is_of(optimizer) and not flat.take_over(optimizer):
+            if group.get(APART) or flat.is_of(optimizer):
+                continue
+            if not flat.take_over(optimizer):
                 group[APART] = True
                 for parameter, piece in zip(flat.parameters, flat.pieces, strict=True):
                     parameter.grad = piece  # `piece` holds the clipped gradient
-        together = not self._any_apart()
-        if together and read_on_cpu(found_inf) != 0:
+        if self._any_apart():
+            moved_on = torch.rsub(found_inf, 1.0)
+            for index, flat in enumerate(self.groups):
+                if optimizer.param_groups[index].get(APART):
+                    with torch.no_grad():
+                        self.fallback.apply_to(optimizer, index, found_inf, moved_on)
+                else:
+                    flat.steps.add_(moved_on)
+                    flat.update(optimizer.param_groups[index], found_inf)
             return
-        moved_on = self.one if together else torch.rsub(found_inf, 1.0)
-        if together:
-            self.steps.add_(moved_on)
-        for index, (group, flat) in enumerate(
-            zip(optimizer.param_groups, self.groups, strict=True)
-        ):
-            if group.get(APART):
-                with torch.no_grad():
-                    self.fallback.apply_to(optimizer, index, found_inf, moved_on)
-                continue
-            if not together:
-                flat.steps.add_(moved_on)
-            state = [flat.means], [flat.squares], flat.counters[:1]
-            adamw_kernel(group, [flat.weights], [flat.gradients], *state, found_inf=found_inf)
+        if read_on_cpu(found_inf) != 0:
+            return
+        self.steps.add_(self.one)
+        for group, flat in zip(optimizer.param_groups, self.groups, strict=True):
+            flat.update(group, found_inf)
 
     def _any_apart(self) -> bool:
         return True in [group.get(APART) for group in self.optimizer.param_groups]
@@ -159,15 +184,16 @@ def worth_it(parameters: Sequence[nn.Parameter]) -> bool:
     >>> worth_it([nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2))])
     True
     """
-    plain = all(
-        p.is_cpu
-        and p.dtype == torch.float32
-        and p.is_contiguous()
-        and not p.untyped_storage().is_shared()
-        for p in parameters
-    )
-    unsharded = all(type(p) is nn.Parameter and rows_of(p) is None for p in parameters)
-    return plain and unsharded and sum(p.numel() for p in parameters) <= _MAX_NUMBERS
+    elements = 0
+    for parameter in parameters:
+        if type(parameter) is not nn.Parameter or rows_of(parameter) is not None:
+            return False
+        if not parameter.is_cpu or parameter.dtype != torch.float32:
+            return False
+        if not parameter.is_contiguous() or parameter.untyped_storage().is_shared():
+            return False
+        elements += parameter.numel()
+    return elements <= _MAX_ELEMENTS
 
 
 def none_shared(tensors: Iterable[Tensor]) -> bool:
@@ -178,19 +204,19 @@ def none_shared(tensors: Iterable[Tensor]) -> bool:
     >>> none_shared([weight[:2], weight[2:]]), none_shared([weight, weight.t()])
     (True, False)
     """
-    on_cpu = {
-        id(each): each
-        for each in tensors
-        if each.layout == torch.strided and each.is_cpu and each.numel()
-    }
-    spans = sorted((each.data_ptr(), each.data_ptr() + _extent(each)) for each in on_cpu.values())
-    return all(end <= start for (_, end), (start, _) in pairwise(spans))
+    spans: dict[int, tuple[int, int]] = {}  # start and end in memory, once for each tensor
+    for tensor in tensors:
+        if tensor.layout == torch.strided and tensor.is_cpu and tensor.numel():
+            start = tensor.data_ptr()
+            spans[id(tensor)] = (start, start + _extent(tensor))
+    return all(end <= start for (_, end), (start, _) in pairwise(sorted(spans.values())))
 
 
 def _extent(tensor: Tensor) -> int:
-    last = sum(
-        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    """Return the bytes from the first element of a tensor to the end of its last one."""
+    last = 0
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        last += (size - 1) * stride
     return (last + 1) * tensor.element_size()
 
 
@@ -199,29 +225,35 @@ def lay_out(groups: Sequence[list[nn.Parameter]]) -> tuple[Tensor, Tensor, list[
     counters and the groups.
     """
     sizes = [sum(parameter.numel() for parameter in parameters) for parameters in groups]
-    counted = [len(parameters) for parameters in groups]
-    gradients, steps = (
-        torch.zeros(sum(numbers), dtype=torch.float32) for numbers in (sizes, counted)
-    )
-    of_each = zip(groups, torch.split(gradients, sizes), torch.split(steps, counted), strict=True)
-    flat = []
-    for parameters, own_gradients, own_steps in of_each:
-        weights, means, squares = (torch.zeros_like(own_gradients) for _ in range(3))
+    counts = [len(parameters) for parameters in groups]
+    gradients = torch.zeros(sum(sizes), dtype=torch.float32)
+    steps = torch.zeros(sum(counts), dtype=torch.float32)
+    gradients_of_groups = torch.split(gradients, sizes)
+    steps_of_groups = torch.split(steps, counts)
+    flat_groups = []
+    for index, parameters in enumerate(groups):
+        weights = torch.zeros_like(gradients_of_groups[index])
         for parameter, piece in zip(parameters, parts(weights, parameters), strict=True):
             piece.copy_(parameter)
             parameter.data = piece
-        flat.append(FlatGroup(parameters, weights, own_gradients, means, squares, own_steps))
-    return gradients, steps, flat
+        flat = FlatGroup(
+            parameters,
+            weights,
+            gradients=gradients_of_groups[index],
+            means=torch.zeros_like(weights),
+            squares=torch.zeros_like(weights),
+            steps=steps_of_groups[index],
+        )
+        flat_groups.append(flat)
+    return gradients, steps, flat_groups
 
 
 def parts(tensor: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return a view per parameter of a flat tensor; sizes divisible by 16 come first, for the
     alignment of torch's allocator.
     """
-    order = sorted(
-        range(len(parameters)), key=lambda index: parameters[index].numel() % _ALIGNED > 0
-    )
-    pieces = dict(
-        zip(order, torch.split(tensor, [parameters[index].numel() for index in order]), strict=True)
-    )
-    return [pieces[index].view(parameter.shape) for index, parameter in enumerate(parameters)]
+    sizes = [parameter.numel() for parameter in parameters]
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index] % _ALIGNED > 0)
+    pieces = torch.split(tensor, [sizes[index] for index in order])
+    views = dict(zip(order, pieces, strict=True))
+    return [views[index].view(parameter.shape) for index, parameter in enumerate(parameters)]
