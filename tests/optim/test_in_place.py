@@ -79,6 +79,6 @@ def test_a_set_flag_leaves_every_bit_even_of_negative_zeros(value):
 def test_steps_are_counted_where_they_are_made():
     counters = [torch.tensor(3.0), torch.tensor(5.0)]
     for flag in (torch.tensor(1.0), torch.tensor(0.0), None):
-        in_place.made_steps(counters, found_inf=flag)
+        in_place.count_step(counters, found_inf=flag)
 
     assert [float(held) for held in counters] == [5.0, 7.0]

@@ -35,9 +35,8 @@ class ClosureStep:
     copied_bytes: int
     evaluate: Evaluate
     trained: Any = None
-    bad_before: Tensor = field(
-        default_factory=lambda: torch.zeros(())
-    )  # consecutive bad steps before this one
+    # consecutive bad steps before this one
+    bad_before: Tensor = field(default_factory=lambda: torch.zeros(()))
 
     @property
     def description(self) -> str:
@@ -70,7 +69,7 @@ def refuse_closures(trained: Iterable[Any], *, scaled: bool, compiled: bool) -> 
     """Raise `ConfigError` for an optimizer with a closure in a run with a loss scale or with
     compiled models.
     """
-    name = next(each.skip.name for each in trained if each.takes_closure)
+    name = next(optimizer.skip.name for optimizer in trained if optimizer.takes_closure)
     if scaled:
         why = "its loss scale is decided once per step"
         remedies: list[Remedy] = [Setting("precision", "bf16"), Setting("precision", "fp32")]
@@ -113,7 +112,9 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
     """
     if bool(found_inf):
         return True
-    trained, state, (loss, *_, is_first) = skip.trained, step.state, step._pending
+    trained = skip.trained
+    state = step.state
+    loss, *_, is_first = step._pending
     if not is_first:
         raise ConfigError(
             "closure-of-several-losses",
@@ -123,51 +124,51 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
             remedy="add the losses in one function, and call forward_backward(step, it)",
             step=step.index,
         )
-    if isinstance(optimizer, LBFGS) and not all(
-        parameter.requires_grad for parameter in trained.parameters
-    ):
-        raise lbfgs_of_other_parameters()
-    own = set(trained.parameters)
-    others = [(each, each.grad) for each in state.parameters if each not in own]
+    if isinstance(optimizer, LBFGS):
+        is_complete = all(parameter.requires_grad for parameter in trained.parameters)
+        if not is_complete:
+            raise lbfgs_of_other_parameters()
+    updated = set(trained.parameters)
+    other_gradients = [
+        (parameter, parameter.grad) for parameter in state.parameters if parameter not in updated
+    ]
     before = _Copies(optimizer, trained.parameters)
     # the first call may repeat the step's own evaluation, unless another optimizer has changed its
     # model since
-    first = (
-        None
-        if others
-        else [None if each.grad is None else each.grad.clone() for each in trained.parameters]
-    )
-    last = loss
+    first_gradients = None
+    if not other_gradients:
+        first_gradients = [_copied(parameter.grad) for parameter in trained.parameters]
+    last_sum = loss  # of loss and norm; finite only if both are
 
     def closure() -> Tensor:
-        nonlocal first, last
-        copies, first = first, None
+        nonlocal first_gradients, last_sum
+        copies = first_gradients
+        first_gradients = None
         if copies is not None and before.are_current():
             for parameter, gradient in zip(trained.parameters, copies, strict=True):
                 parameter.grad = gradient
             return loss  # type: ignore[no-any-return]
         clear(state.parameters)
         with torch.enable_grad():
-            again, factor = skip.evaluate(step)
+            repeated_loss, factor = skip.evaluate(step)
         trained.evaluations += 1
         gradients = present(trained.parameters)
-        norm = gradient_norm(
-            step._task.ranks.norm_inputs(trained.parameters, gradients), factor=factor
-        )
-        last = again + norm
+        norm_inputs = step._task.ranks.norm_inputs(trained.parameters, gradients)
+        norm = gradient_norm(norm_inputs, factor=factor)
+        last_sum = repeated_loss + norm
         trained.clipping.apply(
             gradients, factor=factor, norm=norm, skipped=torch.zeros_like(found_inf)
         )
-        return again
+        return repeated_loss
 
     try:
         with state.buffers.repeated():
             optimizer.step(closure)
-        is_good = before.all_finite(last)
+        is_good = before.all_finite(last_sum)
     except BaseException:
         before.put_back()
         raise
-    for parameter, gradient in others:
+    for parameter, gradient in other_gradients:
         parameter.grad = gradient
     if not is_good:
         before.put_back()
@@ -175,56 +176,54 @@ def step_with_closure(skip: ClosureStep, optimizer: Any, found_inf: Tensor, step
 
 
 class _Copies:
-    """Copies of an optimizer's parameters, state, and numbers, with those of its inner
+    """Copies of an optimizer's parameters, state, and plain attributes, with the state of its inner
     optimizers.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
-        self.parameters = [(each, each.detach().clone()) for each in parameters]
-        self.optimizers = [
-            (
-                each,
-                _copied(dict(each.state)),
-                [_copied(_without_parameters(group)) for group in each.param_groups],
-            )
-            for each in (optimizer, *inner_optimizers(optimizer).values())
-        ]
+        self.optimizer = optimizer
+        self.parameters = [(parameter, parameter.detach().clone()) for parameter in parameters]
+        self.states: list[tuple[Optimizer, Any, list[Any]]] = []  # also the settings of groups
+        for each in (optimizer, *inner_optimizers(optimizer).values()):
+            settings = [_copied(_without_parameters(group)) for group in each.param_groups]
+            self.states.append((each, _copied(dict(each.state)), settings))
         plain = (bool, int, float, str, type(None))
-        self.numbers = {
-            name: each for name, each in vars(optimizer).items() if isinstance(each, plain)
+        self.attributes = {
+            name: value for name, value in vars(optimizer).items() if isinstance(value, plain)
         }
 
     def are_current(self) -> bool:
         return all(torch.equal(parameter, copy) for parameter, copy in self.parameters)
 
-    def all_finite(self, last: Tensor) -> bool:
+    def all_finite(self, last_sum: Tensor) -> bool:
+        """Return whether the last evaluation, the parameters and their state are finite now."""
         parameters = [parameter for parameter, _ in self.parameters]
-        states = state_tensors(self.optimizers[0][0])
-        return all(
-            bool(torch.isfinite(tensor.detach()).all()) for tensor in [last, *parameters, *states]
-        )
+        tensors = [last_sum, *parameters, *state_tensors(self.optimizer)]
+        return all(bool(torch.isfinite(tensor.detach()).all()) for tensor in tensors)
 
     @torch.no_grad()
     def put_back(self) -> None:
         for parameter, copy in self.parameters:
             parameter.copy_(copy)
-        for optimizer, state, groups in self.optimizers:
+        for optimizer, state, settings_of_groups in self.states:
             optimizer.state.clear()
             optimizer.state.update(state)
-            for group, numbers in zip(optimizer.param_groups, groups, strict=True):
+            for group, settings in zip(optimizer.param_groups, settings_of_groups, strict=True):
                 for key in _without_parameters(group):
                     del group[key]
-                group.update(numbers)
-        vars(self.optimizers[0][0]).update(self.numbers)
+                group.update(settings)
+        vars(self.optimizer).update(self.attributes)
 
 
 def _without_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: each for key, each in group.items() if key != "params"}
+    return {key: value for key, value in group.items() if key != "params"}
 
 
 def _copied(nested: Any) -> Any:
     if isinstance(nested, Tensor):
         return nested.detach().clone()
     if isinstance(nested, dict):
-        return {key: _copied(each) for key, each in nested.items()}
-    return type(nested)(map(_copied, nested)) if type(nested) in (list, tuple) else nested
+        return {key: _copied(value) for key, value in nested.items()}
+    if type(nested) in (list, tuple):
+        return type(nested)(map(_copied, nested))
+    return nested

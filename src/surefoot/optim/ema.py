@@ -41,9 +41,9 @@ class ModelCopy:
         """Copy these parameters (None: all) from the live model, for example frozen parameters,
         which averaging never updates.
         """
-        for live, own in self.pairs:
+        for live, copied in self.pairs:
             if parameters is None or live in parameters:
-                own.copy_(live)
+                copied.copy_(live)
 
     @torch.no_grad()
     def copy_rest(self, live: nn.Module, *, averaged: set[nn.Parameter]) -> None:
@@ -56,12 +56,12 @@ class ModelCopy:
             copied.set_extra_state(extra)
         if not self.takes_rest:
             return
-        for parameter, own in self.pairs:
-            copies[id(parameter)] = own
+        for parameter, copied_parameter in self.pairs:
+            copies[id(parameter)] = copied_parameter
             if parameter not in averaged:
-                parts = plain_tensors("", own)
-                for name, part in plain_tensors("", parameter).items():
-                    parts[name].copy_(part)
+                copied_tensors = plain_tensors("", copied_parameter)
+                for name, tensor in plain_tensors("", parameter).items():
+                    copied_tensors[name].copy_(tensor)
         for module, copied in self.modules:
             for name, buffer in module._buffers.items():
                 copies[id(buffer)] = copied._buffers[name]
@@ -77,8 +77,8 @@ class ModelCopy:
             children: dict[str, nn.Module | None] = {}
             for name, child in module._modules.items():
                 if child is not None and id(child) not in copies:
-                    own = copy.deepcopy(child, {**copies}).requires_grad_(False)
-                    children[name] = own.train(copied.training)
+                    copied_child = copy.deepcopy(child, {**copies}).requires_grad_(False)
+                    children[name] = copied_child.train(copied.training)
                 else:
                     children[name] = copies.get(id(child))
             if children != copied._modules:
@@ -151,20 +151,21 @@ def copy_buffers(modules: Iterable[tuple[nn.Module, nn.Module]]) -> None:
     """
     clones: dict[int, Tensor] = {}  # by buffer, which several modules may share
     for module, copied in modules:
-        own_buffers = copied._buffers
+        copied_buffers = copied._buffers
         for name, buffer in module._buffers.items():
-            own = own_buffers.get(name)
+            copied_buffer = copied_buffers.get(name)
             if buffer is None:
-                own_buffers[name] = None
-            elif own is not None and _takes(own, buffer):
-                own.detach().copy_(buffer.detach())
+                copied_buffers[name] = None
+            elif copied_buffer is not None and _takes(copied_buffer, buffer):
+                copied_buffer.detach().copy_(buffer.detach())
             else:
-                own_buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
+                copied_buffers[name] = clones.setdefault(id(buffer), buffer.detach().clone())
 
 
-def _takes(own: Tensor, other: Tensor) -> bool:
-    is_expanded = 0 in own.stride()  # several elements in one place
-    return own.shape == other.shape and own.dtype == other.dtype and not is_expanded
+def _takes(target: Tensor, source: Tensor) -> bool:
+    """Return whether `target` can hold the values of `source`."""
+    is_expanded = 0 in target.stride()  # several elements in one place
+    return target.shape == source.shape and target.dtype == source.dtype and not is_expanded
 
 
 class Ema:
@@ -192,7 +193,9 @@ class Ema:
         *,
         trained: set[nn.Parameter] | None = None,
     ) -> None:
-        self.averaging, self.model_copy, self.model = averaging, model_copy, model_copy.model
+        self.averaging = averaging
+        self.model_copy = model_copy
+        self.model = model_copy.model
         self.updates = 0
         self.precise: dict[nn.Parameter, Tensor] = {}
         self._is_behind = False  # `precise` was moved since the last `refresh`
@@ -205,15 +208,21 @@ class Ema:
         """Average these live parameters from now on. The averages of new ones begin at the copy's
         values.
         """
-        pairs = [(live, own) for live, own in self.model_copy.pairs if live in trained]
-        self.averaged = {live for live, _ in pairs}
         precise: dict[nn.Parameter, Tensor] = {}
-        for live, own in pairs:
-            if own.dtype in _NARROW and not self.averaging.is_older:
-                precise[live] = self.precise.get(live, own.detach().float())
+        self.averaged: set[nn.Parameter] = set()
+        self._live: list[Tensor] = []
+        self._averages: list[Tensor] = []
+        for live, copied in self.model_copy.pairs:
+            if live not in trained:
+                continue
+            average = copied.detach()
+            if copied.dtype in _NARROW and not self.averaging.is_older:
+                average = self.precise.get(live, average.float())
+                precise[live] = average
+            self.averaged.add(live)
+            self._live.append(live)
+            self._averages.append(average)
         self.precise = precise
-        self._live: list[Tensor] = [live for live, _ in pairs]
-        self._averages = [precise.get(live, own.detach()) for live, own in pairs]
         self._drop_negative_zeros()
 
     def load(self, updates: int) -> None:
@@ -251,9 +260,9 @@ class Ema:
             self._begin()
             self._is_behind = True
         if self._is_behind:
-            for parameter, own in self.model_copy.pairs:
+            for parameter, copied in self.model_copy.pairs:
                 if parameter in self.precise:
-                    own.copy_(self.precise[parameter])
+                    copied.copy_(self.precise[parameter])
             self._is_behind = False
         self.model_copy.copy_rest(live, averaged=self.averaged)
 

@@ -24,8 +24,8 @@ Rate = float | Tensor
 
 
 @dataclass(slots=True)
-class _Left:
-    """What the run left in a group."""
+class _LastValues:
+    """The values with which the run last left a group."""
 
     rate: Any
     initial: Any  # `initial_lr`
@@ -47,15 +47,17 @@ class GroupRates:
     """
 
     def __init__(self, optimizer: Optimizer, initial: Sequence[float], *, follows: bool) -> None:
-        self.optimizer, self.initial, self.follows = optimizer, list(initial), follows
+        self.optimizer = optimizer
+        self.initial = list(initial)
+        self.follows = follows
         self.bases: list[Rate] = list(initial)
         self.factors = [1.0] * len(initial)  # that the run last set
         self.used: Rate = self.initial[0]  # by the latest step, of the first group
         self._bases_used = self.bases
         self.writes = 0  # of the user's code, so far
         self.fingerprint = 0  # of the bases; equal on all ranks with equal writes
-        self._left = [
-            _Left(rate, rate, len(group["params"]), _momentum_key(group))
+        self._last = [
+            _LastValues(rate, rate, len(group["params"]), _momentum_key(group))
             for rate, group in zip(initial, optimizer.param_groups, strict=True)
         ]
         self._momentum: float | None = None  # that the run last set
@@ -86,15 +88,15 @@ class GroupRates:
             rate = base * factor
             if index == 0:
                 self.used = rate
-            left = self._left[index]
+            last = self._last[index]
             if self.follows and isinstance(group["lr"], Tensor):
                 rate = _filled(group["lr"], rate)
-                left.version = rate._version
-            group["lr"] = left.rate = rate
+                last.version = rate._version
+            group["lr"] = last.rate = rate
             self.factors[index] = factor
             if momentum is not None:
                 _set_momentum(group, momentum)
-            momenta.append(group.get(left.momentum_key))
+            momenta.append(group.get(last.momentum_key))
         self.momenta = momenta
         self._momentum = momentum
         self._bases_used = self.bases
@@ -107,20 +109,21 @@ class GroupRates:
         if not self.follows:
             return
         groups = self.optimizer.param_groups
-        if len(groups) != len(self._left):
+        if len(groups) != len(self._last):
             self._refuse_groups()
         written: dict[int, Rate] = {}
-        for index, left in enumerate(self._left):
+        for index, last in enumerate(self._last):
             group = groups[index]
-            rate, initial = group["lr"], group["initial_lr"]
-            if len(group["params"]) != left.size:
+            rate = group["lr"]
+            initial = group["initial_lr"]
+            if len(group["params"]) != last.size:
                 self._refuse_groups()
-            if rate is not left.rate or (
-                left.version is not None and rate._version != left.version
+            if rate is not last.rate or (
+                last.version is not None and rate._version != last.version
             ):
-                if not (_is_number(rate) and _is_number(left.rate) and rate == left.rate):
+                if not (_is_number(rate) and _is_number(last.rate) and rate == last.rate):
                     written[index] = self._base_of(rate, index)
-            elif initial is not left.initial and initial != left.initial:
+            elif initial is not last.initial and initial != last.initial:
                 written[index] = self._moved_base(initial, index)
             if self._momentum is not None:
                 self._refuse_momentum(group)
@@ -135,7 +138,7 @@ class GroupRates:
     def refuse_writes(self) -> None:
         """Raise `ConfigError` if code writes rates of an optimizer that was replaced."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        if any(rate is not left.rate for rate, left in zip(rates, self._left, strict=True)):
+        if any(rate is not last.rate for rate, last in zip(rates, self._last, strict=True)):
             raise ConfigError(
                 "rate-of-replaced-optimizer",
                 problem="a learning rate was written to an optimizer that the run has replaced,"
@@ -189,13 +192,16 @@ class GroupRates:
     def load_state(self, state: Mapping[str, Any] | None) -> None:
         """Restore the bases, after the values of the groups were restored."""
         if self.follows and state is not None:
-            bases, factors = list(state["bases"]), list(state["factors"])
-            groups = len(self.optimizer.param_groups)
-            if len(bases) != groups or len(factors) != groups:
-                raise ValueError(f"rates of {len(bases)} groups; this run has {groups}")
-            self.bases, self.factors = bases, factors
+            bases = list(state["bases"])
+            factors = list(state["factors"])
+            group_count = len(self.optimizer.param_groups)
+            if len(bases) != group_count or len(factors) != group_count:
+                raise ValueError(f"rates of {len(bases)} groups; this run has {group_count}")
+            self.bases = bases
+            self.factors = factors
         self._momentum = None
-        self.used, self._bases_used = self.optimizer.param_groups[0]["lr"], self.bases
+        self.used = self.optimizer.param_groups[0]["lr"]
+        self._bases_used = self.bases
         self.momenta = self._momenta_now()
         self._note()
 
@@ -226,33 +232,36 @@ class GroupRates:
 
     def carry_over(self, before: "GroupRates") -> None:
         """Take the bases of the groups whose parameters were in `before`, which this replaces."""
-        where = {
-            parameter: index
-            for index, group in enumerate(before.optimizer.param_groups)
-            for parameter in group["params"]
-        }
+        former_index: dict[Tensor, int] = {}
+        for index, group in enumerate(before.optimizer.param_groups):
+            for parameter in group["params"]:
+                former_index[parameter] = index
         bases_used = list(self.bases)
         for index, group in enumerate(self.optimizer.param_groups):
-            for parameter in group["params"]:
-                if parameter in where:
-                    self.bases[index] = before.bases[where[parameter]]
-                    self.factors[index] = before.factors[where[parameter]]
-                    bases_used[index] = before._bases_used[where[parameter]]
-                    break
+            # parameters of one group were in one group before
+            former = next((former_index[p] for p in group["params"] if p in former_index), None)
+            if former is not None:
+                self.bases[index] = before.bases[former]
+                self.factors[index] = before.factors[former]
+                bases_used[index] = before._bases_used[former]
         bases_used[0] = before._bases_used[0]  # as `used`
-        self.writes, self.used, self._former = before.writes, before.used, before
         self._bases_used = bases_used
+        self.writes = before.writes
+        self.used = before.used
+        self._former = before
         self._note()
 
     def _note(self) -> None:
         """Remember the values as the run leaves them."""
-        self._left = []
+        self._last = []
         for group in self.optimizer.param_groups:
-            left = _Left(
-                group["lr"], group["initial_lr"], len(group["params"]), _momentum_key(group)
+            rate = group["lr"]
+            last = _LastValues(
+                rate, group["initial_lr"], len(group["params"]), _momentum_key(group)
             )
-            left.version = _version(group["lr"])
-            self._left.append(left)
+            if isinstance(rate, Tensor):
+                last.version = rate._version
+            self._last.append(last)
         numbers = [base if _is_number(base) else "tensor" for base in self.bases]
         self.fingerprint = crc32(repr(numbers).encode()) if numbers != self.initial else 0
 
@@ -265,13 +274,14 @@ class GroupRates:
                 if id(rate) in seen:
                     group["lr"] = rate = rate.detach().clone()
                 seen.add(id(rate))
-                self._left[index].rate, self._left[index].version = rate, rate._version
+                self._last[index].rate = rate
+                self._last[index].version = rate._version
 
     def _base_of(self, rate: Any, index: int) -> Rate:
         """Return the base of a rate that code has written."""
-        left, factor = self._left[index].rate, self.factors[index]
+        factor = self.factors[index]
         name = type(self.optimizer).__name__
-        if isinstance(rate, Tensor) and not isinstance(left, Tensor):
+        if isinstance(rate, Tensor) and not isinstance(self._last[index].rate, Tensor):
             raise ConfigError(
                 "rate-became-a-tensor",
                 problem=f"the learning rate of {name} was a number, and your code wrote a tensor",
@@ -305,7 +315,7 @@ class GroupRates:
 
     def _moved_base(self, initial: float, index: int) -> Rate:
         """Return the base after code has written another `initial_lr`."""
-        before = self._left[index].initial
+        before = self._last[index].initial
         if before == 0 or before is self.bases[index] or before == self.bases[index]:
             return float(initial)
         moved: Rate = self.bases[index] * (float(initial) / before)
@@ -359,24 +369,26 @@ def recorded_rates(
     """
     rates: dict[str, float] = {}
     momenta: dict[str, float] = {}
-    for name, each in optimizers.items():
-        groups = each.group_names()
+    first_name = next(iter(optimizers), None)
+    for name, group_rates in optimizers.items():
+        groups = group_rates.group_names()
         prefix = f"{name}/" if len(optimizers) > 1 else ""
-        used = each.rates_used()
-        if has_group_factors or not each.has_one_base:
-            rates |= {f"lr/{prefix}{group}": rate for group, rate in zip(groups, used, strict=True)}
+        rates_used = group_rates.rates_used()
+        if has_group_factors or not group_rates.has_one_base:
+            for group, rate in zip(groups, rates_used, strict=True):
+                rates[f"lr/{prefix}{group}"] = rate
         elif prefix:
-            rates[f"lr/{name}"] = used[0]
-        rates.setdefault("lr", used[0])
-        own = [_momentum_number(value) for value in each.momenta]
-        if len(set(own)) > 1:
-            for group, momentum in zip(groups, own, strict=True):
+            rates[f"lr/{name}"] = rates_used[0]
+        rates.setdefault("lr", rates_used[0])
+        momenta_used = [_momentum_number(value) for value in group_rates.momenta]
+        if len(set(momenta_used)) > 1:
+            for group, momentum in zip(groups, momenta_used, strict=True):
                 if momentum is not None:
                     momenta[f"momentum/{prefix}{group}"] = momentum
-        elif prefix and own[0] is not None:
-            momenta[f"momentum/{name}"] = own[0]
-        if name == next(iter(optimizers)) and own[0] is not None:
-            momenta["momentum"] = own[0]
+        elif prefix and momenta_used[0] is not None:
+            momenta[f"momentum/{name}"] = momenta_used[0]
+        if name == first_name and momenta_used[0] is not None:
+            momenta["momentum"] = momenta_used[0]
     return rates | momenta
 
 
@@ -402,10 +414,6 @@ def _values_of(group: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, bool | int | float | str | tuple):
             values[key] = value
     return values
-
-
-def _version(rate: Any) -> int | None:
-    return rate._version if isinstance(rate, Tensor) else None
 
 
 @torch.no_grad()

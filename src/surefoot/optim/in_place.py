@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from surefoot.errors import ConfigError, first_line
 
 _FUSED = ("cpu", "cuda")  # device types on which the kernel is known to honor the flag
-_NO_MOMENTUM: Any = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
 
 
 def fused_sgd_writes(target: Tensor) -> bool:
@@ -50,33 +49,39 @@ def subtract(
     >>> subtract([weight], [torch.tensor([torch.nan])], found_inf=torch.tensor(1.0)), weight
     (None, tensor([1.]))
     """
-    kinds: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = defaultdict(
-        lambda: ([], [])
-    )
+    # targets and amounts by device and dtype, because a kernel takes those of one
+    batches: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]]
+    batches = defaultdict(lambda: ([], []))
     for target, amount in zip(targets, amounts, strict=True):
-        group_targets, group_amounts = kinds[target.device, target.dtype]
-        group_targets.append(target)
+        batch_targets, batch_amounts = batches[target.device, target.dtype]
+        batch_targets.append(target)
         # the kernel needs the amount in its target's strides and dtype
-        same = amount.stride() == target.stride() and amount.dtype == target.dtype
-        group_amounts.append(amount if same else torch.empty_like(target).copy_(amount))
-    for (device, _), (group_targets, group_amounts) in kinds.items():
-        if device.type in _FUSED and fused_sgd_writes(group_targets[0]):
-            changes: Any = {
-                "lr": rate,
-                "weight_decay": decay,
-                "maximize": negated,
-                "found_inf": found_inf,
-            }
-            torch._fused_sgd_(group_targets, group_amounts, [], **changes, **_NO_MOMENTUM)
+        fits = amount.stride() == target.stride() and amount.dtype == target.dtype
+        batch_amounts.append(amount if fits else torch.empty_like(target).copy_(amount))
+    for (device, _), (batch_targets, batch_amounts) in batches.items():
+        if device.type in _FUSED and fused_sgd_writes(batch_targets[0]):
+            torch._fused_sgd_(
+                batch_targets,
+                batch_amounts,
+                [],
+                lr=rate,
+                weight_decay=decay,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                maximize=negated,
+                is_first_step=False,
+                found_inf=found_inf,
+            )
             continue
-        for target, amount in zip(group_targets, group_amounts, strict=True):
-            target_wide, amount_wide = (
-                each.to(torch.promote_types(each.dtype, torch.float32)) for each in (target, amount)
-            )
-            change = (
-                target_wide * decay - amount_wide if negated else amount_wide + target_wide * decay
-            )
-            replace(target, (target_wide - change * rate).to(target.dtype), found_inf=found_inf)
+        for target, amount in zip(batch_targets, batch_amounts, strict=True):
+            wide_target = target.to(torch.promote_types(target.dtype, torch.float32))
+            wide_amount = amount.to(torch.promote_types(amount.dtype, torch.float32))
+            if negated:
+                change = wide_target * decay - wide_amount
+            else:
+                change = wide_amount + wide_target * decay
+            replace(target, (wide_target - change * rate).to(target.dtype), found_inf=found_inf)
 
 
 def move_towards(
@@ -155,7 +160,7 @@ def explain_missing_closure(optimizer: Optimizer, problem: Exception) -> None:
         ) from problem
 
 
-def made_steps(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
+def count_step(counters: Sequence[Tensor], *, found_inf: Tensor | None) -> None:
     """Add 1 to each step counter, unless `found_inf` is 1."""
     add_to_each(counters, torch.ones_like(counters[0]), found_inf=found_inf)
 
@@ -166,9 +171,8 @@ def add_to_each(counters: Sequence[Tensor], amount: Tensor, *, found_inf: Tensor
     """
     if found_inf is not None:
         amount = amount * torch.rsub(found_inf, 1.0)
-    torch._foreach_add_(
-        list(counters), [amount] * len(counters)
-    )  # torch would read a single tensor on the host
+    # a list, because torch would read a single tensor on the host
+    torch._foreach_add_(list(counters), [amount] * len(counters))
 
 
 @dataclass(frozen=True)
@@ -198,14 +202,15 @@ class Restoring:
         copy of both, also of the state of inner optimizers.
         """
         bad = found_inf > 0
-        group_of = {
-            parameter: group for group in optimizer.param_groups for parameter in group["params"]
-        }
-        parameters = [(parameter, parameter.detach().clone()) for parameter in group_of]
+        group_of: dict[Tensor, dict[str, Any]] = {}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                group_of[parameter] = group
         optimizers = [optimizer, *self.inner]
+        parameters = [(parameter, parameter.detach().clone()) for parameter in group_of]
         states = [_copied_state(each) for each in optimizers]
         tensors, numbers = _beside_state(optimizers)
-        kept = [(each, each._version, each.detach().clone()) for each in tensors]
+        copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
         try:
             optimizer.step()
         except Exception as problem:
@@ -214,14 +219,14 @@ class Restoring:
         tensors_now, numbers_now = _beside_state(optimizers)
         if numbers_now != numbers or len(tensors_now) != len(tensors):
             raise self._refused("values in its parameter groups or attributes")
-        for now, (tensor, version, before) in zip(tensors_now, kept, strict=True):
+        for now, (tensor, version, copy) in zip(tensors_now, copies, strict=True):
             if now is tensor and now._version == version:
                 continue
             if now.device != bad.device:
                 raise self._refused(f"a tensor on {now.device} in its groups or attributes")
-            now.copy_(torch.where(bad, before, now))
-        for parameter, before in parameters:
-            parameter.copy_(torch.where(bad, before, parameter))
+            now.copy_(torch.where(bad, copy, now))
+        for parameter, copy in parameters:
+            parameter.copy_(torch.where(bad, copy, parameter))
         for each, state_before in zip(optimizers, states, strict=True):
             for owner, state in _entries(each):
                 group = group_of.get(owner, optimizer.param_groups[0])
@@ -238,16 +243,14 @@ class Restoring:
     ) -> None:
         """Restore the state of one parameter, or state that all parameters share."""
         for key, now in state.items():
-            if isinstance(now, Tensor) and now.device != bad.device:
-                raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
             if isinstance(now, Tensor):
+                if now.device != bad.device:
+                    raise self._refused(f"state[{key!r}] (a tensor on {now.device})")
                 then = before[key] if key in before else _fresh(optimizer, group, key, now)
                 now.copy_(torch.where(bad, then, now))
-            elif (
-                not isinstance(now, bool | int | float | str | None)
-                or key not in before
-                or before[key] != now
-            ):
+                continue
+            is_plain = isinstance(now, bool | int | float | str | None)
+            if not is_plain or key not in before or before[key] != now:
                 raise self._refused(f"state[{key!r}] (of type {type(now).__name__})")
 
     def _refused(self, what: str) -> ConfigError:
@@ -271,22 +274,27 @@ _SHARED = "shared"  # stands for the parameter of state that all parameters shar
 
 
 def _entries(optimizer: Optimizer) -> list[tuple[Any, dict[str, Any]]]:
-    """Return the state of each parameter, and of none."""
-    entries = [
-        (owner, each) for owner, each in optimizer.state.items() if isinstance(owner, Tensor)
-    ]
-    shared = {key: each for key, each in optimizer.state.items() if not isinstance(key, Tensor)}
-    return [*entries, (_SHARED, shared)]
+    """Return the state of each parameter, and then the state that all of them share."""
+    entries: list[tuple[Any, dict[str, Any]]] = []
+    shared: dict[str, Any] = {}
+    states: dict[Any, Any] = optimizer.state
+    for key, value in states.items():
+        if isinstance(key, Tensor):
+            entries.append((key, value))
+        else:
+            shared[key] = value
+    entries.append((_SHARED, shared))
+    return entries
 
 
 def _copied_state(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
-    return {
-        owner: {
+    copies: dict[Any, dict[str, Any]] = {}
+    for owner, state in _entries(optimizer):
+        copies[owner] = {
             key: value.detach().clone() if isinstance(value, Tensor) else value
             for key, value in state.items()
         }
-        for owner, state in _entries(optimizer)
-    }
+    return copies
 
 
 def _fresh(optimizer: Optimizer, group: dict[str, Any], key: str, like: Tensor) -> Tensor:
@@ -307,12 +315,13 @@ def _beside_state(optimizers: Sequence[Optimizer]) -> tuple[list[Tensor], list[A
         for group in optimizer.param_groups:
             places.append({key: value for key, value in group.items() if key != "params"})
         if type(optimizer).__module__.partition(".")[0] not in ("torch", "surefoot"):
-            own = vars(optimizer)
-            places.append({key: value for key, value in own.items() if key not in _OF_TORCH})
-    leaves = pytree.tree_leaves(places)
-    tensors = [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and not isinstance(leaf, torch.nn.Parameter)
-    ]
-    return tensors, [leaf for leaf in leaves if isinstance(leaf, bool | int | float | str)]
+            attributes = vars(optimizer).items()
+            places.append({name: value for name, value in attributes if name not in _OF_TORCH})
+    tensors = []
+    numbers = []
+    for leaf in pytree.tree_leaves(places):
+        if isinstance(leaf, bool | int | float | str):
+            numbers.append(leaf)
+        elif isinstance(leaf, Tensor) and not isinstance(leaf, torch.nn.Parameter):
+            tensors.append(leaf)
+    return tensors, numbers

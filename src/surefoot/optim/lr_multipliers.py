@@ -46,7 +46,9 @@ def scale_lr(
     if rule not in ("linear", "sqrt"):
         raise out_of_range("rule", rule, "'linear' or 'sqrt'")
     ratio = batch_size / base_batch_size
-    return lr * (ratio if rule == "linear" else math.sqrt(ratio))
+    if rule == "sqrt":
+        ratio = math.sqrt(ratio)
+    return lr * ratio
 
 
 @known_keywords
@@ -125,17 +127,18 @@ def layer_decay(decay: float) -> LRMultipliers:
 
         depth_of = depths(model)
         if depth_of is None:
+            children = [name for name, _ in model.named_children()]
             raise ConfigError(
                 "model-without-depths",
                 problem=f"layer_decay finds no depths in {type(model).__name__}: it has no"
                 " nn.ModuleList or nn.Sequential of blocks",
-                reason="its submodules:"
-                f" {_list_names([name for name, _ in model.named_children()])}",
+                reason=f"its submodules: {_list_names(children)}",
                 remedy=["put its blocks into one of these", _BY_NAME],
                 setting="layer_decay",
                 value=decay,
             )
-        return {name: decay ** (max(depth_of.values()) - depth) for name, depth in depth_of.items()}
+        deepest = max(depth_of.values())
+        return {name: decay ** (deepest - depth) for name, depth in depth_of.items()}
 
     return LRMultipliers(factors, identity={"layer_decay": decay})
 
@@ -166,15 +169,16 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
     def factors(model: "nn.Module") -> dict[str, float]:
         from surefoot.optim.param_groups import EMBEDDINGS, final_layer, input_matrices, matrices
 
-        head, inputs = final_layer(model), set(input_matrices(model))
-        names = {parameter: name for name, parameter in model.named_parameters()}
+        head = final_layer(model)
+        inputs = set(input_matrices(model))
         first_owners = {parameter: owner for owner, parameter in reversed(matrices(model))}
-        hidden = {
-            names[each]
-            for each, owner in first_owners.items()
-            if each not in inputs and not isinstance(owner, EMBEDDINGS)
-        }
-        if head is None or not hidden:
+        scaled = []  # the names of hidden matrices and the head
+        for name, parameter in model.named_parameters():
+            owner = first_owners.get(parameter)
+            is_hidden = owner is not None and not isinstance(owner, EMBEDDINGS)
+            if is_hidden and parameter not in inputs:
+                scaled.append(name)
+        if head is None or not scaled:
             raise ConfigError(
                 "model-without-hidden-width",
                 problem=f"base_width: {type(model).__name__} has no hidden width",
@@ -183,8 +187,8 @@ def width_scaling(*, base_width: int) -> LRMultipliers:
                 setting="base_width",
                 value=base_width,
             )
-        width = next(each.shape[1] for owner, each in matrices(model) if owner is head)
-        return {name: base_width / width for name in names.values() if name in hidden}
+        width = next(weight.shape[1] for owner, weight in matrices(model) if owner is head)
+        return dict.fromkeys(scaled, base_width / width)
 
     return LRMultipliers(factors, identity={"base_width": base_width}, like_adam_only=True)
 
@@ -205,27 +209,28 @@ def frozen(*patterns: str) -> LRMultipliers:
         raise out_of_range("frozen", patterns, "names of parameters, such as 'embedding.*'")
 
     def factors(model: "nn.Module") -> dict[str, float]:
-        names = list(model.named_parameters(remove_duplicate=False))
-        fitting = {
-            pattern: [each for name, each in names if fnmatchcase(name, pattern)]
-            for pattern in patterns
-        }
-        if idle := [pattern for pattern, matches in fitting.items() if not matches]:
-            short = [
-                *dict.fromkeys(
-                    f"{name.partition('.')[0]}.*" if "." in name else name for name, _ in names
-                )
-            ]
+        named = list(model.named_parameters(remove_duplicate=False))
+        chosen: set[nn.Parameter] = set()
+        unmatched = []
+        for pattern in dict.fromkeys(patterns):
+            matches = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
+            chosen.update(matches)
+            if not matches:
+                unmatched.append(pattern)
+        if unmatched:
+            available: dict[str, None] = {}  # all parameters of a submodule as one pattern
+            for name, _ in named:
+                submodule, dot, _ = name.partition(".")
+                available[f"{submodule}.*" if dot else name] = None
             raise ConfigError(
                 "frozen-parameter-unknown",
                 problem=f"frozen: no parameter of {type(model).__name__} matches"
-                f" {' or '.join(map(repr, idle))}",
-                reason=f"available: {_list_names(short)}",
+                f" {' or '.join(map(repr, unmatched))}",
+                reason=f"available: {_list_names([*available])}",
                 setting="frozen",
-                value=idle,
+                value=unmatched,
             )
-        chosen = {each for matches in fitting.values() for each in matches}
-        return {name: 0.0 for name, each in model.named_parameters() if each in chosen}
+        return {name: 0.0 for name, parameter in model.named_parameters() if parameter in chosen}
 
     return LRMultipliers(factors, identity={"frozen": list(patterns)})
 
@@ -239,17 +244,17 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
     {'weight': 1.0, 'bias': 0.0}
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    # a tied parameter has several names
-    first_names = {
-        name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
+    first_names = {}  # by name, because a tied parameter has several names
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first_names[name] = names[parameter]
     product = dict.fromkeys(names.values(), 1.0)
     problems: list[SurefootError] = []
     for rate in lr_multipliers:
         rule = f"lr_multipliers {dict(rate.identity)}"
-        of_rule: dict[str, float] = {}
-        for name, own_factor in rate.factors(model).items():
-            factor = plain_number(own_factor)
+        of_rule: dict[str, float] = {}  # by first name
+        for name, given_factor in rate.factors(model).items():
+            factor = plain_number(given_factor)
+            is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
             if name not in first_names:
                 problems.append(
                     ConfigError(
@@ -259,11 +264,7 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
                         parameter=name,
                     )
                 )
-            elif (
-                isinstance(factor, bool)
-                or not isinstance(factor, int | float)
-                or not 0 <= factor < math.inf
-            ):
+            elif not is_number or not 0 <= factor < math.inf:
                 problems.append(
                     ConfigError(
                         "lr-multiplier-out-of-range",
@@ -275,7 +276,8 @@ def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> d
                     )
                 )
             elif of_rule.setdefault(first_names[name], factor) != factor:
-                first, before = first_names[name], of_rule[first_names[name]]
+                first = first_names[name]
+                before = of_rule[first]
                 problems.append(
                     ConfigError(
                         "lr-multipliers-of-tied-parameter",
@@ -325,4 +327,7 @@ def freeze(model: "nn.Module", factors: Mapping[str, float]) -> None:
 
 
 def _list_names(names: list[str]) -> str:
-    return ", ".join([*names[:_SHOWN], *["..."] * (len(names) > _SHOWN)]) or "none"
+    shown = names[:_SHOWN]
+    if len(names) > _SHOWN:
+        shown.append("...")
+    return ", ".join(shown) or "none"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from surefoot.optim.in_place import by_group, made_steps, replace, subtract
+from surefoot.optim.in_place import by_group, count_step, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
 
@@ -43,7 +43,7 @@ class Adafactor(Optimizer):
     def step(
         self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
     ) -> None:
-        made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
+        count_step([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
         updates = [self._update(parameter, group, found_inf) for parameter in parameters]
         subtract(
             parameters, updates, decay=group["lr"] * group["weight_decay"], found_inf=found_inf

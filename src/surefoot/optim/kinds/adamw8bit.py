@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from surefoot.config.extras import needed_for
 from surefoot.errors import Setting
-from surefoot.optim.in_place import by_group, made_steps, replace, subtract
+from surefoot.optim.in_place import by_group, count_step, replace, subtract
 from surefoot.optim.kinds.kind import OptimizerKind
 
 BLOCK = 256
@@ -56,7 +56,7 @@ class AdamW8bit(Optimizer):
     def step(
         self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
     ) -> None:
-        made_steps([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
+        count_step([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
         for (
             parameter
         ) in parameters:  # one by one, so that only one parameter has 32-bit moments at a time

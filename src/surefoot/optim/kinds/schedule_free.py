@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from surefoot.optim.clipping import present
 from surefoot.optim.ema import ModelCopy
-from surefoot.optim.in_place import add_to_each, by_group, made_steps, move_towards, subtract
+from surefoot.optim.in_place import add_to_each, by_group, count_step, move_towards, subtract
 from surefoot.optim.kinds.kind import OptimizerKind, copies
 
 
@@ -51,7 +51,7 @@ class ScheduleFree(Optimizer):
         squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
         (beta1, beta2), rate = group["betas"], group["lr"]
 
-        made_steps([state["step"] for state in states], found_inf=found_inf)
+        count_step([state["step"] for state in states], found_inf=found_inf)
         weight_sums = [state["weight_sum"] for state in states]
         add_to_each(weight_sums, torch.full_like(weight_sums[0], rate * rate), found_inf=found_inf)
         move_towards(
