@@ -1,12 +1,14 @@
 """Checks for divergence, nonfinite steps, and loss spikes."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from surefoot.tools.diagnose.finding import (
     NOT_FINITE,
     Finding,
+    Severity,
     Verdict,
     check,
     join_names,
@@ -14,7 +16,8 @@ from surefoot.tools.diagnose.finding import (
     well,
     wrong,
 )
-from surefoot.tools.diagnose.history import History
+from surefoot.tools.diagnose.history import History, Series
+from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.tools.diagnose.statistics import FEWEST, level, levels, noise, spread
 
 LOST = 0.5
@@ -49,6 +52,10 @@ NOTHING = 0.01
 """Minimum height of a spike as a fraction of the first loss."""
 ABOVE = 0.25
 """Minimum height of a spike as a fraction of the median of the neighboring records."""
+_CAUSES = (
+    "a learning rate that is too high, or is reached too soon",
+    "values that overflow: attention or logits without normalization, fp16, a log or division in the loss",
+)
 
 
 @check("diverged")
@@ -56,44 +63,87 @@ def diverged(history: History) -> Verdict:
     """Check for a loss that rose permanently by half of its earlier fall, and for a run that ended
     in nonfinite steps.
     """
+    was_stopped = (history.ended_by or "").startswith("diverged")
+    if was_stopped or _bad_at_the_end(history) > history.described.max_bad_steps:
+        return _ended_in_bad_steps(history)
     loss = history.loss
-    if (history.ended_by or "").startswith("diverged") or _bad_at_the_end(
-        history
-    ) > history.described.max_bad_steps:
-        skipped = sorted(set(history.records.skipped_steps))
-        first_bad = next(
-            (step for step in reversed(skipped) if step - 1 not in skipped), history.step
-        )
-        last_loss = (
-            f"last finite loss: {loss.value[-1]:.4g} (record of step {loss.step[-1]:,})"
-            if len(loss)
-            else ""
-        )
-        message = f"The run diverged: from step {first_bad:,} on, no step had a finite loss and a finite gradient."
-        return _divergence(
-            history, first_bad, message, last_loss or "no finite loss is recorded", bad=True
-        )
     need(len(loss) >= FEWEST, f"{len(loss)} loss records are too few (at least {FEWEST})")
     need(history.loss_is_finite, NOT_FINITE)
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     start = max(float(course[0]), float(loss.value[0]))
     lowest = int(np.argmin(course))
-    best, last, wobble = float(course[lowest]), level(loss.value[-width:]), noise(loss.value)
-    wobble = min(wobble, noise(loss.value[: lowest + width]) or wobble)  # before the divergence
+    best = float(course[lowest])
+    last = level(loss.value[-width:])
+    wobble = noise(loss.value)
+    before_divergence = noise(loss.value[: lowest + width])
+    if 0 < before_divergence < wobble:
+        wobble = before_divergence
     gained = start - best
-    lost_half = gained > 4 * wobble and last > best + LOST * gained + 4 * wobble
-    rose = gained <= 4 * wobble and last > RISEN * start + 4 * wobble and start > 0
+    if gained > 4 * wobble:
+        has_risen = last > best + LOST * gained + 4 * wobble
+    else:
+        has_risen = last > RISEN * start + 4 * wobble and start > 0
     well(
-        not (lost_half or rose) or lowest + 2 * width > len(loss),
+        not has_risen or lowest + 2 * width > len(loss),
         f"the latest loss level, {last:.4g}, is near the lowest, {best:.4g}",
     )
+    described = history.described
     middle = int(loss.step[lowest + width // 2])
-    message = f"The loss diverged: it rose from {best:.4g} near step {middle:,} to {last:.4g}."
-    levels_of_all = (
-        f"loss level: {start:.4g} at the start, {best:.4g} at its lowest, {last:.4g} now"
+    return wrong(
+        "error",
+        f"The loss diverged: it rose from {best:.4g} near step {middle:,} to {last:.4g}.",
+        (
+            f"loss level: {start:.4g} at the start, {best:.4g} at its lowest, {last:.4g} now",
+            _first_to_grow(history, middle),
+        ),
+        causes=(
+            *_CAUSES,
+            "a loss that is not meant to fall, such as a policy loss: judge such a run by its metrics",
+        ),
+        try_=(*_smaller_steps(described), described.replay(middle)),
+        step=middle,
+        numbers={"begun": middle},
     )
-    return _divergence(history, middle, message, levels_of_all, bad=False)
+
+
+def _ended_in_bad_steps(history: History) -> Finding:
+    described = history.described
+    loss = history.loss
+    if len(loss):
+        last_loss = f"last finite loss: {loss.value[-1]:.4g} (record of step {loss.step[-1]:,})"
+    else:
+        last_loss = "no finite loss is recorded"
+    # the first of the skipped steps in a row at the end
+    skipped = set(history.records.skipped_steps)
+    first_bad = max(skipped, default=history.step)
+    while first_bad - 1 in skipped:
+        first_bad -= 1
+    if first_bad == 0:  # no update was applied, so the learning rate is not the cause
+        causes = ["inputs, initial weights or a loss that are not finite before the first update"]
+        remedies = []
+    else:
+        causes = [*_CAUSES]
+        remedies = _smaller_steps(described)
+    return wrong(
+        "error",
+        f"The run diverged: from step {first_bad:,} on, no step had a finite loss and a finite gradient.",
+        (last_loss, _first_to_grow(history, first_bad)),
+        causes=causes,
+        try_=(*remedies, described.replay(first_bad)),
+        step=first_bad,
+        numbers={"begun": first_bad},
+    )
+
+
+def _smaller_steps(described: RunDescription) -> list[str]:
+    """Return the settings with which steps are smaller."""
+    remedies = [described.lr_divided(10)]
+    if described.warmup < 0.05 * (described.schedule_steps or 0):
+        remedies.append(described.typed("schedule.warmup", "5%"))
+    if described.clip is not None and described.clip[0] == "off":
+        remedies.append(described.typed("clip", "norm 1.0"))
+    return remedies
 
 
 @check(
@@ -101,32 +151,44 @@ def diverged(history: History) -> Verdict:
 )
 def non_finite_steps(history: History) -> Verdict:
     """Check for steps skipped because of a nonfinite loss or gradient."""
-    described, skipped = history.described, int(history.total("skipped"))
+    described = history.described
+    skipped = int(history.total("skipped"))
     well(not skipped, f"all {history.step:,} steps were finite")
-    indexes = sorted(set(history.records.skipped_steps))
     fraction = skipped / max(history.step, 1)
-    fp16 = described.identity.get("precision") == "fp16"
+    is_fp16 = described.identity.get("precision") == "fp16"
+    severity: Severity = "error" if fraction >= MANY else "warning"
+    if is_fp16 and fraction <= FP16:
+        severity = "note"
+    evidence = [f"{skipped:,} of {history.step:,} steps ({100 * fraction:.2g}%) were not applied"]
+    indexes = sorted(set(history.records.skipped_steps))
     step = indexes[0] if indexes else None
-    one_sample = _passes(history, indexes)
-    return wrong(
-        "note" if fp16 and fraction <= FP16 else "error" if fraction >= MANY else "warning",
-        f"{skipped:,} {'step was' if skipped == 1 else 'steps were'} skipped because the loss or gradient was not finite.",
-        (
-            f"{skipped:,} of {history.step:,} steps ({100 * fraction:.2g}%) were not applied",
-            f"skipped steps: {join_names(indexes, limit=8)}" if indexes else "",
-            one_sample,
-        ),
-        causes=(
+    if indexes:
+        evidence.append(f"skipped steps: {join_names(indexes, limit=8)}")
+    causes = []
+    if is_fp16:
+        causes.append(
             "the search for the fp16 loss scale: some skipped steps at the start, and one now and then"
-            if fp16
-            else "",
-            "a sample that contains NaN or infinity, or whose loss is not finite (log of 0, division by 0)",
-            "" if one_sample else "a learning rate at which the loss overflows",
-        ),
-        try_=(
-            f"{described.replay('N' if step is None else step)}  # names samples, module and tensor",
-            "" if one_sample else described.lr_divided(10),
-        ),
+        )
+    causes.append(
+        "a sample that contains NaN or infinity, or whose loss is not finite (log of 0, division by 0)"
+    )
+    replay = described.replay("N" if step is None else step)
+    remedies = [f"{replay}  # names samples, module and tensor"]
+    samples = described.samples
+    if samples is not None and _are_once_an_epoch(history, indexes, samples):
+        evidence.append(
+            f"one in each epoch of {samples:,} samples: the same sample causes them all"
+        )
+    else:
+        causes.append("a learning rate at which the loss overflows")
+        remedies.append(described.lr_divided(10))
+    steps_were = "step was" if skipped == 1 else "steps were"
+    return wrong(
+        severity,
+        f"{skipped:,} {steps_were} skipped because the loss or gradient was not finite.",
+        evidence,
+        causes=causes,
+        try_=remedies,
         step=step,
         numbers={"skipped": skipped, "fraction": fraction},
     )
@@ -135,28 +197,27 @@ def non_finite_steps(history: History) -> Verdict:
 @check("loss-spikes")
 def loss_spikes(history: History) -> Verdict:
     """Compare the largest step loss in each record with neighboring records."""
-    series = history.column("loss_max").finite  # at their own steps, if these are recorded
-    has_own_steps = len(series) >= FEWEST and len(history.column("loss_max_step")) > 0
-    if len(series) < FEWEST:
+    series = history.column("loss_max").finite
+    has_own_steps = False  # True if the steps are those of the losses, not those of the records
+    if len(series) >= FEWEST:
+        has_own_steps = len(history.column("loss_max_step")) > 0
+    else:
         series = history.loss
     need(len(series) >= FEWEST, f"{len(series)} loss records are too few (at least {FEWEST})")
-    spikes = []
-    for row in range(3, len(series)):
-        here, before = series.value[row], series.value[max(0, row - NEIGHBOURS) : row]
-        if here <= before.max():  # most records stop here without computing medians
-            continue
-        around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
-        middle = level(around)
-        matters = here - middle >= NOTHING * series.value[0]
-        if matters and here > max(middle + SIGMAS * spread(around), middle + ABOVE * abs(middle)):
-            spikes.append((int(series.step[row]), float(here), middle))
+    spikes = _spikes_in(series)
     well(not spikes, "no loss stands out from its neighbors")
-    step, largest, around_it = max(spikes, key=lambda spike: spike[1] - spike[2])
-    index = step if has_own_steps else step - 1  # of the step, among those from 0 on
+    largest = max(spikes, key=lambda spike: spike.loss - spike.around)
+    # the step with the spike, counted from 0
+    replayed = largest.step if has_own_steps else largest.step - 1
     described = history.described
     jumps = [
-        f"{value:.4g} at step {at:,} (its neighbors: {middle:.4g})" for at, value, middle in spikes
+        f"{spike.loss:.4g} at step {spike.step:,} (its neighbors: {spike.around:.4g})"
+        for spike in spikes
     ]
+    remedies = [f"{described.replay(replayed)}  # shows the step's samples"]
+    if described.clip is None or described.clip[0] == "off":
+        remedies.append(described.typed("clip", "norm 1.0"))
+    remedies.append(described.lr_divided(3, digits=2))
     return wrong(
         "warning",
         "The loss jumped once." if len(spikes) == 1 else f"The loss jumped {len(spikes)} times.",
@@ -168,101 +229,94 @@ def loss_spikes(history: History) -> Verdict:
             "unusual samples: corrupt ones, or a file of another kind",
             "a learning rate near the stability limit; Adam with a large beta2 after the data changed",
         ),
-        try_=(
-            f"{described.replay(index)}  # shows the step's samples",
-            described.typed("clip", "norm 1.0")
-            if described.clip is None or described.clip[0] == "off"
-            else "",
-            described.lr_divided(3, digits=2),
-        ),
-        step=step,
-        numbers={"spikes": len(spikes), "largest": largest, "around": around_it},
+        try_=remedies,
+        step=largest.step,
+        numbers={"spikes": len(spikes), "largest": largest.loss, "around": largest.around},
     )
 
 
-def _divergence(
-    history: History, first_bad: int, message: str, evidence: str, *, bad: bool
-) -> Finding:
-    described = history.described
-    causes: tuple[str, ...] = (
-        "a learning rate that is too high, or is reached too soon",
-        "values that overflow: attention or logits without normalization, fp16, a log or division in the loss",
-        ""
-        if bad
-        else "a loss that is not meant to fall, such as a policy loss: judge such a run by its metrics",
-    )
-    tries: tuple[str, ...] = (
-        described.lr_divided(10),
-        described.typed("schedule.warmup", "5%")
-        if described.warmup < 0.05 * (described.schedule_steps or 0)
-        else "",
-        described.typed("clip", "norm 1.0")
-        if described.clip is not None and described.clip[0] == "off"
-        else "",
-    )
-    if bad and first_bad == 0:  # no update was applied, so the learning rate is not the cause
-        causes, tries = (
-            ("inputs, initial weights or a loss that are not finite before the first update",),
-            (),
-        )
-    return wrong(
-        "error",
-        message,
-        (evidence, _first_to_grow(history, first_bad)),
-        causes=causes,
-        try_=(*tries, described.replay(first_bad)),
-        step=first_bad,
-        numbers={"begun": first_bad},
-    )
+class _Spike(NamedTuple):
+    step: int
+    loss: float
+    around: float  # the median of the neighboring records
+
+
+def _spikes_in(series: Series) -> list[_Spike]:
+    spikes = []
+    for row in range(3, len(series)):
+        here = series.value[row]
+        before = series.value[max(0, row - NEIGHBOURS) : row]
+        if here <= before.max():  # most records stop here without computing medians
+            continue
+        around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
+        middle = level(around)
+        matters = here - middle >= NOTHING * series.value[0]
+        stands_out = here > middle + SIGMAS * spread(around) and here > middle + ABOVE * abs(middle)
+        if matters and stands_out:
+            spikes.append(_Spike(int(series.step[row]), float(here), middle))
+    return spikes
+
+
+class _Growth(NamedTuple):
+    step: int
+    times: float  # the earlier median
+    of_what: str
 
 
 def _first_to_grow(history: History, first_bad: int) -> str:
-    grown: list[tuple[int, float, str]] = []  # the step, the growth factor, and a sentence
-    for kind, quantity in (
-        ("grad_norm", "gradient"),
-        ("update_norm", "update"),
-        ("activation_rms", "output"),
-    ):
+    """Name the layer whose gradient, update or output was large first, and of those the one that
+    grew most.
+    """
+    quantities = {"grad_norm": "gradient", "update_norm": "update", "activation_rms": "output"}
+    growths = []
+    for kind, quantity in quantities.items():
         for name, series in history.watched(kind).items():
-            before, later = series.value[series.step < first_bad], series.since(first_bad - 2)
+            before = series.value[series.step < first_bad]
             usual = level(before)
-            large = later.where(~np.isfinite(later.value) | (later.value > GREW * usual))
-            if len(before) < 3 or not usual > 0 or not len(large):
+            if len(before) < 3 or not usual > 0:
                 continue
-            times = float(large.value[0] / usual) if math.isfinite(large.value[0]) else math.inf
-            words = f"{times:.3g}x its earlier median" if math.isfinite(times) else "not finite"
-            grown.append(
-                (
-                    int(large.step[0]),
-                    times,
-                    f"the {quantity} of {name} ({words}) at step {large.step[0]:,}",
-                )
-            )
-    if not grown:
+            later = series.since(first_bad - 2)
+            large = later.where(~np.isfinite(later.value) | (later.value > GREW * usual))
+            if not len(large):
+                continue
+            value = large.value[0]
+            times = float(value / usual) if math.isfinite(value) else math.inf
+            growths.append(_Growth(int(large.step[0]), times, f"the {quantity} of {name}"))
+    if not growths:
         return ""
-    first, _, words = min(grown, key=lambda each: (each[0], -each[1]))
-    others = len({words for step, _, words in grown if step == first}) - 1
-    return f"first to grow: {words}" + (f"; {others} more grew at that step" if others else "")
+    first = min(growths, key=lambda growth: (growth.step, -growth.times))
+    how_much = "not finite"
+    if math.isfinite(first.times):
+        how_much = f"{first.times:.3g}x its earlier median"
+    text = f"first to grow: {first.of_what} ({how_much}) at step {first.step:,}"
+    others = sum(growth.step == first.step for growth in growths) - 1
+    return f"{text}; {others} more grew at that step" if others else text
 
 
 def _bad_at_the_end(history: History) -> int:
+    """Return the number of skipped steps in the last records, up to one that has an applied
+    step.
+    """
     windows = history.windows
     finite = history.column("skipped").finite
-    skipped = dict(zip(finite.step, finite.value, strict=True))
+    skipped_in = dict(zip(finite.step, finite.value, strict=True))
     count = 0
     for step, window in zip(windows.step[::-1], windows.value[::-1], strict=True):
-        count += int(skipped.get(step, 0))
-        if skipped.get(step, 0) < window:
+        skipped = skipped_in.get(step, 0)
+        count += int(skipped)
+        if skipped < window:
             break
     return count
 
 
-def _passes(history: History, indexes: list[int]) -> str:
-    samples, batch = history.described.samples, history.described.batch_size
+def _are_once_an_epoch(history: History, indexes: list[int], samples: int) -> bool:
+    """Return True if at most one epoch among those of these steps has none, and no epoch has
+    two.
+    """
+    batch = history.described.batch_size
     of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
-    if samples is None or batch is None or len(indexes) < 2 or of_tokens:
-        return ""
-    passes = [int(index * batch // samples) for index in indexes]
-    if len(set(passes)) < len(passes) or passes[-1] - passes[0] + 1 > len(passes) + 1:
-        return ""
-    return f"one in each epoch of {samples:,} samples: the same sample causes them all"
+    if batch is None or len(indexes) < 2 or of_tokens:
+        return False
+    epochs = [int(index * batch // samples) for index in indexes]
+    is_once_each = len(set(epochs)) == len(epochs)
+    return is_once_each and epochs[-1] - epochs[0] + 1 <= len(epochs) + 1
