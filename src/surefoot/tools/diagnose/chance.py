@@ -3,7 +3,16 @@
 import math
 from dataclasses import dataclass
 
-from surefoot.tools.diagnose.finding import Severity, Unknown, Verdict, check, need, well, wrong
+from surefoot.tools.diagnose.finding import (
+    Finding,
+    Healthy,
+    Unknown,
+    Verdict,
+    check,
+    need,
+    well,
+    wrong,
+)
 from surefoot.tools.diagnose.history import History, Series
 from surefoot.tools.diagnose.learning_rate import (
     ABOVE_START,
@@ -39,6 +48,7 @@ that stay at chance, one in a thousand exceeds 3.
 USUAL_START = (1.5, 0.5)
 """The highest loss of new weights: a factor on that of a uniform guess, and nats. Logits with a
 variance of 1 cost half a nat. The sum of a batch, and most weighted losses, are above it."""
+_LOOK = "look at some samples as the model receives them: train_data[0], train_data[1]"
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,14 @@ def no_better_than_chance(history: History) -> Verdict:
     targets.
     """
     guess = _guess(history)
-    steps, seen = history.described.steps or 0, history.total("targets")
+    seen = history.total("targets")
+    has_enough_steps = history.step >= max(FEWEST_STEPS, 2 * history.described.warmup)
+    is_half_done = history.over or history.step >= PART_OF_RUN * (history.described.steps or 0)
     need(
         is_judged(history)
-        and history.step >= max(FEWEST_STEPS, 2 * history.described.warmup)
+        and has_enough_steps
         and seen >= TIMES_SEEN * guess.count
-        and (history.over or history.step >= PART_OF_RUN * steps),
+        and is_half_done,
         f"{history.step:,} steps, {seen:,.0f} targets and {len(history.loss)} loss records are too"
         f" few to compare the loss with a guess among {guess.count:,} targets",
     )
@@ -84,18 +96,18 @@ def no_better_than_chance(history: History) -> Verdict:
     learned = (1 - CLEARLY) * guess.frequencies
     better = [split for split, series in splits.items() if series.value.min() < learned]
     if _is_at_chance(history, guess, levels) and not better:
-        return _finding(history, guess, levels, splits, severity="error", where="")
+        return _training_at_chance(history, guess, levels, splits)
     last = levels.quarters[-1]
-    bad = {
-        split: series
-        for split, series in splits.items()
-        if len(series) >= EVALUATIONS and series.value.min() >= guess.uniform
-    }
+    bad = {}
+    for split, series in splits.items():
+        if len(series) >= EVALUATIONS and series.value.min() >= guess.uniform:
+            bad[split] = series
     if last < learned and bad:
-        names = ", ".join(bad)
-        return _finding(history, guess, levels, bad, severity="warning", where=f" on {names}")
-    for split in better:
-        well(True, f"{split}/loss reached {splits[split].value.min():.4g}; {guess.in_words}")
+        return _splits_at_chance(history, guess, levels, bad)
+    if better:
+        split = better[0]
+        lowest = splits[split].value.min()
+        return Healthy(f"{split}/loss reached {lowest:.4g}; {guess.in_words}")
     well(last < (1 - NEAR) * guess.frequencies, f"the loss reached {last:.4g}; {guess.in_words}")
     return Unknown(
         f"the loss is {last:.4g}{_before_first_update(history)}; {guess.in_words}: it may still be"
@@ -124,22 +136,24 @@ def _is_at_chance(history: History, guess: Guess, levels: Course) -> bool:
     """
     first = history.first_step_loss
     before, last = levels.quarters[2:]
-    lowest = min(before, last)
     train = history.records.train
     is_sequence = train.last("targets") > train.last("samples") > 0
-    is_near = not is_sequence and all(
-        abs(value - guess.frequencies) <= NEAR * guess.frequencies for value in (before, last)
-    )
+    farthest = max(abs(before - guess.frequencies), abs(last - guess.frequencies))
+    is_near = not is_sequence and farthest <= NEAR * guess.frequencies
     factor, more = USUAL_START
     is_usual = first <= factor * guess.uniform + more  # False if it is not recorded
-    is_above = is_usual and lowest >= (1 - NEAR) * max(guess.uniform, first)
+    is_above = is_usual and min(before, last) >= (1 - NEAR) * max(guess.uniform, first)
+    if not is_near and not is_above:
+        return False
+    if last >= first:
+        return True
     # it falls below that of a guess, or would be below it after half as many steps again
     fall = before - last
     is_falling = fall > SURE * math.sqrt(2) * levels.error
     is_below = last < guess.frequencies - CERTAIN * levels.error
     will_be_below = last - 2 * fall < (1 - NEAR) * guess.frequencies
     is_learning = is_falling and (is_below or will_be_below)
-    return (is_near or is_above) and (last >= first or not is_learning)
+    return not is_learning
 
 
 def _splits(history: History) -> dict[str, Series]:
@@ -153,15 +167,13 @@ def _splits(history: History) -> dict[str, Series]:
 def _accuracies(history: History) -> dict[str, tuple[float, float]]:
     """Return each split's last accuracy, and the accuracy that a guess hardly reaches."""
     share = float(history.targets.get("most_common_fraction") or 0.0)
-    overlap = history.data.get("overlap")
     values = {}
     for name in history.score_names:
         split, _, metric = name.rpartition("/")
         series = history.score(name).since(0)
         if metric not in ("accuracy", "acc") or not len(series):
             continue
-        counts = overlap.get(split) if isinstance(overlap, dict) else None
-        checked = int(counts.get("checked") or 0) if isinstance(counts, dict) else 0
+        checked = int(history.overlaps.get(split, {}).get("checked") or 0)
         error = math.sqrt(share * (1 - share) / checked) if checked else 0.0
         values[name] = float(series.value[-1]), share + CLEARLY + 2 * error
     return values
@@ -172,54 +184,70 @@ def _before_first_update(history: History) -> str:
     return "" if math.isnan(first) else f", and was {first:.4g} before the first update"
 
 
-def _finding(
-    history: History,
-    guess: Guess,
-    levels: Course,
-    splits: dict[str, Series],
-    *,
-    severity: Severity,
-    where: str,
-) -> Verdict:
+def _training_at_chance(
+    history: History, guess: Guess, levels: Course, splits: dict[str, Series]
+) -> Finding:
     described = history.described
-    first = history.first_step_loss
     last = levels.quarters[-1]
-    is_worse = last > ABOVE_START * first
-    scores = [
-        f"{split}/loss {series.value[-1]:.4g} at step {series.step[-1]:,},"
-        f" {series.value.min():.4g} at its lowest"
-        for split, series in splits.items()
+    causes = [
+        "targets that do not match their inputs (shuffled, or off by one)",
+        "inputs that are all the same, or whose values are lost on the way",
     ]
-    accuracies = [f"{name} {value:.3g}" for name, (value, _) in _accuracies(history).items()]
-    of_split = "targets of this split that are numbered otherwise than those of training"
+    remedies = [
+        _LOOK,
+        "check whether the model can overfit 100 samples: if not, the fault is in the data, model"
+        " or loss",
+    ]
+    if last > ABOVE_START * history.first_step_loss:
+        causes.insert(0, "a learning rate that is far too high")
+        remedies.append(described.lr_divided(10))
+    else:
+        causes.append("units that are all dead, or outputs that are cut off")
+    remedies.append(described.rate_test)
     return wrong(
-        severity,
-        f"The model is no better than a guess{where}.",
-        (
-            f"the training loss is {last:.4g} in the last quarter of the run"
-            + _before_first_update(history),
-            *scores,
-            *accuracies,
-            guess.in_words,
-        ),
-        causes=(
-            of_split if where else "",
-            "other preprocessing than in training" if where else "",
-            "weights that memorize the training data" if where else "",
-            "an average of weights (ema) that is too slow" if where and described.averaging else "",
-            "a learning rate that is far too high" if is_worse and not where else "",
-            "" if where else "targets that do not match their inputs (shuffled, or off by one)",
-            "" if where else "inputs that are all the same, or whose values are lost on the way",
-            "" if where or is_worse else "units that are all dead, or outputs that are cut off",
-        ),
-        try_=(
-            "look at some samples as the model receives them: train_data[0], train_data[1]",
-            ""
-            if where
-            else "check whether the model can overfit 100 samples: if not, the fault is in the data,"
-            " model or loss",
-            described.lr_divided(10) if is_worse and not where else "",
-            "" if where else described.rate_test,
-        ),
+        "error",
+        "The model is no better than a guess.",
+        _evidence(history, guess, levels, splits),
+        causes=causes,
+        try_=remedies,
         numbers={"loss": last, "chance": guess.frequencies},
     )
+
+
+def _splits_at_chance(
+    history: History, guess: Guess, levels: Course, splits: dict[str, Series]
+) -> Finding:
+    causes = [
+        "targets of this split that are numbered otherwise than those of training",
+        "other preprocessing than in training",
+        "weights that memorize the training data",
+    ]
+    if history.described.averaging:
+        causes.append("an average of weights (ema) that is too slow")
+    return wrong(
+        "warning",
+        f"The model is no better than a guess on {', '.join(splits)}.",
+        _evidence(history, guess, levels, splits),
+        causes=causes,
+        try_=[_LOOK],
+        numbers={"loss": levels.quarters[-1], "chance": guess.frequencies},
+    )
+
+
+def _evidence(
+    history: History, guess: Guess, levels: Course, splits: dict[str, Series]
+) -> list[str]:
+    last = levels.quarters[-1]
+    evidence = [
+        f"the training loss is {last:.4g} in the last quarter of the run"
+        f"{_before_first_update(history)}"
+    ]
+    for split, series in splits.items():
+        evidence.append(
+            f"{split}/loss {series.value[-1]:.4g} at step {series.step[-1]:,},"
+            f" {series.value.min():.4g} at its lowest"
+        )
+    for name, (accuracy, _) in _accuracies(history).items():
+        evidence.append(f"{name} {accuracy:.3g}")
+    evidence.append(guess.in_words)
+    return evidence

@@ -12,6 +12,7 @@ import numpy as np
 from surefoot.tools.diagnose.finding import (
     NOT_FINITE,
     Finding,
+    Healthy,
     Severity,
     Verdict,
     check,
@@ -50,6 +51,7 @@ passage is only a part of a window."""
 MOSTLY_SHARED = 0.5
 """Fraction of shared samples above which a split's score is a training score."""
 _MOST_SCORES = 3  # metrics printed beside a loss
+_SAME_FILE = "the same file for training and evaluation"
 
 
 @check("overfitting")
@@ -64,64 +66,79 @@ def overfitting(history: History) -> Verdict:
     for split in history.splits:
         since = history.not_finite_since(f"{split}/loss")
         need(since is None, f"{split}/loss is not finite since step {since}")
-    rises = [(_rise(history, series), split) for split, series in history.splits.items()]
-    rise, split = max(rises, key=lambda pair: pair[0])
+    rises = {split: _rise(history, series) for split, series in history.splits.items()}
+    split = max(rises, key=lambda name: rises[name])
+    rise = rises[split]
     well(
         rise <= WORSE,
-        f"the loss of {join_names(list(history.splits))} does not rise while the training loss falls",
+        f"the loss of {join_names(list(rises))} does not rise while the training loss falls",
     )
-    described, loss, series = history.described, history.loss, history.splits[split]
-    row = int(np.argmin(series.value))
-    best, lowest, last = int(series.step[row]), float(series.value[row]), float(series.value[-1])
-    decay, dropout = described.optimizer.get("weight_decay"), described.written.get("model.dropout")
+    described = history.described
+    loss = history.loss
+    series = history.splits[split]
+    best = _best_step(series)
+    then = _level_near(loss, best)
+    now = _level_near(loss, int(loss.step[-1]))
+    lowest = float(series.value.min())
+    last = float(series.value[-1])
+    evidence = [
+        f"{split}/loss {lowest:.4g} at step {best:,}, {last:.4g} at step {series.step[-1]:,}"
+        f" ({rise:+.0%} or more in the last two evaluations)",
+        f"training loss {then:.4g} then, {now:.4g} now",
+        *_other_scores(history, split, best),
+    ]
+    remedies = [
+        f"{described.evaluate_best(f'{split}/loss')}  (step {best:,} is the best by min {split}/loss)"
+    ]
+    if described.program == "recipe":
+        remedies.append(described.typed("early_stopping.patience", 3))
+    else:
+        remedies.append(f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))')
+    decay = described.optimizer.get("weight_decay")
+    if isinstance(decay, int | float):
+        stronger = float(f"{max(3 * decay, 0.1):.2g}")
+        remedies.append(described.typed("optimizer.weight_decay", stronger))
+    dropout = described.written.get("model.dropout")
+    if dropout is not None:
+        remedies.append(described.typed("model.dropout", round(float(dropout) + 0.1, 2)))
+    remedies.append("more data, or augmentation; a smaller model")
     return wrong(
         "warning",
         f"Overfitting since step {best:,}: {split}/loss rises while the training loss falls.",
-        (
-            f"{split}/loss {lowest:.4g} at step {best:,}, {last:.4g} at step {series.step[-1]:,}"
-            f" ({rise:+.0%} or more in the last two evaluations)",
-            f"training loss {_level_near(loss, best):.4g} then, {_level_near(loss, int(loss.step[-1])):.4g} now",
-            *_other_scores(history, split, best),
-        ),
+        evidence,
         causes=(
             "too many epochs for this data set",
             "a model that is too large for the number of samples, without dropout or weight decay",
         ),
-        try_=(
-            f"{described.evaluate_best(f'{split}/loss')}  (step {best:,} is the best by min {split}/loss)",
-            described.typed("early_stopping.patience", 3)
-            if described.program == "recipe"
-            else f'Run(early_stopping=sf.EarlyStopping("min {split}/loss", patience=3))',
-            described.typed("optimizer.weight_decay", float(f"{max(3 * decay, 0.1):.2g}"))
-            if isinstance(decay, int | float)
-            else "",
-            ""
-            if dropout is None
-            else described.typed("model.dropout", round(float(dropout) + 0.1, 2)),
-            "more data, or augmentation; a smaller model",
-        ),
+        try_=remedies,
         step=best,
         numbers={"rise": rise, "best": lowest, "last": last},
     )
 
 
+def _best_step(series: Series) -> int:
+    return int(series.step[np.argmin(series.value)])
+
+
 def _rise(history: History, series: Series) -> float:
-    row = int(np.argmin(series.value))
-    after = series.value[row + 1 :]
-    if (
-        len(series) < EVALUATIONS
-        or len(after) < 2
-        or not _fell_since(history, int(series.step[row]))
-    ):
+    """Return the rise of a split's loss in its last two evaluations above its lowest, relative to
+    it, or 0 if it may be chance or the training loss has not fallen since.
+    """
+    after = series.value[np.argmin(series.value) + 1 :]
+    if len(series) < EVALUATIONS or len(after) < 2:
         return 0.0
-    best, first = float(series.value[row]), float(series.value[0])
-    lost = float(min(after[-1], after[-2])) - best
-    surely = BY_CHANCE * noise(series.value) if len(series) >= MANY_EVALUATIONS else 0.0
-    if lost < max(NOTHING * abs(first), surely):
+    if not _fell_since(history, _best_step(series)):
         return 0.0
-    return lost / (
-        best if best > 0 else max(-best, first - best)
-    )  # a loss below 0 is scaled by its total improvement
+    first = float(series.value[0])
+    best = float(series.value.min())
+    rise = float(after[-2:].min()) - best
+    if rise < NOTHING * abs(first):
+        return 0.0
+    if len(series) >= MANY_EVALUATIONS and rise < BY_CHANCE * noise(series.value):
+        return 0.0
+    # a loss below 0 is scaled by its total improvement
+    scale = best if best > 0 else max(-best, first - best)
+    return rise / scale
 
 
 @check("train-validation-overlap")
@@ -129,37 +146,36 @@ def overlap(history: History) -> Verdict:
     """Check for samples of a split in the training data, and for text windows that share a
     passage.
     """
-    recorded = history.data.get("overlap")
-    of_splits = recorded if isinstance(recorded, dict) else {}
-    checked = {
-        split: counts
-        for split, counts in of_splits.items()
-        if isinstance(counts, dict) and counts.get("checked")
-    }
-    need(checked, "the records do not say how many samples the splits share with the training data")
-    # the training data itself, on purpose if the name says so
-    same = [split for split, counts in checked.items() if counts.get("same")]
-    others = {split: counts for split, counts in checked.items() if split not in same}
-    verdicts = [
-        _overlap_of(split, counts, history)
-        for split, counts in others.items()
-        if counts.get("overlapping")
-    ]
-    unnamed = [split for split in same if "train" not in split]
+    training_splits = []  # the training data itself, on purpose if the name says so
+    others = {}
+    for split, counts in history.overlaps.items():
+        if not counts.get("checked"):
+            continue
+        if counts.get("same"):
+            training_splits.append(split)
+        else:
+            others[split] = counts
+    need(
+        training_splits or others,
+        "the records do not say how many samples the splits share with the training data",
+    )
+    findings = []
+    for split, counts in others.items():
+        if counts.get("overlapping") and counts.get("passages"):
+            findings.append(_shared_passages(split, counts, history))
+        elif counts.get("overlapping"):
+            findings.append(_shared_samples(split, counts, history))
+    unnamed = [split for split in training_splits if "train" not in split]
     if unnamed:
-        verdicts.append(_is_training_data(unnamed))
-    verdicts.sort(key=lambda verdict: -verdict.numbers["share"])
-    samples = sum(int(counts["checked"]) for counts in others.values())
-    well(
-        not verdicts,
-        f"none of {samples:,} checked samples is in the training data"
-        if others
-        else f"{join_names(same)} is the training data, as its name says",
-    )
-    return replace(
-        worst_first(verdicts)[0],
-        evidence=tuple(line for verdict in verdicts for line in verdict.evidence),
-    )
+        findings.append(_is_training_data(unnamed))
+    if not findings and others:
+        samples = sum(int(counts["checked"]) for counts in others.values())
+        return Healthy(f"none of {samples:,} checked samples is in the training data")
+    if not findings:
+        return Healthy(f"{join_names(training_splits)} is the training data, as its name says")
+    findings.sort(key=lambda finding: -finding.numbers["share"])
+    evidence = [line for finding in findings for line in finding.evidence]
+    return replace(worst_first(findings)[0], evidence=tuple(evidence))
 
 
 def _is_training_data(splits: Sequence[str]) -> Finding:
@@ -177,60 +193,88 @@ def _is_training_data(splits: Sequence[str]) -> Finding:
     )
 
 
-def _overlap_of(split: str, counts: dict[str, Any], history: History) -> Finding:
-    checked, same, of_text = (
-        int(counts["checked"]),
-        int(counts["overlapping"]),
-        bool(counts.get("passages")),
-    )
-    share, bound = same / checked, PASSAGES_SHARED if of_text else SHARED
-    severity: Severity = (
-        "error" if share >= MOSTLY_SHARED else "warning" if share >= bound else "note"
-    )
-    trained_on, known = int(history.data.get("samples") or 0), int(history.data.get("checked") or 0)
-    part = known < trained_on and not counts.get("among_all")
-    among = f", compared with {known:,} of {trained_on:,} training samples" if part else ""
-    where = "checked part of the training text"
-    if 2 * known >= trained_on:
-        where = "training text, as in most texts: its metrics hardly change"
-    of_samples = "remove duplicates before splitting; split by source (document, patient, speaker), not by sample"
-    texts = {  # keyed by text data and small overlap: the finding and its remedy
-        (False, False): (
-            f"{'At least ' * part}{share:.0%} of {split} is also in the training data.",
-            of_samples,
-        ),
-        (False, True): (f"A few samples of {split} are also in the training data.", of_samples),
-        (True, False): (
-            f"At least {share:.0%} of {split} shares a passage with the training text, so its metrics say less about new text.",
-            "remove copied documents before splitting; split by document, not by position in the text",
-        ),
-        (True, True): (
-            f"A few passages of {split} are also in the {where}.",
-            "no change is needed; remove copied documents for stricter metrics",
-        ),
-    }
-    message, cure = texts[of_text, severity == "note"]
-    both = "the same file for training and evaluation"
-    causes = (
-        "a split that was made after the data were copied or augmented",
-        "duplicates in the data",
-        both,
-    )
-    if of_text:
-        in_common = "text that many files share: licenses, headers, copied code or phrases"
-        causes = (
-            in_common,
-            *(("", "") if severity == "note" else (both, "documents that occur twice in the data")),
-        )
-    kind = (
-        "windows share a passage with the training text"
-        if of_text
-        else "samples are in the training data"
-    )
-    evidence = f"{split}: {same:,} of {checked:,} checked {kind}{among}"
+def _shared_samples(split: str, counts: dict[str, Any], history: History) -> Finding:
+    shared = int(counts["overlapping"])
+    checked = int(counts["checked"])
+    share = shared / checked
+    compared = _compared_samples(counts, history)
+    severity = _severity_of_overlap(share, SHARED)
+    if severity == "note":
+        message = f"A few samples of {split} are also in the training data."
+    elif compared:
+        message = f"At least {share:.0%} of {split} is also in the training data."
+    else:
+        message = f"{share:.0%} of {split} is also in the training data."
     return wrong(
-        severity, message, (evidence,), causes=causes, try_=(cure,), numbers={"share": share}
+        severity,
+        message,
+        (f"{split}: {shared:,} of {checked:,} checked samples are in the training data{compared}",),
+        causes=(
+            "a split that was made after the data were copied or augmented",
+            "duplicates in the data",
+            _SAME_FILE,
+        ),
+        try_=(
+            "remove duplicates before splitting; split by source (document, patient, speaker), not by sample",
+        ),
+        numbers={"share": share},
     )
+
+
+def _shared_passages(split: str, counts: dict[str, Any], history: History) -> Finding:
+    shared = int(counts["overlapping"])
+    checked = int(counts["checked"])
+    share = shared / checked
+    compared = _compared_samples(counts, history)
+    severity = _severity_of_overlap(share, PASSAGES_SHARED)
+    causes = ["text that many files share: licenses, headers, copied code or phrases"]
+    if severity == "note":
+        where = "checked part of the training text"
+        if 2 * _known_samples(history) >= _training_samples(history):
+            where = "training text, as in most texts: its metrics hardly change"
+        message = f"A few passages of {split} are also in the {where}."
+        remedy = "no change is needed; remove copied documents for stricter metrics"
+    else:
+        message = (
+            f"At least {share:.0%} of {split} shares a passage with the training text, so its"
+            " metrics say less about new text."
+        )
+        causes += [_SAME_FILE, "documents that occur twice in the data"]
+        remedy = "remove copied documents before splitting; split by document, not by position in the text"
+    return wrong(
+        severity,
+        message,
+        (
+            f"{split}: {shared:,} of {checked:,} checked windows share a passage with the training"
+            f" text{compared}",
+        ),
+        causes=causes,
+        try_=(remedy,),
+        numbers={"share": share},
+    )
+
+
+def _severity_of_overlap(share: float, affects_scores: float) -> Severity:
+    if share >= MOSTLY_SHARED:
+        return "error"
+    return "warning" if share >= affects_scores else "note"
+
+
+def _compared_samples(counts: dict[str, Any], history: History) -> str:
+    """Say with which part of the training data a split was compared, or "" if with all."""
+    known = _known_samples(history)
+    trained_on = _training_samples(history)
+    if known >= trained_on or counts.get("among_all"):
+        return ""
+    return f", compared with {known:,} of {trained_on:,} training samples"
+
+
+def _known_samples(history: History) -> int:
+    return int(history.data.get("checked") or 0)
+
+
+def _training_samples(history: History) -> int:
+    return int(history.data.get("samples") or 0)
 
 
 @check("non-finite-scores")
@@ -238,26 +282,31 @@ def non_finite_scores(history: History) -> Verdict:
     """Check for scores that are not finite in the last evaluation although the training loss is."""
     need(len(history.records.scores.steps), "no split was evaluated yet")
     need(history.loss_is_finite, NOT_FINITE)
-    since = {name: history.not_finite_since(name) for name in history.score_names}
-    steps = {name: step for name, step in since.items() if step is not None}
-    well(not steps, "the last value of every score is finite")
-    names = [*steps]
+    since = {}
+    for name in history.score_names:
+        step = history.not_finite_since(name)
+        if step is not None:
+            since[name] = step
+    well(not since, "the last value of every score is finite")
+    names = list(since)
     losses = [name for name in names if name.endswith("/loss")]
+    causes = []
+    if losses:
+        causes.append("a sample of the split with a value that is not finite")
+    if losses != names:
+        causes.append("a metric that divides by a count of 0")
+    causes.append("weights in evaluation mode that overflow, such as running variances of 0")
     is_or_are = "is" if len(names) == 1 else "are"
     return wrong(
         "warning" if losses else "note",
         f"{join_names(names)} {is_or_are} not finite, although the training loss is.",
-        [f"{name}: not finite since step {step:,}" for name, step in list(steps.items())[:4]],
-        causes=(
-            "a sample of the split with a value that is not finite" if losses else "",
-            "a metric that divides by a count of 0" if losses != names else "",
-            "weights in evaluation mode that overflow, such as running variances of 0",
-        ),
+        [f"{name}: not finite since step {since[name]:,}" for name in names[:4]],
+        causes=causes,
         try_=(
             "look for such samples: torch.isfinite over the inputs and targets of the split",
             "a best checkpoint and early stopping need a finite score",
         ),
-        step=min(steps.values()),
+        step=min(since.values()),
         numbers={},
     )
 
@@ -272,11 +321,14 @@ def constant_targets(history: History) -> Verdict:
         distinct > 1 and share < NEARLY_ALL,
         f"{distinct:,} different targets; the most common one is {share:.0%} of those checked",
     )
+    severity: Severity = "warning"
+    message = f"{share:.1%} of the targets are the same."
+    if distinct == 1:
+        severity = "error"
+        message = "All targets are the same."
     return wrong(
-        "error" if distinct == 1 else "warning",
-        "All targets are the same."
-        if distinct == 1
-        else f"{share:.1%} of the targets are the same.",
+        severity,
+        message,
         (f"{distinct:,} different targets; the most common one is {share:.1%} of those checked",),
         causes=(
             "labels that were read from the wrong column, or lost in preprocessing",
@@ -296,50 +348,47 @@ def smoothed_perplexity(history: History) -> Verdict:
     """Check for a metric named perplexity with label smoothing: the exponential of a smoothed loss
     is not a perplexity.
     """
-    described, smoothing = history.described, history.described.label_smoothing
-    scores = [
-        score
-        for score in history.score_names
-        if "perplexity" in score.lower() or score.lower().endswith("ppl")
+    smoothing = history.described.label_smoothing
+    scores = []
+    for score in history.score_names:
+        name = score.lower()
+        if "perplexity" in name or name.endswith("ppl"):
+            scores.append(score)
+    well(not scores, "no metric is called perplexity")
+    well(smoothing == 0.0, "the settings have no label smoothing")
+    well(history.described.program == "recipe", "recipes evaluate the loss without smoothing")
+    splits = history.data.get("scored_by_training_loss")
+    if isinstance(splits, list):
+        scores = [score for score in scores if score.rpartition("/")[0] in splits]
+    well(not scores, "the perplexity is not computed from the training loss")
+    evidence = [
+        f"label smoothing {smoothing:g}; metrics from the training loss: {join_names(scores)}"
     ]
-    trained_on = history.data.get("scored_by_training_loss")
-    of_loss = [
-        score
-        for score in scores
-        if not isinstance(trained_on, list) or score.rpartition("/")[0] in trained_on
-    ]
-    reasons = {
-        "no metric is called perplexity": not scores,
-        "the settings have no label smoothing": smoothing == 0.0,
-        "recipes evaluate the loss without smoothing": described.program == "recipe",
-        "the perplexity is not computed from the training loss": not of_loss,
-    }
-    for reason, holds in reasons.items():
-        well(holds, reason)
+    numbers = {"label_smoothing": smoothing}
     distinct = int(history.targets.get("distinct") or 0)
-    floor = smoothed_floor(smoothing, distinct) if distinct > 1 else -math.inf
-    for score in of_loss:
-        lowest = min(history.score(score).value, default=math.inf)
+    if distinct > 1:
+        floor = smoothed_floor(smoothing, distinct)
         bound = math.exp(floor)
-        well(
-            lowest < 0.98 * bound,
-            f"{score} reached {lowest:.4g}, below {bound:.4g}, so its loss is not smoothed",
+        for score in scores:
+            lowest = min(history.score(score).value, default=math.inf)
+            well(
+                lowest < 0.98 * bound,
+                f"{score} reached {lowest:.4g}, below {bound:.4g}, so its loss is not smoothed",
+            )
+        evidence.append(
+            f"with {distinct:,} different targets, a smoothed loss cannot fall below {floor:.3g},"
+            f" nor its exponential below {bound:.3g}"
         )
+        numbers["floor"] = floor
     return wrong(
         "warning",
-        f"{of_loss[0]} may come from a smoothed loss; if so, it is not a perplexity.",
-        (
-            f"label smoothing {smoothing:g}; metrics from the training loss: {join_names(of_loss)}",
-            f"with {distinct:,} different targets, a smoothed loss cannot fall below {floor:.3g},"
-            f" nor its exponential below {math.exp(floor):.3g}"
-            if distinct > 1
-            else "",
-        ),
+        f"{scores[0]} may come from a smoothed loss; if so, it is not a perplexity.",
+        evidence,
         causes=("the split is evaluated with the training loss",),
         try_=(
             "in the loss, smooth only if model.training is true; or use Split(loss=False, metrics=...) with the plain cross-entropy",
         ),
-        numbers={"label_smoothing": smoothing} | ({"floor": floor} if distinct > 1 else {}),
+        numbers=numbers,
     )
 
 
@@ -347,22 +396,22 @@ def smoothed_floor(smoothing: float, classes: int) -> float:
     """Return the minimum of a label-smoothed cross-entropy in nats: the target's entropy (Szegedy
     et al. 2016, section 7).
 
-    >>> (
-    ...     round(math.exp(smoothed_floor(0.1, 1000)), 1),
-    ...     round(math.exp(smoothed_floor(0.1, 32000)), 1),
-    ... )
-    (2.8, 3.9)
+    >>> round(math.exp(smoothed_floor(0.1, 1000)), 1)
+    2.8
+    >>> round(math.exp(smoothed_floor(0.1, 32000)), 1)
+    3.9
     """
-    other, own = smoothing / classes, 1 - smoothing + smoothing / classes
-    return -own * math.log(own) - (classes - 1) * other * math.log(other)
+    other = smoothing / classes
+    target = 1 - smoothing + smoothing / classes
+    return -target * math.log(target) - (classes - 1) * other * math.log(other)
 
 
 def _other_scores(history: History, split: str, best: int) -> list[str]:
-    names = [
-        name
-        for name in history.score_names
-        if name.rpartition("/")[0] == split and not name.endswith("/loss")
-    ]
+    names = []
+    for name in history.score_names:
+        of_split, _, metric = name.rpartition("/")
+        if of_split == split and metric != "loss":
+            names.append(name)
     texts = []
     for name in names[:_MOST_SCORES]:
         series = history.score(name)
@@ -373,12 +422,14 @@ def _other_scores(history: History, split: str, best: int) -> list[str]:
 
 
 def _fell_since(history: History, step: int) -> bool:
+    """Return True if the training loss has fallen since a step, by more than the noise."""
     loss = history.loss
-    surely = 1.6 * noise(loss.value)  # two standard errors of the difference of two medians of five
-    return (
-        len(loss) >= EVALUATIONS
-        and _level_near(loss, int(loss.step[-1])) < _level_near(loss, step) - surely
-    )
+    if len(loss) < EVALUATIONS:
+        return False
+    then = _level_near(loss, step)
+    now = _level_near(loss, int(loss.step[-1]))
+    # two standard errors of the difference of two medians of five
+    return now < then - 1.6 * noise(loss.value)
 
 
 def _level_near(loss: Series, step: int) -> float:

@@ -83,7 +83,8 @@ class History:
         """The outcome of the last session, such as "finished" or "diverged", or None if the session
         runs or was killed.
         """
-        return None if self.last_event is None else str(self.last_event.get("event"))
+        event = self.last_event
+        return None if event is None else str(event.get("event"))
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -124,10 +125,9 @@ class History:
     def complete(self) -> bool:
         """True if all steps are complete or early stopping ended the run."""
         steps = self.described.steps
-        return (steps is not None and self.step >= steps) or self.ended_by in (
-            "finished",
-            "stopped early",
-        )
+        if steps is not None and self.step >= steps:
+            return True
+        return self.ended_by in ("finished", "stopped early")
 
     def column(self, name: str) -> Series:
         """Return the values `name` of the training records that have it. One that is not finite is
@@ -184,6 +184,14 @@ class History:
     def targets(self) -> Mapping[str, Any]:
         targets = self.data.get("targets")
         return targets if isinstance(targets, dict) else {}
+
+    @property
+    def overlaps(self) -> dict[str, dict[str, Any]]:
+        """For each split, the counts of its samples that are in the training data."""
+        recorded = self.data.get("overlap")
+        if not isinstance(recorded, dict):
+            return {}
+        return {split: counts for split, counts in recorded.items() if isinstance(counts, dict)}
 
     @property
     def layers_count(self) -> int:
