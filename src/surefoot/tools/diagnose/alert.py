@@ -160,8 +160,9 @@ class Alert:
             self.thread = None
 
     def _deliver_all(self) -> None:
-        while (body := self.waiting.get()) is not None:
-            if self.is_closed:
+        while True:
+            body = self.waiting.get()
+            if body is None or self.is_closed:
                 return
             try:
                 self._deliver(body)
@@ -246,7 +247,11 @@ def _is_ip_address(numbers: str) -> bool:
 def _first_word(target: str) -> str:
     """Return the first word of a command: its arguments may be secrets."""
     words = target.split(maxsplit=1)
-    return repr(words[0] if words else target) + " ..." * (len(words) > 1)
+    if not words:
+        return repr(target)
+    if len(words) == 1:
+        return repr(words[0])
+    return f"{words[0]!r} ..."
 
 
 def _body(finding: Finding, *, run: str | Path, step: int) -> bytes:

@@ -1,7 +1,7 @@
 """The list of all checks, their verdicts, and the report."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 from surefoot.errors import visible
 from surefoot.tools.diagnose import (
@@ -28,6 +28,7 @@ from surefoot.tools.diagnose.finding import (
 )
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.statistics import FEWEST
+from surefoot.tracking.format import counted
 
 CHECKS: Sequence[Check] = (
     divergence.diverged,
@@ -100,17 +101,22 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
     other checks.
     """
     sorted_findings = worst_first(verdicts)
-    unclear = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
-    of_all = f"; too few records for {len(unclear)} of {len(verdicts)} checks" if unclear else ""
-    blocks = [
-        _headline(history, sorted_findings, else_said=f"no findings{of_all}"),
-        *map(str, sorted_findings),
-    ]
+    healthy = [verdict for verdict in verdicts if isinstance(verdict, Healthy)]
+    unknown = [verdict for verdict in verdicts if isinstance(verdict, Unknown)]
+    if sorted_findings:
+        summary = _count_by_severity(sorted_findings)
+    else:
+        summary = "no findings"
+        if unknown:
+            summary += f"; too few records for {len(unknown)} of {len(verdicts)} checks"
+    blocks = [f"{_headline(history)}\n{summary}"]
+    blocks += [str(finding) for finding in sorted_findings]
     if every or not sorted_findings:
-        blocks += _rows(
-            "healthy", [verdict for verdict in verdicts if isinstance(verdict, Healthy)]
-        )
-        blocks += _rows("unknown, because too little is recorded", unclear, _more_records(history))
+        if healthy:
+            blocks.append("\n".join(["healthy", *_rows(healthy)]))
+        if unknown:
+            title = "unknown, because too little is recorded"
+            blocks.append("\n".join([title, *_rows(unknown), *_more_records(history)]))
     return visible("\n\n".join(blocks))
 
 
@@ -122,53 +128,52 @@ def in_a_line(finding: Finding, *, command: str | None) -> str:
     >>> in_a_line(finding, command="surefoot diagnose runs/a")
     'WARNING loss-spikes: The loss jumped once. More: surefoot diagnose runs/a'
     """
-    more = (
-        f" More: {command}"
-        if command is not None
-        else f" Try: {finding.try_[0]}"
-        if finding.try_
-        else ""
+    line = f"{finding.severity.upper()} {finding.name}: {finding.message}"
+    if command is not None:
+        return f"{line} More: {command}"
+    if finding.try_:
+        return f"{line} Try: {finding.try_[0]}"
+    return line
+
+
+def _headline(history: History) -> str:
+    described = history.described
+    steps = f"{history.last_step:,}"
+    if described.steps is not None:
+        steps += f" of {described.steps:,}"
+    if described.standing == "running":
+        standing = "running"
+    elif history.ended_by:
+        standing = history.ended_by
+    else:
+        standing = "finished" if history.complete else "not finished"
+    times = len(history.resumed)
+    if times == 1:
+        standing += ", resumed once"
+    elif times > 1:
+        standing += f", resumed {times} times"
+    return f"{described.name}: {steps} steps, {standing}"
+
+
+def _count_by_severity(findings: Sequence[Finding]) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    return ", ".join(
+        counted(counts[severity], severity) for severity in SEVERITIES if counts[severity]
     )
-    return f"{finding.severity.upper()} {finding.name}: {finding.message}{more}"
+
+
+def _rows(verdicts: Sequence[Healthy | Unknown]) -> list[str]:
+    width = max(len(verdict.name) for verdict in verdicts)
+    lines = []
+    for verdict in verdicts:
+        lines += wrapped(verdict.message, f"  {verdict.name:<{width}}  ", width + 4)
+    return lines
 
 
 def _more_records(history: History) -> list[str]:
+    """Return the setting with which a run of this length has enough records."""
     every = history.step // (2 * FEWEST)
     if not history.over or every < 1 or history.train_count >= FEWEST:
         return []
-    return [
-        f"  for enough records in a run of this length: {history.described.typed('log_every', f'{every} steps')}"
-    ]
-
-
-def _headline(history: History, ranked: Sequence[Finding], *, else_said: str) -> str:
-    described, of_all = (
-        history.described,
-        "" if history.described.steps is None else f" of {history.described.steps:,}",
-    )
-    standing = (
-        "running"
-        if described.standing == "running"
-        else history.ended_by or ("finished" if history.complete else "not finished")
-    )
-    counts = [
-        (severity, sum(finding.severity == severity for finding in ranked))
-        for severity in SEVERITIES
-    ]
-    summary = (
-        ", ".join(f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts if count)
-        or else_said
-    )
-    times = len(history.resumed)
-    resumed = f", resumed {'once' if times == 1 else f'{times} times'}" if times else ""
-    return f"{described.name}: {history.last_step:,}{of_all} steps, {standing}{resumed}\n{summary}"
-
-
-def _rows(
-    title: str, verdicts: Sequence[Healthy | Unknown], after: Sequence[str] = ()
-) -> list[str]:
-    wide = max((len(verdict.name) for verdict in verdicts), default=0)
-    rows = [
-        wrapped(verdict.message, f"  {verdict.name:<{wide}}  ", wide + 4) for verdict in verdicts
-    ]
-    return ["\n".join([title, *chain.from_iterable(rows), *after])] if rows else []
+    setting = history.described.typed("log_every", f"{every} steps")
+    return [f"  for enough records in a run of this length: {setting}"]

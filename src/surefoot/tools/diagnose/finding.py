@@ -58,8 +58,10 @@ class Finding:
             ("causes", self.causes),
             ("try", self.try_),
         ):
-            for index, text in enumerate(texts):
-                lines += wrapped(text, f"  {head if index == 0 else '':<{_HEAD - 2}}", _HEAD + 2)
+            label = head  # before the first text only
+            for text in texts:
+                lines += wrapped(text, f"  {label:<{_HEAD - 2}}", _HEAD + 2)
+                label = ""
         return visible("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,9 +80,10 @@ class Finding:
 
 def wrapped(text: str, first: str, indent: int, *, width: int = _WIDE) -> list[str]:
     """Wrap a text into lines, the first one after `first` and the others after `indent` spaces."""
-    return TextWrapper(
+    wrapper = TextWrapper(
         width, first, " " * indent, break_long_words=False, break_on_hyphens=False
-    ).wrap(text)
+    )
+    return wrapper.wrap(text)
 
 
 @dataclass(frozen=True)
@@ -162,22 +165,28 @@ def wrong(
     >>> wrong("note", "The loss jumped.", ("once", ""), causes=(), try_=(), numbers={}).evidence
     ('once',)
     """
-    evidence, causes, try_ = (tuple(filter(None, texts)) for texts in (evidence, causes, try_))
-    known = {name: value for name, value in numbers.items() if not math.isnan(value)}
-    return Finding("", severity, message, evidence, causes, try_, step, known)
+    return Finding(
+        name="",
+        severity=severity,
+        message=message,
+        evidence=tuple(filter(None, evidence)),
+        causes=tuple(filter(None, causes)),
+        try_=tuple(filter(None, try_)),
+        step=step,
+        numbers={name: value for name, value in numbers.items() if not math.isnan(value)},
+    )
 
 
 def worst_first(verdicts: Iterable[Verdict]) -> list[Finding]:
     """Sort findings by severity: errors, warnings, notes. Findings of equal severity keep their
     order.
 
-    >>> [one.name for one in worst_first([Finding("a", "note", ""), Finding("b", "error", "")])]
+    >>> findings = worst_first([Finding("a", "note", ""), Finding("b", "error", "")])
+    >>> [finding.name for finding in findings]
     ['b', 'a']
     """
-    return sorted(
-        (one for one in verdicts if isinstance(one, Finding)),
-        key=lambda one: SEVERITIES.index(one.severity),
-    )
+    findings = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def join_names(names: Sequence[object], *, limit: int = 4) -> str:
@@ -187,4 +196,6 @@ def join_names(names: Sequence[object], *, limit: int = 4) -> str:
     'a, b and 1 more'
     """
     text = ", ".join(str(name) for name in names[:limit])
-    return text if len(names) <= limit else f"{text} and {len(names) - limit} more"
+    if len(names) > limit:
+        text += f" and {len(names) - limit} more"
+    return text

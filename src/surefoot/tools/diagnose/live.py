@@ -15,6 +15,7 @@ from surefoot.tools.diagnose.checks import in_a_line, verdicts
 from surefoot.tools.diagnose.finding import SEVERITIES, Check, Finding, worst_first
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.run_settings import RunDescription
+from surefoot.tracking.format import counted
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_records import RunRecords
 
@@ -28,6 +29,10 @@ _GONE = 0.1  # fraction of all steps: a finding is printed again after a longer 
 class _Reported:
     severity: int
     gone_since: float = math.inf  # the first step without the finding
+
+    def covers(self, severity: int, step: int, longest_absence: float) -> bool:
+        """Return False if the finding is more severe now, or was absent for long."""
+        return severity >= self.severity and step - self.gone_since <= longest_absence
 
 
 class LiveFindings:
@@ -43,15 +48,18 @@ class LiveFindings:
         earlier: Iterable[Record] = (),
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.described, self.say, self.command, self.now = described, say, command, now
-        self.alert, self.alerted = alert, set[str]()  # names of findings
+        self.described = described
+        self.say = say
+        self.command = command
+        self.now = now
+        self.alert = alert
+        self.alerted: set[str] = set()  # names of findings
         self.records = RunRecords()
         self.reported: dict[str, _Reported] = {}
         self.broken: set[Check] = set()
         self.not_before = 0.0
-        self.earlier: Iterable[Record] | None = (
-            earlier  # read after the first step, to start faster
-        )
+        # read after the first step, to start faster; None afterwards
+        self.earlier: Iterable[Record] | None = earlier
         self.waiting: list[Record] = []  # until `earlier` is read
 
     def write(self, record: Record) -> None:
@@ -68,11 +76,11 @@ class LiveFindings:
                 self.waiting.append(record)
                 if record["kind"] not in _ASKED_AFTER:
                     return
-                self._go_on()
+                self._read_earlier()
             else:
                 self.records.add(record)
             if record["kind"] in _ASKED_AFTER and self.now() >= self.not_before:
-                self._remark()
+                self._report_new_findings()
         except Exception as problem:  # a failed check does not end a run
             self._give_up(problem)
 
@@ -81,36 +89,37 @@ class LiveFindings:
         raises.
         """
         try:
-            self._go_on()
+            self._read_earlier()
             history = History(replace(self.described, standing="over"), self.records)
-            findings = verdicts(history, broken=self._warn_of)
-            self._send(worst_first(findings), history.step)
+            findings = worst_first(verdicts(history, broken=self._warn_of))
+            self._send(findings, history.step)
         except Exception as problem:
             self._give_up(problem)
             return []
-        return [finding for finding in worst_first(findings) if finding.severity != "note"]
+        return [finding for finding in findings if finding.severity != "note"]
 
     def sentence(self) -> str:
         """Return a sentence with the final findings and the command that explains them. Returns ""
         without findings.
         """
-        if not (findings := self.at_end()):
+        findings = self.at_end()
+        if not findings:
             return ""
-        names = [
-            each.name + (f" since step {each.step:,}" if each.step else "")
-            for each in findings[:_NAMED]
-        ]
-        names += [f"{len(findings) - _NAMED} more"] if len(findings) > _NAMED else []
-        text = f"{len(findings)} finding{'s' * (len(findings) > 1)}: {', '.join(names)}"
+        names = []
+        for finding in findings[:_NAMED]:
+            since = f" since step {finding.step:,}" if finding.step else ""
+            names.append(f"{finding.name}{since}")
+        if len(findings) > _NAMED:
+            names.append(f"{len(findings) - _NAMED} more")
+        text = f"{counted(len(findings), 'finding')}: {', '.join(names)}"
         if self.command is not None:
             return f"{text}: {self.command}"
-        lines = [text, *(in_a_line(each, command=None) for each in findings)]
-        return "\n".join(
-            [
-                *lines,
-                "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records",
-            ]
+        lines = [text]
+        lines += [in_a_line(finding, command=None) for finding in findings]
+        lines.append(
+            "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records"
         )
+        return "\n".join(lines)
 
     def close(self) -> None:
         """Wait a few seconds for alerts that are being sent."""
@@ -119,12 +128,10 @@ class LiveFindings:
             self._say_problems(self.alert)
 
     def _send(self, findings: Iterable[Finding], step: int) -> None:
+        if self.alert is None:
+            return
         for finding in findings:
-            if (
-                self.alert is not None
-                and finding.severity == "error"
-                and finding.name not in self.alerted
-            ):
+            if finding.severity == "error" and finding.name not in self.alerted:
                 self.alerted.add(finding.name)
                 self.alert.send(finding, run=self.described.name, step=step)
 
@@ -132,43 +139,45 @@ class LiveFindings:
         for text in alert.problems():
             self.say(text)
 
-    def _go_on(self) -> None:
+    def _read_earlier(self) -> None:
+        """Read the records of earlier sessions, whose findings are not reported again."""
         if self.earlier is None:
             return
-        earlier, self.earlier = self.earlier, None
+        earlier = self.earlier
+        self.earlier = None
         self.records.extend(earlier)
         if self.records.count:
             _, findings = self._current_findings()
-            self.alerted = {finding.name for finding in findings if finding.severity == "error"}
-            self.reported = {
-                _key(finding): _Reported(SEVERITIES.index(finding.severity)) for finding in findings
-            }
+            for finding in findings:
+                self.reported[_key(finding)] = _Reported(SEVERITIES.index(finding.severity))
+                if finding.severity == "error":
+                    self.alerted.add(finding.name)
         self.records.extend(self.waiting)
         self.waiting = []
 
-    def _remark(self) -> None:
+    def _report_new_findings(self) -> None:
         step, findings = self._current_findings()
         self._send(findings, step)
+        longest_absence = _GONE * max(step, self.described.steps or 0)
         new = None
         for finding in findings:
-            severity, before = SEVERITIES.index(finding.severity), self.reported.get(_key(finding))
-            within = _GONE * max(step, self.described.steps or 0)
-            if (
-                before is not None
-                and severity >= before.severity
-                and step - before.gone_since <= within
-            ):
+            severity = SEVERITIES.index(finding.severity)
+            before = self.reported.get(_key(finding))
+            if before is not None and before.covers(severity, step, longest_absence):
                 before.gone_since = math.inf
-            elif finding.severity != "note" and new is None:
+            elif finding.severity != "note" and new is None:  # others are printed next time
                 new = finding
                 self.reported[_key(finding)] = _Reported(severity)
-        for name in self.reported.keys() - {_key(finding) for finding in findings}:
-            self.reported[name].gone_since = min(step, self.reported[name].gone_since)
+        present = {_key(finding) for finding in findings}
+        for key, reported in self.reported.items():
+            if key not in present:
+                reported.gone_since = min(step, reported.gone_since)
         if new is not None:
             self.say(in_a_line(new, command=self.command))
 
     def _current_findings(self) -> tuple[int, list[Finding]]:
-        start_s, history = self.now(), History(self.described, self.records)
+        start_s = self.now()
+        history = History(self.described, self.records)
         findings = worst_first(verdicts(history, broken=self._warn_of))
         end_s = self.now()
         self.not_before = end_s + _TIMES_AS_LONG * (end_s - start_s)
