@@ -3,13 +3,14 @@ varies.
 """
 
 import math
-from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from surefoot.config.durations import seconds
 from surefoot.errors import ConfigError
-from surefoot.tools.diagnose.finding import Verdict, check, need, well, wrong
+from surefoot.tools.diagnose.finding import Severity, Verdict, check, need, well, wrong
 from surefoot.tools.diagnose.history import History, Series
 from surefoot.tools.diagnose.statistics import first_and_last_third, level, noise, trend
 from surefoot.tracking.format import three_digits
@@ -64,23 +65,22 @@ def data_bound(history: History) -> Verdict:
     workers start.
     """
     described = history.described
-    waiting, training, user = (
-        history.column(f"{phase}_s").value[1:] for phase in ("data_wait", "training", "user")
-    )
-    waited_s, trained_s, user_s = (
-        float(spent[np.isfinite(spent)].sum()) for spent in (waiting, training, user)
-    )
-    trained_s += user_s  # samples are loaded while a loop's body runs, too
+    waited_s = _total_after_first(history, "data_wait_s")
+    user_s = _total_after_first(history, "user_s")
+    # samples are loaded while a loop's body runs, too
+    trained_s = _total_after_first(history, "training_s") + user_s
+    count = max(0, len(history.column("data_wait_s")) - 1)
     need(
-        len(waiting) >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
-        f"{len(waiting)} records with {waited_s + trained_s:.1f} s of training are too few",
+        count >= FEWEST // 4 and waited_s + trained_s >= LEAST_S,
+        f"{count} records with {waited_s + trained_s:.1f} s of training are too few",
     )
     share = waited_s / (waited_s + trained_s)
+    severity: Severity = "warning" if share >= MUCH_WAITING else "note"
     well(share < WAITING, f"steps spend {share:.1%} of their time waiting for data")
     data = described.identity.get("data")
     if isinstance(data, dict) and data.get("type") == "Tape":
         return wrong(
-            "warning" if share >= MUCH_WAITING else "note",
+            severity,
             f"Steps spend {share:.0%} of their time waiting for the rows of the stream.",
             (f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training",),
             causes=(
@@ -92,27 +92,34 @@ def data_bound(history: History) -> Verdict:
         )
     workers = workers_needed(waited_s, trained_s, workers=described.workers)
     processors = described.processors or workers
+    remedies = []
+    if described.workers < processors:
+        remedies.append(described.typed("workers", min(workers, processors)))
+    if workers > processors:
+        remedies.append(
+            f"{workers} workers would be needed, but this machine has {processors} processors: also make samples cheaper to load"
+        )
+    remedies.append("smaller or preprocessed files, less augmentation, data in memory as tensors")
+    and_loop = " and of the loop" if user_s else ""
     return wrong(
-        "warning" if share >= MUCH_WAITING else "note",
+        severity,
         f"Steps spend {share:.0%} of their time waiting for data.",
         (
-            f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training{' and of the loop' if user_s else ''}, "
+            f"{waited_s:.1f} s of waiting, {trained_s:.1f} s of training{and_loop}, "
             f"with {described.workers} workers",
         ),
         causes=(
             "samples load more slowly than the model trains on them: decoding, augmentation, many small files, a slow disk",
         ),
-        try_=(
-            described.typed("workers", min(workers, processors))
-            if described.workers < processors
-            else "",
-            f"{workers} workers would be needed, but this machine has {processors} processors: also make samples cheaper to load"
-            if workers > processors
-            else "",
-            "smaller or preprocessed files, less augmentation, data in memory as tensors",
-        ),
+        try_=remedies,
         numbers={"share": share, "workers": workers},
     )
+
+
+def _total_after_first(history: History, name: str) -> float:
+    """Return the sum of a time over all records but the first, in which workers start."""
+    spent_s = history.column(name).value[1:]
+    return float(spent_s[np.isfinite(spent_s)].sum())
 
 
 def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
@@ -125,8 +132,8 @@ def workers_needed(waited_s: float, trained_s: float, *, workers: int) -> int:
     >>> workers_needed(3.0, 1.0, workers=0), workers_needed(1.0, 1.0, workers=2)
     (3, 4)
     """
-    reading = (workers * (waited_s + trained_s) if workers else waited_s) / max(trained_s, 1e-9)
-    return max(workers + 1, math.ceil(reading - 1e-9))
+    reading_s = workers * (waited_s + trained_s) if workers else waited_s
+    return max(workers + 1, math.ceil(reading_s / max(trained_s, 1e-9) - 1e-9))
 
 
 @check("evaluating-too-long")
@@ -149,7 +156,8 @@ def _speeds(history: History) -> Series:
 
 
 def _enough_speeds(history: History) -> None:
-    count, trained_s = len(_speeds(history)), history.total("training_s")
+    count = len(_speeds(history))
+    trained_s = history.total("training_s")
     need(
         count >= FEWEST and trained_s + history.total("data_wait_s") >= LONG_ENOUGH_S,
         f"{count} throughput records, or {trained_s:.1f} s of training, are too few",
@@ -172,9 +180,14 @@ def falling_throughput(history: History) -> Verdict:
         now > FELL * before or sure < SURE,
         f"{three_digits(before)} targets/s at first, {three_digits(now)} now",
     )
-    waits, trains = (
-        _grew(history.column(column).value) for column in ("data_wait_s", "training_s")
-    )
+    waits = _growth(history.column("data_wait_s").value)
+    trains = _growth(history.column("training_s").value)
+    causes = [
+        "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
+        "the machine: other processes, heat, swapped memory",
+    ]
+    if waits > trains:
+        causes.insert(0, "loading the data: waiting has grown more than training")
     return wrong(
         # a healthy run beside eight busy processes fell from 1,740 to 1,320 tokens/s in 160 steps
         "note",
@@ -183,11 +196,7 @@ def falling_throughput(history: History) -> Verdict:
             f"medians of the first and last third of {len(speed)} records; the trend is {sure:.1f} standard deviations",
             f"in the last third, training took {trains:.2g}x as long as in the first, waiting {waits:.2g}x",
         ),
-        causes=(
-            "loading the data: waiting has grown more than training" if waits > trains else "",
-            "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
-            "the machine: other processes, heat, swapped memory",
-        ),
+        causes=causes,
         try_=(
             history.described.profile(),
             "check the memory use, and which objects your own code keeps",
@@ -207,6 +216,9 @@ def jittering_throughput(history: History) -> Verdict:
         share < UNEVEN,
         f"neighboring records differ by {share:.0%} of {three_digits(middle)} targets/s",
     )
+    remedies = [f"no change if the machine is shared; otherwise, {history.described.profile()}"]
+    if history.windows.value[-1] < 50:
+        remedies.append(history.described.typed("log_every", "50 steps"))
     return wrong(
         "note",
         f"Throughput jitters: neighboring records differ by {share:.0%} of {three_digits(middle)} targets per second.",
@@ -216,12 +228,7 @@ def jittering_throughput(history: History) -> Verdict:
             "samples of very different length or cost",
             "records of few steps, in which one slow step shows",
         ),
-        try_=(
-            f"no change if the machine is shared; otherwise, {history.described.profile()}",
-            history.described.typed("log_every", "50 steps")
-            if history.windows.value[-1] < 50
-            else "",
-        ),
+        try_=remedies,
         numbers={"share": share},
     )
 
@@ -229,89 +236,119 @@ def jittering_throughput(history: History) -> Verdict:
 @check("slow-rank")
 def slow_rank(history: History) -> Verdict:
     """Report the ranks that rank 0 recorded as slower than the others (`run/rank_checks.py`)."""
-    slow = [
-        *{
-            (each["rank"], each["since_step"]): each
-            for each in filter(_is_slow_rank, history.records.slow_ranks)
-        }.values()
-    ]
+    slow = _slow_ranks(history)
     well(not slow, "no slow rank is recorded")
-    # a resume begins with other processes
-    ends = [
-        each.get(
-            "until_step", next((step for step in history.resumed if step >= each["step"]), None)
-        )
-        for each in slow
-    ]
-    number = max((index for index, end in enumerate(ends) if end is None), default=len(slow) - 1)
-    newest, is_slow_now = slow[number], ends[number] is None
-    ratio = (
-        min(newest["own_s"] / newest["median_s"], _BEYOND) if newest["median_s"] > 0 else _BEYOND
-    )
-    steps = [
-        f"since step {each['since_step']:,}"
-        if end is None
-        else f"from step {each['since_step']:,} to {end:,}"
-        for each, end in zip(slow, ends, strict=True)
-    ]
-    lines = [
-        f"rank {each['rank']} on {each.get('host')}, {when}: {1e3 * each['own_s']:.3g} ms per step {_WORK[each['work']]},"
-        f" {1e3 * each['median_s']:.3g} ms in the median; the difference is {each['share']:.0%} of a step"
-        for each, when in zip(slow, steps, strict=True)
-    ]
+    slow_now = [rank for rank in slow if rank.end is None]
+    newest = (slow_now or slow)[-1]
+    record = newest.record
+    host = record.get("host")
+    if newest.end is None:
+        severity: Severity = "warning"
+        takes = "takes"
+    else:
+        severity = "note"
+        takes = "took"
+    ratio = _BEYOND
+    times = f"over {_BEYOND:.3g}x"
+    if record["own_s"] < _BEYOND * record["median_s"]:
+        ratio = record["own_s"] / record["median_s"]
+        times = f"{ratio:.3g}x"
+    if record["work"] == "data_wait":
+        cause = "a slow disk or network of its machine, or fewer processors for its workers"
+    else:
+        cause = "other processes on its machine, heat, a slower processor, or fewer threads"
+    others = [rank for rank in slow if rank is not newest]
+    latest_first = others[::-1][:_OTHERS]
     return wrong(
-        "warning" if is_slow_now else "note",
-        f"Rank {newest['rank']} {'takes' if is_slow_now else 'took'} {'over ' * (ratio == _BEYOND)}{ratio:.3g}x as long as the median"
-        f" {_WORK[newest['work']]}, {steps[number]}.",
-        [lines.pop(number), *lines[: -_OTHERS - 1 : -1]],
+        severity,
+        f"Rank {record['rank']} {takes} {times} as long as the median {newest.in_work},"
+        f" {newest.steps}.",
+        [rank.in_words for rank in (newest, *latest_first)],
         causes=(
-            "a slow disk or network of its machine, or fewer processors for its workers"
-            if newest["work"] == "data_wait"
-            else "other processes on its machine, heat, a slower processor, or fewer threads",
+            cause,
             "code that only this rank runs, or samples that cost more than those of other ranks",
         ),
-        try_=(f"check the load and the temperature of {newest.get('host')}, and its disks",),
-        step=newest["since_step"],
-        numbers={"rank": newest["rank"], "times": ratio, "share": newest["share"]},
+        try_=(f"check the load and the temperature of {host}, and its disks",),
+        step=record["since_step"],
+        numbers={"rank": record["rank"], "times": ratio, "share": record["share"]},
     )
+
+
+@dataclass(frozen=True)
+class _SlowRank:
+    record: Record
+    end: int | None  # the step from which on the rank is no longer slow
+
+    @property
+    def in_work(self) -> str:
+        return _WORK[self.record["work"]]
+
+    @property
+    def steps(self) -> str:
+        since = self.record["since_step"]
+        return (
+            f"since step {since:,}" if self.end is None else f"from step {since:,} to {self.end:,}"
+        )
+
+    @property
+    def in_words(self) -> str:
+        record = self.record
+        own_ms = 1e3 * record["own_s"]
+        median_ms = 1e3 * record["median_s"]
+        return (
+            f"rank {record['rank']} on {record.get('host')}, {self.steps}: {own_ms:.3g} ms per step"
+            f" {self.in_work}, {median_ms:.3g} ms in the median; the difference is"
+            f" {record['share']:.0%} of a step"
+        )
+
+
+def _slow_ranks(history: History) -> list[_SlowRank]:
+    newest = {}  # a later record of the same rank replaces the earlier one
+    for record in history.records.slow_ranks:
+        if _is_slow_rank(record):
+            newest[record["rank"], record["since_step"]] = record
+    slow = []
+    for record in newest.values():
+        end = record.get("until_step")
+        if end is None:  # a resume begins with other processes
+            end = next((step for step in history.resumed if step >= record["step"]), None)
+        slow.append(_SlowRank(record, end))
+    return slow
 
 
 def _is_slow_rank(record: Record) -> bool:
-    numbers, record = (
-        ("rank", "since_step", "own_s", "median_s", "share", "until_step"),
-        {"until_step": 0, **record},
-    )
-    return str(record.get("work")) in _WORK and all(
-        isinstance(record.get(name), int | float) for name in numbers
-    )
+    if str(record.get("work")) not in _WORK:
+        return False
+    numbers = [record.get(name) for name in ("rank", "since_step", "own_s", "median_s", "share")]
+    numbers.append(record.get("until_step", 0))  # absent while the rank is slow
+    return all(isinstance(number, int | float) for number in numbers)
 
 
 def _overhead(history: History, column: str, limit: float, *, doing: str, setting: str) -> Verdict:
     spent_s = history.total(column)
-    all_s = sum(
-        history.total(each) for each in ("training_s", "data_wait_s", "evaluating_s", "saving_s")
-    )
+    phases = ("training_s", "data_wait_s", "evaluating_s", "saving_s")
+    all_s = sum(history.total(phase) for phase in phases)
     need(
         all_s >= LEAST_S and history.train_count >= 2,
         f"{all_s:.1f} s in {history.train_count} records are too few",
     )
-    share, interval = spent_s / all_s, history.described.present(setting)
+    share = spent_s / all_s
     well(share < limit, f"{doing.lower()} takes {share:.1%} of the time")
+    cause = f"{doing.lower()} too often: {setting}"
+    interval = history.described.present(setting)
+    if interval is not None:
+        cause += f" is {interval}"
+    times = share * (1 - WANTED) / (WANTED * (1 - share))  # longer intervals, to reach WANTED
+    if column == "evaluating_s":
+        remedy = "a smaller part of the split during training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
+    else:
+        remedy = "fewer evaluations, if a best checkpoint is kept: each evaluation that improves the metric saves one"
     return wrong(
         "warning" if all_s >= WORTH_S else "note",
         f"{doing} takes {share:.0%} of the time.",
         (f"{spent_s:.1f} s of {all_s:.1f} s",),
-        causes=(
-            f"{doing.lower()} too often: {setting}{'' if interval is None else f' is {interval}'}",
-        ),
-        try_=(
-            _more_seldom(
-                history, setting, share * (1 - WANTED) / (WANTED * (1 - share))
-            ),  # to reach WANTED
-            "a smaller part of the split during training, all of it at the end (Split(at_end=True)); a larger Split(batch_size=...)"
-            if column == "evaluating_s"
-            else "fewer evaluations, if a best checkpoint is kept: each evaluation that improves the metric saves one",
-        ),
+        causes=(cause,),
+        try_=(_more_seldom(history, setting, times), remedy),
         numbers={"share": share},
     )
 
@@ -319,17 +356,30 @@ def _overhead(history: History, column: str, limit: float, *, doing: str, settin
 def _more_seldom(history: History, setting: str, times: float) -> str:
     if setting == "save_every":
         interval = str(history.described.present(setting))
-        with suppress(ConfigError):
-            seconds(interval)
-            return ""  # a time: other saves are the cause, such as those of best checkpoints
-        return history.described.typed(setting, "15 min" if interval == "auto" else "auto")
-    at = history.records.scores.steps
-    between = float(np.median(np.diff(at))) if len(at) > 1 else history.step
+        if interval == "auto":
+            return history.described.typed(setting, "15 min")
+        if _is_time(interval):
+            return ""  # other saves are the cause, such as those of best checkpoints
+        return history.described.typed(setting, "auto")
+    evaluated_at = history.records.scores.steps
+    between = float(history.step)
+    if len(evaluated_at) > 1:
+        between = float(np.median(np.diff(evaluated_at)))
     wanted = min(math.ceil(between * times), history.described.steps or history.step)
     return history.described.typed(setting, f"{wanted} steps")
 
 
-def _grew(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+def _growth(values: NDArray[np.float64]) -> float:
+    """Return the ratio of the last third to the first, without the first record."""
     third = max(1, (len(values) - 1) // 3)
-    before, now = level(values[1 : 1 + third]), level(values[-third:])
+    before = level(values[1 : 1 + third])
+    now = level(values[-third:])
     return now / before if before > 0 else 1.0
+
+
+def _is_time(interval: str) -> bool:
+    try:
+        seconds(interval)
+    except ConfigError:
+        return False
+    return True
