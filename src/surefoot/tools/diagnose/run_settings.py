@@ -36,9 +36,8 @@ class RunDescription:
     memory_bytes: int | None = None  # the machine's memory
     saved_step: int = 0  # step of the newest checkpoint, which may be ahead of the records
     keeps_best: bool = True
-    monitored: tuple[str, str] | None = (
-        None  # direction and name of the score that chooses the best checkpoint
-    )
+    # direction and name of the score that chooses the best checkpoint
+    monitored: tuple[str, str] | None = None
 
     @property
     def steps(self) -> int | None:
@@ -65,7 +64,10 @@ class RunDescription:
     def optimizer(self) -> Mapping[str, Any]:
         """The name and settings of the optimizer (of the first model if there are several)."""
         optimizer = _mapping(self.identity.get("optimizer"))
-        return optimizer if "name" in optimizer else _mapping(next(iter(optimizer.values()), {}))
+        if "name" in optimizer:
+            return optimizer
+        of_first_model: Any = next(iter(optimizer.values()), {})
+        return _mapping(of_first_model)
 
     @property
     def optimizer_count(self) -> int:
@@ -99,9 +101,8 @@ class RunDescription:
     def samples(self) -> int | None:
         """Samples per epoch."""
         data = _mapping(self.identity.get("data"))
-        return _parse_number(_mapping(data.get("plan")).get("samples")) or _parse_number(
-            data.get("samples")
-        )
+        plan = _mapping(data.get("plan"))
+        return _parse_number(plan.get("samples")) or _parse_number(data.get("samples"))
 
     @property
     def workers(self) -> int:
@@ -111,11 +112,12 @@ class RunDescription:
     @property
     def label_smoothing(self) -> float:
         """The label smoothing of the training loss, or 0."""
-        named = [*_named(self.identity.get("identity")), *self.written.items()]
-        values = (value for name, value in named if name.rpartition(".")[2] == "label_smoothing")
-        return max(
-            (float(value) for value in values if isinstance(value, int | float)), default=0.0
-        )
+        largest = 0.0
+        for name, value in [*_named(self.identity.get("identity")), *self.written.items()]:
+            is_smoothing = name.rpartition(".")[2] == "label_smoothing"
+            if is_smoothing and isinstance(value, int | float):
+                largest = max(largest, float(value))
+        return largest
 
     @property
     def max_bad_steps(self) -> int:
@@ -125,14 +127,18 @@ class RunDescription:
 
     def present(self, name: str) -> Any:
         """Return the value of a setting by its dotted name, or None if unknown."""
-        warmup = f"{self.warmup} steps" if self.identity.get("schedule") else None
-        nested = {"schedule.warmup": warmup, "schedule.name": self.shape} | {
-            f"optimizer.{key}": value for key, value in {**self.optimizer, "lr": self.lr}.items()
-        }
-        if name in nested or name.startswith("optimizer."):
-            return nested.get(name)
+        if name == "schedule.warmup":
+            return f"{self.warmup} steps" if self.identity.get("schedule") else None
+        if name == "schedule.name":
+            return self.shape
+        if name == "optimizer.lr":
+            return self.lr
+        if name.startswith("optimizer."):
+            return self.optimizer.get(name.removeprefix("optimizer."))
         written = self.written.get(name)
-        return self.identity.get(name) if written is None and "." not in name else written
+        if written is None and "." not in name:
+            return self.identity.get(name)
+        return written
 
     @property
     def in_shell(self) -> str:
@@ -144,24 +150,21 @@ class RunDescription:
         """The command or code for a learning-rate test from step 0. A finished run has no next
         steps to test.
         """
-        in_script = (
-            "print(sf.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
-        )
-        return (
-            in_script
-            if self.program == "script"
-            else f"surefoot find-lr {self.in_shell} --checkpoint 0"
-        )
+        if self.program == "script":
+            return (
+                "print(sf.tune.find_lr(run)) in the script that builds the run, with a new run_dir"
+            )
+        return f"surefoot find-lr {self.in_shell} --checkpoint 0"
 
     def go_on(self, length: str = "") -> str:
         """Return the command or code that continues the run or extends the run to `length`. A
         script is started again.
         """
-        return (
-            "run its script again" + (f" with Run(length={length!r})" if length else "")
-            if self.program == "script"
-            else f"surefoot resume {self.in_shell}" + (f' --length "{length}"' if length else "")
-        )
+        if self.program == "script":
+            again = "run its script again"
+            return f"{again} with Run(length={length!r})" if length else again
+        resume = f"surefoot resume {self.in_shell}"
+        return f'{resume} --length "{length}"' if length else resume
 
     def replay(self, step: int | str) -> str:
         return self._typed_or_called(
@@ -182,8 +185,9 @@ class RunDescription:
         return self._typed_or_called(f"profile {self.in_shell}", "profile.measure(run)")
 
     def _typed_or_called(self, command: str, call: str) -> str:
-        script = f"print(sf.{call}) in the script that builds the run"
-        return script if self.program == "script" else f"surefoot {command}"
+        if self.program == "script":
+            return f"print(sf.{call}) in the script that builds the run"
+        return f"surefoot {command}"
 
     @property
     def lr_in_text(self) -> str:
@@ -208,33 +212,43 @@ class RunDescription:
         """Return the flag or code that sets a setting to another value, with a note of the current
         value.
 
-        >>> RunDescription(
-        ...     program="recipe", identity={"optimizer": {"name": "adamw", "lr": 3e-3}}
-        ... ).typed("optimizer.lr", 3e-4)
+        >>> identity = {"optimizer": {"name": "adamw", "lr": 3e-3}}
+        >>> RunDescription(program="recipe", identity=identity).typed("optimizer.lr", 3e-4)
         '--optimizer.lr 0.0003 (now 0.003)'
         >>> RunDescription(identity={"batch_size": 8}).typed("batch_size", 64)
         'Run(batch_size=64) (now 8)'
         """
+        change = self._flag(name, value) or self._code(name, value)
         now = self.present(name)
-        note = "" if now is None else f" (now {as_typed(now)})"
+        return change if now is None else f"{change} (now {as_typed(now)})"
+
+    def _flag(self, name: str, value: Any) -> str:
+        """Return the flag that sets a setting, or "" if the program of the run has none."""
         leaf = name.rpartition(".")[2]
-        flag = (
-            name
-            if self.program == "recipe" or name in self.written
-            else leaf
-            if leaf in self.written
-            else None
-        )
-        if flag is not None and self.program != "script":
-            quote = '"' * (" " in as_typed(value))
-            return f"--{flag.replace('_', '-')} {quote}{as_typed(value)}{quote}{note}"
+        if self.program == "script":
+            return ""
+        if self.program == "recipe" or name in self.written:
+            flag = name
+        elif leaf in self.written:
+            flag = leaf
+        else:
+            return ""
+        text = as_typed(value)
+        if " " in text:
+            text = f'"{text}"'
+        return f"--{flag.replace('_', '-')} {text}"
+
+    def _code(self, name: str, value: Any) -> str:
+        """Return the code that sets a setting."""
+        section = name.partition(".")[0]
+        leaf = name.rpartition(".")[2]
         if name.startswith("optimizer."):
-            return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r}){note}"
+            return f"{self.optimizer.get('name', 'the optimizer')}({leaf}={value!r})"
         if name == "schedule.name":
-            return f"a {value} schedule{note}"
-        if name.partition(".")[0] in _NESTED:
-            return f"{leaf}={value!r} for the {name.partition('.')[0]}{note}"
-        return f"Run({name}={value!r}){note}"
+            return f"a {value} schedule"
+        if section in _NESTED:
+            return f"{leaf}={value!r} for the {section}"
+        return f"Run({name}={value!r})"
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -264,18 +278,22 @@ def kinds_of_modules(printed: str) -> dict[str, str]:
     ... )
     {'': 'Net', 'act': 'ReLU', 'blocks': 'ModuleList', 'blocks.0': 'Linear', 'blocks.1': 'Linear'}
     """
+    kinds = {}
     opening, *lines = printed.splitlines() or [""]
-    kinds = {"": opening.partition("(")[0]} if "(" in opening else {}
+    if "(" in opening:
+        kinds[""] = opening.partition("(")[0]
     names = {0: [""]}  # names of the last line per depth; a line may describe several modules
-    for match in filter(None, map(_LINE.match, lines)):
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
         depth = len(match[1]) // 2
-        parents = names.get(depth - 1, [""])
-        names[depth] = [
-            f"{parent}.{leaf}" if parent else leaf
-            for parent in parents
-            for leaf in _leaves(match[2])
-        ]
-        kinds |= dict.fromkeys(names[depth], match[4])
+        names[depth] = []
+        for parent in names.get(depth - 1, [""]):
+            for leaf in _leaves(match[2]):
+                names[depth].append(f"{parent}.{leaf}" if parent else leaf)
+        for name in names[depth]:
+            kinds[name] = match[4]
     return kinds
 
 
@@ -283,11 +301,13 @@ def kinds_of_models(printed: Mapping[str, str]) -> dict[str, str]:
     """Map module names to classes for all models. With several models, names are MODEL.MODULE, as
     in the records.
     """
-    return {
-        f"{model}.{name}" if len(printed) > 1 else name: kind
-        for model, text in printed.items()
-        for name, kind in kinds_of_modules(text).items()
-    }
+    if len(printed) == 1:
+        return kinds_of_modules(*printed.values())
+    kinds = {}
+    for model, text in printed.items():
+        for name, kind in kinds_of_modules(text).items():
+            kinds[f"{model}.{name}"] = kind
+    return kinds
 
 
 def _leaves(written: str) -> list[str]:
