@@ -21,43 +21,38 @@ def average_too_slow(history: History) -> Verdict:
     need(end > 0, "no step is completed")
     share = averaging.share_of_start(end)
     began = "initial weights" if averaging.start == 0 else f"weights of step {averaging.start:,}"
-    well(
-        share <= MUCH_OF_THE_START,
-        f"the {began} have {share:.1%} of the average after {end:,} steps",
-    )
-    is_older = averaging.is_older
+    of_average = f"the {began} have {share:.1%} of the average after {end:,} steps"
+    well(share <= MUCH_OF_THE_START, of_average)
+    causes = ["a decay that was chosen for a longer run"]
+    remedies = []
+    if averaging.is_older:
+        causes.append("a run of an older version, whose decay does not rise")
+    elif not averaging.ramp:
+        causes.append("a decay that does not rise (ema_ramp is False)")
+        remedies.append(described.typed("ema_ramp", True))
+    if averaging.every > 1:
+        causes.append(f"an average that moves only every {averaging.every:,} steps")
+    remedies += [
+        described.typed("ema", float(f"{averaging.decay_for(end):.3g}")),
+        "load_model(weights='trained') for the trained weights of this run",
+    ]
     return wrong(
         "warning",
         f"The evaluated weights are an average that is too slow for this run: {share:.0%} of it are"
         f" the {began}.",
-        (
-            f"ema is {averaging.decay:g}; the {began} have {share:.1%} of the average after"
-            f" {end:,} steps",
-            _scores(history),
-        ),
-        causes=(
-            "a decay that was chosen for a longer run",
-            "a run of an older version, whose decay does not rise" if is_older else "",
-            "" if averaging.ramp or is_older else "a decay that does not rise (ema_ramp is False)",
-            f"an average that moves only every {averaging.every:,} steps"
-            if averaging.every > 1
-            else "",
-        ),
-        try_=(
-            "" if averaging.ramp or is_older else described.typed("ema_ramp", True),
-            described.typed("ema", float(f"{averaging.decay_for(end):.3g}")),
-            "load_model(weights='trained') for the trained weights of this run",
-        ),
+        (f"ema is {averaging.decay:g}; {of_average}", _losses(history)),
+        causes=causes,
+        try_=remedies,
         numbers={"share": share},
     )
 
 
-def _scores(history: History) -> str:
-    losses = history.loss
-    for split, series in history.splits.items():
-        if len(losses):
-            return (
-                f"{split}/loss of the average is {series.value[-1]:.4g}, the last training loss of"
-                f" the trained weights {losses.value[-1]:.4g}"
-            )
-    return ""
+def _losses(history: History) -> str:
+    """Say the loss of the average in the first split, and that of the trained weights."""
+    if not len(history.loss) or not history.splits:
+        return ""
+    split, series = next(iter(history.splits.items()))
+    return (
+        f"{split}/loss of the average is {series.value[-1]:.4g}, the last training loss of"
+        f" the trained weights {history.loss.value[-1]:.4g}"
+    )

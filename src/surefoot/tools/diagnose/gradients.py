@@ -58,42 +58,41 @@ def often_clipped(history: History) -> Verdict:
     """Measure the fraction of clipped steps in the second half of the run, and the ratio of
     gradient norm to limit.
     """
-    described, (kind, limit) = history.described, history.described.clip or ("", math.nan)
-    well(
-        kind in ("off", "auto"),
-        "the gradient is not clipped"
-        if kind == "off"
-        else "the limit follows the gradient norm automatically",
-    )
-    late = history.column("clip_fraction").finite.since(max(history.step // 2, described.warmup))
+    described = history.described
+    kind, limit = described.clip or ("", math.nan)
+    well(kind == "off", "the gradient is not clipped")
+    well(kind == "auto", "the limit follows the gradient norm automatically")
+    second_half = max(history.step // 2, described.warmup)
+    late = history.column("clip_fraction").finite.since(second_half)
     need(
         len(late) >= FEWEST // 2,
         f"{len(late)} records in the second half are too few (at least {FEWEST // 2})",
     )
-    share, norm = (
-        float(late.value.mean()),
-        level(history.column("grad_norm").since(int(late.step[0]) - 1).value),
-    )
+    share = float(late.value.mean())
+    norm = level(history.column("grad_norm").since(int(late.step[0]) - 1).value)
     need(math.isfinite(norm), "the later gradient norms are not finite")
-    well(
-        share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit),
-        f"{share:.0%} of the later steps are clipped"
-        + (f", with gradient norms of about {norm:.3g}" if norm else ""),
-    )
-    known_limit = "" if math.isnan(limit) else f", limit {limit:g}"
+    healthy = f"{share:.0%} of the later steps are clipped"
+    if norm:
+        healthy += f", with gradient norms of about {norm:.3g}"
+    well(share < OFTEN or (kind == "norm" and norm < FAR_BELOW * limit), healthy)
+    evidence = f"median gradient norm {norm:.3g}"
+    if not math.isnan(limit):
+        evidence += f", limit {limit:g}"
     setting = described.identity.get("clip", "not known")
+    remedies = []
+    if kind == "norm":
+        twice_the_norm = float(f"{2 * norm:.1g}")
+        remedies.append(described.typed("clip", f"norm {twice_the_norm:g}"))
+    remedies.append(described.typed("clip", "auto 0.9"))
     return wrong(
         "warning" if norm >= FAR_ABOVE * limit or math.isnan(limit) else "note",
         f"The gradient was clipped in {share:.0%} of the later steps: the limit ({setting}) determines their size.",
-        (f"median gradient norm {norm:.3g}{known_limit}",),
+        (evidence,),
         causes=(
             "a limit that is too small for this model: the gradient norm grows with the number of parameters",
             "a gradient norm that has grown",
         ),
-        try_=(
-            described.typed("clip", f"norm {float(f'{2 * norm:.1g}'):g}") if kind == "norm" else "",
-            described.typed("clip", "auto 0.9"),
-        ),
+        try_=remedies,
         step=int(late.step[0]),
         numbers={"share": share, "norm": norm},
     )
@@ -141,17 +140,15 @@ def vanishing_gradient(history: History) -> Verdict:
     """
     norms = history.column("grad_norm").finite
     quarter = len(norms) // 4
-    gradients, weights = (_settled(history, kind) for kind in ("grad_norm", "weight_norm"))
     if len(norms) >= FEWEST and not norms.value[-quarter:].any():
+        evidence = [f"the norm is 0 in the last {quarter} records"]
         counted = history.column("targets").value[-quarter:]
-        no_targets = counted.size > 0 and not counted.any()
+        if counted.size > 0 and not counted.any():
+            evidence.append("no target was counted in them")
         return wrong(
             "error",
             "The gradient is exactly 0.",
-            (
-                f"the norm is 0 in the last {quarter} records",
-                "no target was counted in them" if no_targets else "",
-            ),
+            evidence,
             causes=(
                 IGNORED_LABELS,
                 "all units of a layer are dead, or an output is saturated",
@@ -163,29 +160,34 @@ def vanishing_gradient(history: History) -> Verdict:
             step=int(norms.step[-quarter]),
             numbers={"smallest": 0.0},
         )
+    gradients = _settled(history, "grad_norm")
+    weights = _settled(history, "weight_norm")
     names = [parameter for parameter in matrices(history, gradients) if parameter in weights]
     watched = max(map(len, gradients.values()), default=0)
     need(
         watched >= WATCHED and len(names) >= 2,
         f"{watched} measured steps of {len(names)} matrices after the warm-up are too few (at least {WATCHED} steps and 2 matrices)",
     )
-    relative = {name: level(gradients[name].value) * level(weights[name].value) for name in names}
-    relative = {name: part for name, part in relative.items() if part > 0}
-    need(len(relative) >= 2, "fewer than two matrices have gradients")
-    smallest, *_, largest = sorted(relative, key=lambda parameter: relative[parameter])
-    gone = [parameter for parameter, part in relative.items() if part < GONE * relative[largest]]
-    of_largest = relative[smallest] / relative[largest]
-    within = relative[largest] / relative[smallest]
+    effects = {}  # of a relative change of a matrix on the loss
+    for name in names:
+        effect = level(gradients[name].value) * level(weights[name].value)
+        if effect > 0:
+            effects[name] = effect
+    need(len(effects) >= 2, "fewer than two matrices have gradients")
+    smallest, *_, largest = sorted(effects, key=lambda parameter: effects[parameter])
+    gone = [parameter for parameter in effects if effects[parameter] < GONE * effects[largest]]
+    of_largest = effects[smallest] / effects[largest]
+    within = effects[largest] / effects[smallest]
     well(
         not gone,
-        f"gradient times weight differs by at most {within:.2g}x between all {len(relative)} matrices",
+        f"gradient times weight differs by at most {within:.2g}x between all {len(effects)} matrices",
     )
     return wrong(
         "warning",
         f"The gradient vanishes on its way to {join_names(gone)}.",
         (
             f"gradient times weight of {smallest} is {of_largest:.1g} of the value of {largest}",
-            f"{len(gone)} of {len(relative)} matrices are below {GONE:g} of the largest",
+            f"{len(gone)} of {len(effects)} matrices are below {GONE:g} of the largest",
         ),
         causes=(
             "many layers that each make the gradient smaller: sigmoid or tanh without residual connections or norms",
@@ -204,43 +206,63 @@ def noisy_batch(history: History) -> Verdict:
     """Compare the gradient noise scale with the batch size (McCandlish et al. 2018, appendix
     A.1).
     """
-    noise = history.watched("grad_noise")
-    keys = ("small_count", "small_squared", "big_count", "big_squared")
-    rows = np.zeros((0, 4))
-    if all(key in noise for key in keys):
-        rows = np.array([noise[key].value for key in keys]).T
-    rows = rows[(rows != 0).all(axis=1) & np.isfinite(rows).all(axis=1) & (rows[:, 2] > rows[:, 0])]
-    lacking = f"{len(rows)} measured steps with several micro-batches are too few (at least {2 * WATCHED})"
-    need(len(rows) >= 2 * WATCHED, f"{lacking}: set micro_batch_size to get them")
+    rows = _noise_rows(history)
+    need(
+        len(rows) >= 2 * WATCHED,
+        f"{len(rows)} measured steps with several micro-batches are too few (at least"
+        f" {2 * WATCHED}): set micro_batch_size to get them",
+    )
     batch = float(np.median(rows[:, 2]))
     gradients, noises = gradient_and_noise(rows)
-    gradient, error = float(gradients.mean()), float(gradients.std(ddof=1)) / math.sqrt(len(rows))
-    at_least = float(noises.mean()) / max(
-        gradient + 2 * error, 1e-300
-    )  # from the largest plausible gradient
-    known = gradient > 2 * error
-    scale = noise_scale(rows) if known else at_least
-    small = at_least > NOISY * batch
-    need(small or known, "the gradient noise is not known accurately enough yet")
-    well(not small, f"noise scale {scale:.3g} targets, batch {batch:.3g} targets")
+    gradient = float(gradients.mean())
+    error = float(gradients.std(ddof=1)) / math.sqrt(len(rows))
+    largest_plausible = max(gradient + 2 * error, 1e-300)
+    at_least = float(noises.mean()) / largest_plausible
+    is_known = gradient > 2 * error
+    if is_known:
+        scale = noise_scale(rows)
+        noise_text = f"noise scale {scale:.3g}"
+    else:
+        scale = at_least
+        noise_text = f"noise scale at least {scale:.3g}"
+    is_small = at_least > NOISY * batch
+    need(is_small or is_known, "the gradient noise is not known accurately enough yet")
+    well(not is_small, f"noise scale {scale:.3g} targets, batch {batch:.3g} targets")
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
     number, _, unit = str(history.described.identity.get("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
+    if unit:
+        larger = f"{larger} {unit}"
     return wrong(
         "warning" if at_least > NOISY**2 * batch else "note",
-        f"The batch is small for the gradient noise: {batch:.3g} targets, noise scale {'' if known else 'at least '}{scale:.3g}.",
+        f"The batch is small for the gradient noise: {batch:.3g} targets, {noise_text}.",
         (
             f"from {len(rows)} measured steps; at least {at_least:.3g}, even if the gradient is two standard errors larger than measured",
             f"a step is worth {batch / (batch + scale):.2g} of a step with the true gradient",
         ),
         causes=("a batch smaller than the task needs; gradients are noisier late in training",),
         try_=(
-            history.described.typed("batch_size", f"{larger} {unit}" if unit else larger),
+            history.described.typed("batch_size", larger),
             "with it, a higher learning rate: by the square root of the batch's factor for Adam, by the factor for SGD",
             "or a lower learning rate at the end, which averages as a larger batch does",
         ),
         numbers={"noise_scale": scale, "at_least": at_least, "batch": batch},
     )
+
+
+def _noise_rows(history: History) -> NDArray[np.float64]:
+    """Return a row for each measured step with several micro-batches, as `noise_scale` takes
+    it.
+    """
+    noise = history.watched("grad_noise")
+    keys = ("small_count", "small_squared", "big_count", "big_squared")
+    if any(key not in noise for key in keys):
+        return np.zeros((0, 4))
+    rows: NDArray[np.float64] = np.array([noise[key].value for key in keys]).T
+    is_complete = (rows != 0).all(axis=1) & np.isfinite(rows).all(axis=1)
+    has_several = rows[:, 2] > rows[:, 0]
+    complete: NDArray[np.float64] = rows[is_complete & has_several]
+    return complete
 
 
 def noise_scale(rows: NDArray[np.float64]) -> float:
@@ -272,27 +294,27 @@ def _settled(history: History, kind: str) -> dict[str, Series]:
     """Return the measured steps after warm-up, except the first: weights initialized to 0 have
     hardly moved by then.
     """
-    return {
-        name: series.where(
-            (series.step >= history.described.warmup) & (series.step > series.step[0])
-        )
-        for name, series in history.watched(kind).items()
-    }
+    settled = {}
+    for name, series in history.watched(kind).items():
+        is_later = series.step > series.step[0]
+        settled[name] = series.where(is_later & (series.step >= history.described.warmup))
+    return settled
 
 
 def _layers_that_grew(history: History) -> str:
-    thirds = {
-        name: first_and_last_third(series.value)
-        for name, series in history.watched("grad_norm").items()
-        if len(series) >= 2 * WATCHED
-    }
-    grew = {
-        name: now / before
-        for name, (before, now) in thirds.items()
-        if before > 0 and now > GREW * before
-    }
-    parts = [f"{name} ({grew[name]:.3g}x)" for name in sorted(grew, key=lambda each: -grew[each])]
-    return f"it grew most in {join_names(parts)}" if parts else ""
+    growths = {}
+    for name, series in history.watched("grad_norm").items():
+        if len(series) < 2 * WATCHED:
+            continue
+        before, now = first_and_last_third(series.value)
+        if before > 0 and now > GREW * before:
+            growths[name] = now / before
+    if not growths:
+        return ""
+    most_first = sorted(growths, key=lambda name: -growths[name])
+    return (
+        f"it grew most in {join_names([f'{name} ({growths[name]:.3g}x)' for name in most_first])}"
+    )
 
 
 @check("loss-contract")
@@ -300,8 +322,9 @@ def loss_contract(history: History) -> Verdict:
     """Check that the loss of a batch was the count-weighted mean over its halves when the run
     began.
     """
-    recorded = history.data.get("loss_contract")
-    contract = recorded if isinstance(recorded, dict) else {}
+    contract = history.data.get("loss_contract")
+    if not isinstance(contract, dict):
+        contract = {}
     summary = str(contract.get("description", "")).partition("\n")[0]
     need(
         summary,

@@ -4,10 +4,19 @@ units.
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from surefoot.tools.diagnose.finding import Verdict, check, join_names, need, well, wrong
+from surefoot.tools.diagnose.finding import (
+    Severity,
+    Verdict,
+    check,
+    join_names,
+    need,
+    well,
+    wrong,
+)
 from surefoot.tools.diagnose.history import History, Series
 from surefoot.tools.diagnose.statistics import level
 
@@ -57,14 +66,17 @@ def never_updated(history: History) -> Verdict:
         not without and (not still or not history.column("lr").value.any()),
         f"all {len(moved)} trainable parameters have gradients and change",
     )
+    evidence = []
+    if without:
+        evidence.append(f"no gradient in any measured step: {join_names(without)}")
+    if still:
+        evidence.append(f"weights unchanged in every measured step: {join_names(still)}")
     count = len(without) + len(still)
+    is_or_are = "is" if count == 1 else "are"
     return wrong(
         "warning",
-        f"{count} of {max(len(moved), count)} parameters {'is' if count == 1 else 'are'} never updated.",
-        (
-            f"no gradient in any measured step: {join_names(without)}" if without else "",
-            f"weights unchanged in every measured step: {join_names(still)}" if still else "",
-        ),
+        f"{count} of {max(len(moved), count)} parameters {is_or_are} never updated.",
+        evidence,
         causes=(
             "a module that is built but not used in forward(), or used only where the loss does not depend on it",
             "a tensor that is detached, or computed under no_grad, between this layer and the loss",
@@ -85,16 +97,12 @@ def unusual_updates(history: History) -> Verdict:
     need(
         medians, f"{watched} measured steps at high learning rates are too few (at least {WATCHED})"
     )
-    low, middle, high = USUAL[0] / FAR, math.sqrt(USUAL[0] * USUAL[1]), USUAL[1] * FAR
+    low = USUAL[0] / FAR
+    high = USUAL[1] * FAR
     small = [parameter for parameter in medians if medians[parameter] < low]
     large = [parameter for parameter in medians if medians[parameter] > high]
     typical = float(np.median(list(medians.values())))
-    count, script = len(small) + len(large), history.described.program == "script"
-    factors = (
-        "sf.optim.layer_decay, width_scaling"
-        if script
-        else "--optimizer.layer-decay, --optimizer.base-width"
-    )
+    count = len(small) + len(large)
     well(
         not count,
         f"the median update of all layers is {typical:.1g} of the weight norm (usual: 1e-4 to 1e-2)",
@@ -102,12 +110,18 @@ def unusual_updates(history: History) -> Verdict:
     evidence = [
         f"the median update of all {len(medians)} layers is {typical:.2g} of the weight norm"
     ]
-    for far, where in ((large, f"above {high:g}"), (small, f"below {low:g}")):
-        ranked = sorted(far, key=lambda parameter: -abs(math.log(medians[parameter] / middle)))
-        if ranked:
-            evidence.append(
-                f"{where}: {join_names([f'{name} ({medians[name]:.1g})' for name in ranked])}"
-            )
+    if large:
+        large.sort(key=lambda parameter: medians[parameter], reverse=True)
+        names = [f"{name} ({medians[name]:.1g})" for name in large]
+        evidence.append(f"above {high:g}: {join_names(names)}")
+    if small:
+        small.sort(key=lambda parameter: medians[parameter])
+        names = [f"{name} ({medians[name]:.1g})" for name in small]
+        evidence.append(f"below {low:g}: {join_names(names)}")
+    if history.described.program == "script":
+        factors = "sf.optim.layer_decay, width_scaling"
+    else:
+        factors = "--optimizer.layer-decay, --optimizer.base-width"
     return wrong(
         "warning" if count > len(medians) / 2 else "note",
         f"Updates of {count} of {len(medians)} layers are far from the usual 1e-4 to 1e-2 of their weights.",
@@ -127,15 +141,12 @@ def unusual_updates(history: History) -> Verdict:
 
 def unmoved(history: History) -> list[str]:
     """Return the parameters that were measured often and never changed."""
-    moved = {
-        parameter: series.finite.value
-        for parameter, series in history.watched("update_norm").items()
-    }
-    return [
-        parameter
-        for parameter, values in moved.items()
-        if values.size >= WATCHED and not values.any()
-    ]
+    names = []
+    for parameter, series in history.watched("update_norm").items():
+        updates = series.finite.value
+        if updates.size >= WATCHED and not updates.any():
+            names.append(parameter)
+    return names
 
 
 def ratio_at_full_rate(history: History) -> float:
@@ -153,35 +164,40 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
 
     def is_matrix(parameter: str) -> bool:
         module, _, leaf = parameter.rpartition(".")
+        if "bias" in leaf:
+            return False
         kind = history.described.kinds.get(module, "")
-        return (
-            "bias" not in leaf
-            and "Norm" not in kind
-            and (kind != "" or "norm" not in parameter.lower())
-        )
+        if kind:
+            return "Norm" not in kind
+        return "norm" not in parameter.lower()
 
-    return list(filter(is_matrix, names))
+    return [name for name in names if is_matrix(name)]
 
 
 def _ratios(history: History) -> tuple[dict[str, float], int]:
-    moved, weights = history.watched("update_norm"), history.watched("weight_norm")
-    rates, medians, watched = history.column("lr").finite, dict[str, float](), 0
-    for parameter in matrices(history, [name for name in moved if name in weights]):
-        step, weight = moved[parameter].step, weights[parameter].value
+    """Return each matrix's median update-to-weight ratio at high learning rates, and the number of
+    steps that were measured at such rates.
+    """
+    updates = history.watched("update_norm")
+    weights = history.watched("weight_norm")
+    rates = history.column("lr").finite
+    medians = {}
+    watched = 0
+    for parameter in matrices(history, [name for name in updates if name in weights]):
+        step = updates[parameter].step
+        weight = weights[parameter].value
         if len(step) != len(weight):
             continue
-        none = np.ones(len(step), dtype=bool)
-        full = (
-            np.interp(step + 1, rates.step, rates.value) >= 0.5 * rates.value.max()
-            if len(rates)
-            else none
-        )
-        watched = int(full.sum())
+        is_high_rate = np.ones(len(step), dtype=bool)
+        if len(rates):
+            rate = np.interp(step + 1, rates.step, rates.value)
+            is_high_rate = rate >= 0.5 * rates.value.max()
+        watched = int(is_high_rate.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = moved[parameter].value / weight
+            ratio = updates[parameter].value / weight
             # a head initialized to 0 changes completely at first
-            settled = weight >= 0.5 * weight[-1]
-        usable = ratio[full & settled & np.isfinite(ratio) & (ratio > 0)]
+            is_settled = weight >= 0.5 * weight[-1]
+        usable = ratio[is_high_rate & is_settled & np.isfinite(ratio) & (ratio > 0)]
         if usable.size >= WATCHED:
             medians[parameter] = float(np.median(usable))
     return medians, watched
@@ -198,21 +214,28 @@ def dead_units(history: History) -> Verdict:
         for name, series in history.watched("zero_grad_row_fraction").items()
         if name not in unused and not _is_lookup(history, name)
     }
-    dead, silent = _above(rows, DEAD), _above(_flat(history, squashing=False), ALL_FLAT)
+    dead = _above(rows, DEAD)
+    silent = _above(_flat(history, squashing=False), ALL_FLAT)
     well(
         not dead and not silent,
         "in every layer, most units get a gradient from some sample of each batch",
     )
-    worst = max(share for share, _, _ in dead + silent)
+    worst = max(layer.share for layer in dead + silent)
+    severity: Severity = "warning"
+    message = "Dead units: in some layers, at least half of the units do nothing."
+    if worst > ALL_FLAT:
+        severity = "error"
+        message = "Dead units: in some layers, nothing learns."
+    evidence = []
+    if dead:
+        rows_of = join_names([f"{layer.share:.0%} of the rows of {layer.name}" for layer in dead])
+        evidence.append(f"no gradient from any sample of a batch: {rows_of}")
+    if silent:
+        evidence.append(f"slope near 0: {_shares_of_outputs(silent)}")
     return wrong(
-        "error" if worst > ALL_FLAT else "warning",
-        f"Dead units: in some layers, {'nothing learns' if worst > ALL_FLAT else 'at least half of the units do nothing'}.",
-        (
-            f"no gradient from any sample of a batch: {_shares(dead, 'of the rows of')}"
-            if dead
-            else "",
-            f"slope near 0: {_shares(silent, 'of the outputs of')}" if silent else "",
-        ),
+        severity,
+        message,
+        evidence,
         causes=(
             "a bias far below 0, or a step that was too large: a ReLU that is 0 for all samples gets no gradient, so it stays 0",
             "an earlier layer that is dead, or a loss that does not depend on this layer",
@@ -221,7 +244,7 @@ def dead_units(history: History) -> Verdict:
             history.described.lr_divided(10, otherwise="a lower learning rate"),
             "biases initialized to 0; LeakyReLU or GELU instead of ReLU; a norm before the activation",
         ),
-        step=min(step for _, step, _ in dead + silent),
+        step=min(layer.step for layer in dead + silent),
         numbers={"worst": worst},
     )
 
@@ -235,11 +258,11 @@ def saturated_units(history: History) -> Verdict:
     need(watched >= WATCHED, f"{watched} measured steps are too few (at least {WATCHED})")
     saturated = _above(flat, FLAT)
     well(not saturated, f"less than half of the outputs of {join_names(list(flat))} are saturated")
-    names = join_names(sorted(name for _, _, name in saturated))
+    names = join_names(sorted(layer.name for layer in saturated))
     return wrong(
         "warning",
         f"Saturated units: at least half of the outputs of {names} have a slope near 0.",
-        (_shares(saturated, "of the outputs of"),),
+        (_shares_of_outputs(saturated),),
         causes=(
             "weights or inputs that are too large: the slope is then near 0, and hardly any gradient passes",
         ),
@@ -247,8 +270,8 @@ def saturated_units(history: History) -> Verdict:
             "inputs scaled to mean 0 and standard deviation 1; smaller initial weights (Glorot initialization)",
             "a norm before the activation; a lower learning rate",
         ),
-        step=min(step for _, step, _ in saturated),
-        numbers={"worst": saturated[0][0]},
+        step=min(layer.step for layer in saturated),
+        numbers={"worst": saturated[0].share},
     )
 
 
@@ -258,47 +281,56 @@ def died(history: History) -> list[str]:
     """
     dead = []
     for parameter, series in history.watched("zero_grad_row_fraction").items():
+        if len(series) < 2 * WATCHED or _is_lookup(history, parameter):
+            continue
         third = len(series) // 3
-        first, last = np.nanmin(series.value[:third], initial=1.0), level(series.value[-third:])
-        if (
-            len(series) >= 2 * WATCHED
-            and first <= ALIVE
-            and last >= DEAD
-            and not _is_lookup(history, parameter)
-        ):
+        first = np.nanmin(series.value[:third], initial=1.0)
+        last = level(series.value[-third:])
+        if first <= ALIVE and last >= DEAD:
             dead.append(f"{parameter} ({first:.0%}, then {last:.0%})")
     return dead
 
 
 def _flat(history: History, *, squashing: bool) -> dict[str, Series]:
-    return {
-        module: series
-        for module, series in history.watched("saturated_fraction").items()
-        if (history.described.kinds.get(module, "") in SQUASHING) is squashing
-    }
+    """Return the fraction of outputs with a slope near 0, of activations that saturate or of the
+    others (rectifiers).
+    """
+    flat = {}
+    for module, series in history.watched("saturated_fraction").items():
+        kind = history.described.kinds.get(module, "")
+        if (kind in SQUASHING) == squashing:
+            flat[module] = series
+    return flat
 
 
-def _above(columns: Mapping[str, Series], limit: float) -> list[tuple[float, int, str]]:
-    middles = {
-        name: level(each.value[1:] if len(each) > WATCHED else each.value)
-        for name, each in columns.items()
-    }
-    above = {
-        name: columns[name].where(columns[name].value >= limit)
-        for name in middles
-        if middles[name] >= limit
-    }
-    return sorted(
-        ((middles[name], int(above[name].step[0]), name) for name in above),
-        key=lambda column: -column[0],
-    )
+class _Layer(NamedTuple):
+    """A layer in which a share of units is above a limit in the median, from a step on."""
+
+    name: str
+    share: float
+    step: int
 
 
-def _shares(columns: Iterable[tuple[float, int, str]], of_what: str) -> str:
-    return join_names([f"{share:.0%} {of_what} {name}" for share, _, name in columns])
+def _above(columns: Mapping[str, Series], limit: float) -> list[_Layer]:
+    """Return the layers above a limit, the largest share first."""
+    layers = []
+    for name, series in columns.items():
+        # the first measured step has initial weights
+        values = series.value[1:] if len(series) > WATCHED else series.value
+        share = level(values)
+        if share >= limit:
+            above = series.where(series.value >= limit)
+            layers.append(_Layer(name, share, int(above.step[0])))
+    return sorted(layers, key=lambda layer: -layer.share)
+
+
+def _shares_of_outputs(layers: Iterable[_Layer]) -> str:
+    return join_names([f"{layer.share:.0%} of the outputs of {layer.name}" for layer in layers])
 
 
 def _is_lookup(history: History, parameter: str) -> bool:
     kind = history.described.kinds.get(parameter.rpartition(".")[0])
+    if kind:
+        return "Embedding" in kind
     words = ("emb", "wte", "wpe", "token", "position")
-    return "Embedding" in kind if kind else any(word in parameter.lower() for word in words)
+    return any(word in parameter.lower() for word in words)

@@ -94,18 +94,16 @@ def course(history: History) -> Course:
     much higher first value; or the loss of step 0, if both are above it by more than chance.
     """
     loss = history.loss
-    parts = np.array_split(loss.value, 4)
+    quarters = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
-    start, first = level(parts[0]), float(loss.value[0])
-    # a fall within the first quarter; 6: not chance
-    start = first if first - start > 6 * wobble else start
+    first = float(loss.value[0])
+    start = level(quarters[0])
+    if first - start > 6 * wobble:  # a fall within the first quarter; 6: not chance
+        start = first
     if rose_at_once(history, start):
         start = history.first_step_loss
-    return Course(
-        start,
-        tuple(level(part) for part in parts),
-        _error(wobble, min(len(part) for part in parts)),
-    )
+    fewest = min(len(quarter) for quarter in quarters)
+    return Course(start, tuple(level(quarter) for quarter in quarters), _error(wobble, fewest))
 
 
 def rose_at_once(history: History, early: float) -> bool:
@@ -159,29 +157,31 @@ def loss_not_falling(history: History) -> Verdict:
     loss = course(history)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     need(not loss.is_around_zero, _AROUND_ZERO)
-    # half the cross-entropy of guessing without inputs, which is at least -log of the commonest
-    # target's share
-    share = history.targets.get("most_common_fraction")
-    knows_already = (
-        isinstance(share, float) and 0 < share < 1 and 0 < loss.start < -0.5 * math.log(share)
+    is_pretrained = history.described.identity.get("init_from") is not None or _knows_already(
+        history, loss
     )
-    trained = history.described.identity.get("init_from") is not None or knows_already
     is_unclear = loss.start - loss.best > UNCLEAR_FALL * abs(loss.start)
+    fallen = "clearly fallen" if is_unclear else "fallen"
+    later = ", ".join(f"{quarter:.4g}" for quarter in loss.quarters[1:])
+    causes = [
+        "targets that do not match their inputs (shuffled, or off by one), or are the same for all inputs",
+        IGNORED_LABELS,
+        "a learning rate that is far too high or far too low",
+        "a loss that does not depend on the trained weights, or units that are all dead",
+    ]
+    if is_pretrained:
+        causes.append("pretrained weights with little left to learn")
+    causes.append(
+        "a loss that is not meant to fall, such as a GAN or policy loss: judge such a run by its metrics"
+    )
     return wrong(
-        "warning" if trained or is_unclear else "error",
-        f"The training loss has not {'clearly ' if is_unclear else ''}fallen in {history.step:,} steps.",
+        "warning" if is_pretrained or is_unclear else "error",
+        f"The training loss has not {fallen} in {history.step:,} steps.",
         (
-            f"loss level {loss.start:.4g} at the start; "
-            f"{', '.join(f'{quarter:.4g}' for quarter in loss.quarters[1:])} in the later quarters; standard error {loss.error:.2g}",
+            f"loss level {loss.start:.4g} at the start; {later} in the later quarters;"
+            f" standard error {loss.error:.2g}",
         ),
-        causes=(
-            "targets that do not match their inputs (shuffled, or off by one), or are the same for all inputs",
-            IGNORED_LABELS,
-            "a learning rate that is far too high or far too low",
-            "a loss that does not depend on the trained weights, or units that are all dead",
-            "pretrained weights with little left to learn" if trained else "",
-            "a loss that is not meant to fall, such as a GAN or policy loss: judge such a run by its metrics",
-        ),
+        causes=causes,
         try_=(
             "check whether the model can overfit 100 samples: if not, the fault is in the data, model or loss",
             history.described.rate_test,
@@ -190,21 +190,31 @@ def loss_not_falling(history: History) -> Verdict:
     )
 
 
+def _knows_already(history: History, loss: Course) -> bool:
+    """Return True if the loss starts below half the cross-entropy of guessing without inputs, which
+    is at least -log of the commonest target's share.
+    """
+    share = history.targets.get("most_common_fraction")
+    if not isinstance(share, float) or not 0 < share < 1:
+        return False
+    return 0 < loss.start < -0.5 * math.log(share)
+
+
 @check("rate-too-high")
 def rate_too_high(history: History) -> Verdict:
     """Check for updates of 10% of the weights or more, and for a loss above its first value."""
-    loss, described = history.loss, history.described
+    loss = history.loss
+    described = history.described
     ratio = ratio_at_full_rate(history)
     need(is_judged(history) or not math.isnan(ratio), _too_few(history))
-    signs: list[tuple[Severity, str]] = []
-    is_well: list[str] = []
+    severity: Severity = "warning"
+    evidence = []
+    healthy = []
     if ratio > WILD:
-        signs.append(("warning", _RATIO.format(ratio)))
+        evidence.append(_RATIO.format(ratio))
     elif not math.isnan(ratio):
-        is_well.append(f"updates are {ratio:.2g} of the weights")
-    quarters = course(history) if is_judged(history) else None
-    if quarters is not None and (has_opposed_losses(history) or quarters.is_around_zero):
-        quarters = None
+        healthy.append(f"updates are {ratio:.2g} of the weights")
+    quarters = _meaningful_course(history)
     if quarters is not None:
         began = level(loss.value[:3])
         early = max(began, quarters.quarters[0])
@@ -212,46 +222,60 @@ def rate_too_high(history: History) -> Verdict:
             began = history.first_step_loss
         elif early - loss.value[0] > 6 * noise(loss.value):  # rose at once; 6: not chance
             began = float(loss.value[0])
-        is_well.insert(0, f"no quarter of the run has a loss above its start, {began:.4g}")
+        healthy.insert(0, f"no quarter of the run has a loss above its start, {began:.4g}")
         worst = max(quarters.quarters)
+        rebound = _rebound(history)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
-            text = f"the loss rose above its start: from {began:.4g} to a level of {worst:.4g}"
-            signs.append(("warning" if quarters.quarters[-1] < began else "error", text))
-        elif rebound := _rebound(history):
-            signs.append(("warning", rebound))
-        elif signs and not quarters.fallen:
-            signs.append(
-                ("error", f"the loss has not fallen below its start, {quarters.start:.4g}")
+            evidence.append(
+                f"the loss rose above its start: from {began:.4g} to a level of {worst:.4g}"
             )
-    need(signs or is_well, OPPOSED if has_opposed_losses(history) else _AROUND_ZERO)
-    well(not signs, ", ".join(is_well))
-    # not sufficient evidence: healthy large models have dead units too (Voita et al. 2023,
-    # arXiv:2309.04827)
+            if quarters.quarters[-1] >= began:
+                severity = "error"
+        elif rebound:
+            evidence.append(rebound)
+        elif evidence and not quarters.fallen:
+            evidence.append(f"the loss has not fallen below its start, {quarters.start:.4g}")
+            severity = "error"
+    need(evidence or healthy, OPPOSED if has_opposed_losses(history) else _AROUND_ZERO)
+    well(not evidence, ", ".join(healthy))
+
+    # more evidence, which alone would not suffice: healthy large models have dead units too
+    # (Voita et al. 2023, arXiv:2309.04827)
     dead = died(history)
+    if dead:
+        evidence.append(
+            "units that were alive at first are dead now, as after steps that are too large:"
+            f" {join_names(dead)}"
+        )
     clipped = level(history.column("clip_fraction").value[-max(1, len(loss) // 2) :])
+    if clipped >= 0.5:
+        evidence.append(f"the gradient was clipped in {clipped:.0%} of the steps")
+
+    remedies = [
+        described.lr_divided(10, otherwise="a learning rate 10x lower"),
+        described.rate_test,
+    ]
+    if described.warmup < 0.01 * (described.schedule_steps or 0):
+        remedies.append(described.typed("schedule.warmup", "5%"))
     return wrong(
-        signs[-1][0],
+        severity,
         f"The learning rate{described.lr_in_text} seems too high.",
-        (
-            *(text for _, text in signs),
-            f"units that were alive at first are dead now, as after steps that are too large: {join_names(dead)}"
-            if dead
-            else "",
-            f"the gradient was clipped in {clipped:.0%} of the steps" if clipped >= 0.5 else "",
-        ),
+        evidence,
         causes=(
             "a base learning rate that is too high for this model and batch size",
             "no warm-up, so the first steps are as large as all others",
         ),
-        try_=(
-            described.lr_divided(10, otherwise="a learning rate 10x lower"),
-            described.rate_test,
-            described.typed("schedule.warmup", "5%")
-            if described.warmup < 0.01 * (described.schedule_steps or 0)
-            else "",
-        ),
+        try_=remedies,
         numbers={"update_to_weight": ratio},
     )
+
+
+def _meaningful_course(history: History) -> Course | None:
+    """Return the course of the loss, or None if its fall says nothing about the learning rate."""
+    if not is_judged(history) or has_opposed_losses(history):
+        return None
+    quarters = course(history)
+    return None if quarters.is_around_zero else quarters
 
 
 @check("rate-too-low")
@@ -263,32 +287,27 @@ def rate_too_low(history: History) -> Verdict:
     ratio = ratio_at_full_rate(history)
     curve = _halves(history) if is_judged(history) else None
     need(curve is not None or not math.isnan(ratio), _too_few(history))
-    evidence = [_RATIO.format(ratio)] if ratio < TIMID else []
+    evidence = []
+    if ratio < TIMID:
+        evidence.append(_RATIO.format(ratio))
+    healthy = f"updates are {ratio:.2g} of the weights"
     if curve is not None:
+        healthy = "the loss fell faster at first than later"
         start, first, second, error = curve
-        little = first + second < LITTLE * start
+        is_little = first + second < LITTLE * start
         moved = ratio * history.step
-        if moved < MOVED and not unmoved(history) and little:
+        if moved < MOVED and not unmoved(history) and is_little:
             evidence.append(
                 f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
             )
-        certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
-        if (
-            described.identity.get("init_from") is None
-            and certain
-            and little
-            and second >= STRAIGHT * first
-        ):
+        is_from_scratch = described.identity.get("init_from") is None
+        is_certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
+        if is_from_scratch and is_certain and is_little and second >= STRAIGHT * first:
             evidence.append(
                 f"the loss falls slowly and almost linearly: by {first:.3g} over the first half of the summed learning rate,"
                 f" by {second:.3g} over the second half, from {start:.4g}"
             )
-    well(
-        not evidence,
-        "the loss fell faster at first than later"
-        if curve
-        else f"updates are {ratio:.2g} of the weights",
-    )
+    well(not evidence, healthy)
     return wrong(
         "warning",
         f"The learning rate{described.lr_in_text} seems too low.",
@@ -327,7 +346,11 @@ def has_opposed_losses(history: History) -> bool:
 
 
 def _rebound(history: History) -> str:
-    loss, rates = history.loss, history.column("lr").finite
+    """Say that the loss rose above its lowest level of the first third at high learning rates and
+    stayed there, or return "".
+    """
+    loss = history.loss
+    rates = history.column("lr").finite
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
@@ -335,40 +358,48 @@ def _rebound(history: History) -> str:
     if third < 2 or not len(rates) or history.described.shape in _MAY_RISE:
         return ""
     lowest = int(np.argmin(course[:third]))
-    early, error = float(course[lowest]), _error(noise(loss.value), width)
-    rate = np.interp(loss.step[width // 2 :][: len(course)], rates.step, rates.value)
-    later = course[(rate >= 0.5 * rates.value.max()) & (np.arange(len(course)) >= lowest + width)]
-    risen = (
-        len(later) >= width
-        and float(later.max()) - early > REBOUND * abs(early) + 2 * CERTAIN * error
-    )
-    fell = loss.value[0] - early > max(SMALLEST_FALL * abs(loss.value[0]), 2 * CERTAIN * error)
-    if not fell or not risen or float(later.min()) < early - CERTAIN * error:
+    early = float(course[lowest])
+    error = _error(noise(loss.value), width)
+    middles = loss.step[width // 2 :][: len(course)]
+    rate = np.interp(middles, rates.step, rates.value)
+    is_high_rate = rate >= 0.5 * rates.value.max()
+    later = course[is_high_rate & (np.arange(len(course)) >= lowest + width)]
+    if len(later) < width:
+        return ""
+    first = loss.value[0]
+    has_fallen = first - early > max(SMALLEST_FALL * abs(first), 2 * CERTAIN * error)
+    highest = float(later.max())
+    has_risen = highest - early > REBOUND * abs(early) + 2 * CERTAIN * error
+    fell_lower = float(later.min()) < early - CERTAIN * error
+    if not has_fallen or not has_risen or fell_lower:
         return ""
     return (
-        f"the loss fell to {early:.4g} by step {loss.step[lowest + width // 2]:,}, rose to {later.max():.4g},"
+        f"the loss fell to {early:.4g} by step {middles[lowest]:,}, rose to {highest:.4g},"
         " and did not fall lower while the learning rate was above half of its maximum"
     )
 
 
 def _halves(history: History) -> tuple[float, float, float, float] | None:
-    loss, rates = history.loss, history.column("lr").finite
+    """Return the loss at the start, its falls over the first and the second half of the summed
+    learning rate, and the standard error of a level; None if too little is recorded.
+    """
+    loss = history.loss
+    rates = history.column("lr").finite
     if len(rates) < FEWEST:
         return None
-    passed = np.cumsum(
-        rates.value * np.interp(rates.step, history.windows.step, history.windows.value)
-    )
-    spent = np.interp(loss.step, rates.step, passed)
+    steps_of_record = np.interp(rates.step, history.windows.step, history.windows.value)
+    summed_rate = np.cumsum(rates.value * steps_of_record)
+    spent = np.interp(loss.step, rates.step, summed_rate)
     if spent[-1] <= spent[0]:
         return None
     part = (spent - spent[0]) / (spent[-1] - spent[0])
-    ends = [loss.value[:3], loss.value[(part >= 0.45) & (part <= 0.55)], loss.value[part >= 0.95]]
-    if min(len(end) for end in ends) < 2:
+    at_start = loss.value[:3]
+    in_middle = loss.value[(part >= 0.45) & (part <= 0.55)]
+    at_end = loss.value[part >= 0.95]
+    fewest = min(len(at_start), len(in_middle), len(at_end))
+    if fewest < 2:
         return None
-    start, middle, last = (level(end) for end in ends)
-    return (
-        start,
-        start - middle,
-        middle - last,
-        _error(noise(loss.value), min(len(end) for end in ends)),
-    )
+    start = level(at_start)
+    middle = level(in_middle)
+    error = _error(noise(loss.value), fewest)
+    return start, start - middle, middle - level(at_end), error

@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from surefoot.tools.diagnose.finding import Finding, Healthy, Verdict, check, need, wrong
+from surefoot.tools.diagnose.finding import (
+    Finding,
+    Healthy,
+    Severity,
+    Verdict,
+    check,
+    need,
+    wrong,
+)
 from surefoot.tools.diagnose.history import History, Series
 from surefoot.tools.diagnose.statistics import first_and_last_third, level, slope, trend
 from surefoot.tracking.format import with_unit
@@ -34,65 +42,69 @@ def growing_memory(history: History) -> Verdict:
     """Measure the growth of memory per step, and the time until the machine's memory is full."""
     first_step = max(history.resumed, default=0)  # a resume starts a new process with new memory
     settled = first_step + (history.step - first_step) // 4
-    names = ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes")
-    series_of_all = ((name, history.column(name).finite.since(settled)) for name in names)
-    columns = {name: series for name, series in series_of_all if len(series) >= FEWEST}
+    columns = {}
+    for name in ("host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"):
+        series = history.column(name).finite.since(settled)
+        if len(series) >= FEWEST:
+            columns[name] = series
     need(columns, f"fewer than {FEWEST} memory records after the first quarter of the session")
     for name, series in columns.items():
-        if (growth := _growth(series)) is not None:
-            return _finding(history, series, growth, device=name.startswith("device"))
+        if _grows(series):
+            return _finding(history, series, device=name.startswith("device"))
     first = next(iter(columns.values())).value
-    before, now = (with_unit(level(part), "B") for part in (first[:4], first[-4:]))
+    before = with_unit(level(first[:4]), "B")
+    now = with_unit(level(first[-4:]), "B")
     return Healthy(f"{before} after the first 25% of the session, {now} now")
 
 
-def _growth(series: Series) -> float | None:
+def _grows(series: Series) -> bool:
     before, now = first_and_last_third(series.value)
-    sure = trend(series.value) >= SURE and trend(series.value[len(series) // 2 :]) >= SURE / 2
-    if now - before < max(LEAST_BYTES, LEAST_SHARE * before) or not sure:
-        return None
-    rises = np.diff([level(stretch) for stretch in np.array_split(series.value, STRETCHES)])
-    return (
-        None
-        if rises.min() < STEADY * rises.mean()
-        else slope(series.step.astype(float), series.value)
-    )
+    if now - before < max(LEAST_BYTES, LEAST_SHARE * before):
+        return False
+    later_half = series.value[len(series) // 2 :]
+    if trend(series.value) < SURE or trend(later_half) < SURE / 2:
+        return False
+    stretches = np.array_split(series.value, STRETCHES)
+    rises = np.diff([level(stretch) for stretch in stretches])
+    return bool(rises.min() >= STEADY * rises.mean())
 
 
-def _finding(history: History, series: Series, per_step: float, *, device: bool) -> Finding:
+def _finding(history: History, series: Series, *, device: bool) -> Finding:
     described = history.described
-    total, steps = described.memory_bytes, described.steps
-    first_step, last_step, now = series.step[0], series.step[-1], float(series.value[-1])
+    total = described.memory_bytes
+    steps = described.steps
+    per_step = slope(series.step.astype(float), series.value)
+    first_step, last_step = series.step[0], series.step[-1]
+    at_first = with_unit(series.value[0], "B")
+    now = float(series.value[-1])
     numbers = {"bytes_per_step": per_step, "bytes": now}
-    serious, end = False, ""
+    # allocators and caches of healthy runs grow too, so a distant limit is only a note
+    severity: Severity = "note"
+    remedy = f"{described.go_on()}  # after an out-of-memory error: continues bit for bit"
+    end = ""
     if not device and total is not None:
         full = int(last_step + max(total - now, 0.0) / per_step)
         numbers["full_at_step"] = full
-        serious = steps is not None and full <= steps
-        end = f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}" + (
-            f" of {steps:,}" if serious else ""
-        )
+        end = f"the {with_unit(total, 'B')} of this machine would be full at step {full:,}"
+        if steps is not None and full <= steps:
+            end += f" of {steps:,}"
+            severity = "error"
+            remedy = described.typed("save_every", "1 min")
     elif steps is not None:
-        end = f"at this rate, it reaches {with_unit(now + per_step * max(0, steps - last_step), 'B')} after all {steps:,} steps"
+        at_end = with_unit(now + per_step * max(0, steps - last_step), "B")
+        end = f"at this rate, it reaches {at_end} after all {steps:,} steps"
+    which = "Device memory" if device else "Memory"
     return wrong(
-        "error"
-        if serious
-        # allocators and caches of healthy runs grow too, so a distant limit is only a note
-        else "note",
-        f"{'Device memory' if device else 'Memory'} grows by {with_unit(per_step, 'B')} per step.",
-        (
-            f"{with_unit(series.value[0], 'B')} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}",
-            end,
-        ),
+        severity,
+        f"{which} grows by {with_unit(per_step, 'B')} per step.",
+        (f"{at_first} at step {first_step:,}, {with_unit(now, 'B')} at step {last_step:,}", end),
         causes=(
             "a list that keeps losses or outputs together with their graphs: keep loss.detach(), or log it with step.log(...)",
             "a cache in the data set, copied to every worker",
         ),
         try_=(
             "check which lists and caches your loss, data set and loop extend",
-            described.typed("save_every", "1 min")
-            if serious
-            else f"{described.go_on()}  # after an out-of-memory error: continues bit for bit",
+            remedy,
         ),
         step=int(first_step),
         numbers=numbers,

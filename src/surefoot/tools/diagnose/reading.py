@@ -4,6 +4,7 @@ The newest checkpoint provides the settings, and config.toml adds further settin
 records are skipped.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config.paths import run_path
@@ -39,18 +40,28 @@ def description_of(run: Path) -> RunDescription:
     leave None.
     """
     files = read_run(run)
-    script, last = files.config.script, files.sessions[-1] if files.sessions else Session()
-    watched = None if files.state is None else files.state.watched
-    return RunDescription(
-        identity=files.config.of_script if files.state is None else files.state.identity,
-        written={"workers": last.get("workers")} if script else files.config.flat,
-        program=str(files.config.program.get("kind", "script")),
-        kinds=kinds_of_models({} if files.state is None else files.state.architecture),
+    config = files.config
+    last_session = files.sessions[-1] if files.sessions else Session()
+    description = RunDescription(
+        identity=config.of_script,
+        # a script has no flags, and its session says how many workers it had
+        written={"workers": last_session.get("workers")} if config.script else config.flat,
+        program=str(config.program.get("kind", "script")),
         standing=standing_of(run),
         name=str(run),
-        processors=last.get("processors"),
-        memory_bytes=last.get("memory_bytes"),
+        processors=last_session.get("processors"),
+        memory_bytes=last_session.get("memory_bytes"),
         saved_step=files.step,
-        keeps_best=files.state is None or files.state.monitor is not None,
-        monitored=None if watched is None else (watched["direction"], watched["score"]),
     )
+    state = files.state
+    if state is None:  # no checkpoint can be read
+        return description
+    description = replace(
+        description,
+        identity=state.identity,
+        kinds=kinds_of_models(state.architecture),
+        keeps_best=state.monitor is not None,
+    )
+    if state.watched is None:
+        return description
+    return replace(description, monitored=(state.watched["direction"], state.watched["score"]))

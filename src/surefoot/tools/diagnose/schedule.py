@@ -22,17 +22,17 @@ steps ** -0.1 falls as much (Kaplan et al. 2020, section 3: exponents of 0.05 to
 falls by 7% if the run is twice as long."""
 EVALUATIONS = 4
 """Minimum number of evaluations, of which two or more lie at the end."""
-EXACT = (
-    "constant",
-    "inverse_sqrt",
-)  # schedules whose run can be extended with bitwise-equal results
+# schedules whose run can be extended with bitwise-equal results
+EXACT = ("constant", "inverse_sqrt")
 
 
 @check("ended-early")
 def ended_early(history: History) -> Verdict:
     """Check for a run that ended before the last step of its schedule."""
-    described, how = history.described, history.ended_by
-    steps, step, saved_step = described.steps, history.last_step, described.saved_step
+    described = history.described
+    steps = described.steps
+    step = history.last_step
+    saved_step = described.saved_step
     need(history.over, "the run is still training")
     if steps is None:
         return Unknown("the length of the run is not known")
@@ -45,45 +45,46 @@ def ended_early(history: History) -> Verdict:
         history.complete,
         f"all {steps:,} steps are completed" if step >= steps else "the run ended by itself",
     )
-    well((how or "").startswith("diverged"), "the run diverged, which is a separate finding")
-    stop = described.present("stop_after")
-    was_requested = stop is not None if how is None else how.startswith("stopped")
-    rate, rate_step, highest = _rates(history)
-    places = ""
+    outcome = history.ended_by or ""  # "" if it was killed
+    well(outcome.startswith("diverged"), "the run diverged, which is a separate finding")
+
+    evidence = [f"{step:,} of {steps:,} steps; {outcome or 'killed, or the machine failed'}"]
     if saved_step != history.step:
-        places = f"the records end at step {history.step:,}; the newest checkpoint has step {saved_step:,}"
+        evidence.append(
+            f"the records end at step {history.step:,}; the newest checkpoint has step {saved_step:,}"
+        )
+    rate, rate_step, highest = _rates(history)
+    if highest > 0 and history.has_trained:
+        evidence.append(
+            f"the learning rate at step {rate_step:,} was {rate:g}, {rate / highest:.0%} of its maximum:"
+            " the schedule was not over"
+        )
+
+    stop_after = described.present("stop_after")
+    if stop_after:
+        causes = [f"stop_after is {stop_after}"]
+    else:
+        causes = [outcome or "a killed process, or a failure of the machine"]
+        if not outcome or outcome.startswith("stopped by SIGTERM"):
+            causes.append("a time limit shorter than the run")
+    was_requested = outcome.startswith("stopped") if outcome else stop_after is not None
+
+    if saved_step:
+        effect = f"continues bit for bit from step {saved_step:,}"
+    else:
+        effect = "no training is saved: starts at step 0"
+    remedies = [f"{described.go_on()}  # {effect}"]
+    if outcome.startswith("failed"):
+        remedies = [f"correct the error, then {remedies[0]}"]
+    if history.has_trained:
+        shorter = described.typed("length", f"{step} steps")
+        remedies.append(f"for a run of this length, start a new one: {shorter}")
     return wrong(
         "note" if was_requested else "warning",
         f"The run ended early, at step {step:,} of {steps:,}.",
-        (
-            f"{step:,} of {steps:,} steps"
-            + (f"; {how}" if how else "; killed, or the machine failed"),
-            places,
-            f"the learning rate at step {rate_step:,} was {rate:g}, {rate / highest:.0%} of its maximum:"
-            " the schedule was not over"
-            if highest > 0 and history.has_trained
-            else "",
-        ),
-        causes=(
-            f"stop_after is {stop}"
-            if stop
-            else how or "a killed process, or a failure of the machine",
-            "a time limit shorter than the run"
-            if not stop and (how is None or how.startswith("stopped by SIGTERM"))
-            else "",
-        ),
-        try_=(
-            ("correct the error, then " if (how or "").startswith("failed") else "")
-            + f"{described.go_on()}  # "
-            + (
-                f"continues bit for bit from step {saved_step:,}"
-                if saved_step
-                else "no training is saved: starts at step 0"
-            ),
-            f"for a run of this length, start a new one: {described.typed('length', f'{step} steps')}"
-            if history.has_trained
-            else "",
-        ),
+        evidence,
+        causes=causes,
+        try_=remedies,
         step=step,
         numbers={"made": step, "steps": steps},
     )
@@ -120,54 +121,71 @@ def still_improving(history: History) -> Verdict:
     the last fifth.
     """
     described = history.described
-    losses = (
-        f"{split}/loss" for split, series in history.splits.items() if len(series) >= EVALUATIONS
-    )
-    direction, score = described.monitored or ("min", next(losses, ""))
-    series, sign = history.score(score), 1 if direction == "min" else -1
-    need(
-        len(series) >= EVALUATIONS,
-        f"{score} was not evaluated {EVALUATIONS} times"
-        if score
-        else f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the learning rate in any case",
-    )
+    if described.monitored is not None:
+        direction, score = described.monitored
+        lacking = f"{score} was not evaluated {EVALUATIONS} times"
+    else:
+        direction = "min"
+        score = _loss_evaluated_often(history)
+        lacking = (
+            f"no split was evaluated {EVALUATIONS} times, and the training loss falls with the"
+            " learning rate in any case"
+        )
+    series = history.score(score)
+    need(len(series) >= EVALUATIONS, lacking)
     since = history.not_finite_since(score)
     need(since is None, f"{score} is not finite since step {since}")
-    row = max(
-        int((series.step <= 0.8 * history.step).sum()) - 1, 0
-    )  # the last evaluation before the last fifth
-    before, end = float(series.value[row]), float(series.value[-1])
-    gained = sign * (before - end) / abs(before) if before else 0.0
+
+    earlier = int((series.step <= 0.8 * history.step).sum())
+    row = max(earlier - 1, 0)  # the last evaluation before the last fifth
+    before = float(series.value[row])
+    end = float(series.value[-1])
+    if direction == "min":
+        fell_or_rose = "fell"
+        change = before - end
+        end_is_best = end <= series.value.min()
+    else:
+        fell_or_rose = "rose"
+        change = end - before
+        end_is_best = end >= series.value.max()
+    gained = change / abs(before) if before else 0.0
     well(
-        (sign * series.value).min() < sign * end or gained < STILL,
+        not end_is_best or gained < STILL,
         f"{score} improved by {max(gained, 0):.1%} over the last 20% of the run",
     )
+
     longer = f"{2 * (described.steps or history.step)} steps"
-    tries = (
-        f"a new run: {described.typed('length', longer)}",
-        f"{described.typed('schedule.name', 'wsd')}: such a run can be extended exactly, from a checkpoint before its cool-down",
-    )
     if described.shape in EXACT:
-        tries = (
-            f"{described.go_on(longer)}  # continues exactly, with the same schedule ({described.shape})",
-            "",
-        )
+        effect = f"continues exactly, with the same schedule ({described.shape})"
+        remedies = [f"{described.go_on(longer)}  # {effect}"]
     elif described.shape == "wsd":
         keep = "keep_every" if described.program == "script" else "--keep-every"
-        tries = (
-            f"{described.go_on(longer)}  # from a checkpoint before the cool-down ({keep} keeps them)",
-            "",
-        )
+        effect = f"from a checkpoint before the cool-down ({keep} keeps them)"
+        remedies = [f"{described.go_on(longer)}  # {effect}"]
+    else:
+        remedies = [
+            f"a new run: {described.typed('length', longer)}",
+            f"{described.typed('schedule.name', 'wsd')}: such a run can be extended exactly, from a"
+            " checkpoint before its cool-down",
+        ]
     return wrong(
         "note",
-        f"The run was still improving when it ended: {score} {'fell' if sign > 0 else 'rose'} by {gained:.1%} over the last 20%.",
+        f"The run was still improving when it ended: {score} {fell_or_rose} by {gained:.1%} over the last 20%.",
         (
             f"{before:.4g} at step {series.step[row]:,}, {end:.4g} at step {series.step[-1]:,}, the best value",
         ),
         causes=("a run that is too short for this data set and model",),
-        try_=tries,
+        try_=remedies,
         numbers={"gained": gained},
     )
+
+
+def _loss_evaluated_often(history: History) -> str:
+    """Return the loss of the first split with enough evaluations, or ""."""
+    for split, series in history.splits.items():
+        if len(series) >= EVALUATIONS:
+            return f"{split}/loss"
+    return ""
 
 
 @check("high-rate-at-end", needs=_end)

@@ -13,9 +13,9 @@ Numbers = NDArray[np.float64]
 FEWEST = 12
 """Minimum number of loss records."""
 _MOST = 200  # values; their 20,000 pairs take less than a millisecond
-_OF_NORMAL = (
-    1.4826  # ratio of standard deviation to median absolute deviation of a normal distribution
-)
+# ratio of standard deviation to median absolute deviation of a normal distribution
+_OF_NORMAL = 1.4826
+_AT_ONCE = 100_000  # values of windows that are sorted at once, for little memory
 
 
 def level(values: Numbers) -> float:
@@ -35,18 +35,16 @@ def levels(values: Numbers, width: int) -> Numbers:
     array([2., 4.])
     """
     if len(values) < width or not np.isfinite(values).all():
-        return np.array(
-            [level(values[first : first + width]) for first in range(len(values) - width + 1)]
-        )
+        firsts = range(len(values) - width + 1)
+        return np.array([level(values[first : first + width]) for first in firsts])
     windows = np.lib.stride_tricks.sliding_window_view(values, width)
-    many, middle = (
-        max(1, 100_000 // width),
-        slice((width - 1) // 2, width // 2 + 1),
-    )  # many: at once
-    parts = [windows[first : first + many] for first in range(0, len(windows), many)]
-    return np.concatenate(
-        [np.sort(part, axis=1)[:, middle].mean(axis=1) for part in parts]
-    )  # faster than np.median
+    middle = slice((width - 1) // 2, width // 2 + 1)
+    count = max(1, _AT_ONCE // width)
+    medians = []
+    for first in range(0, len(windows), count):
+        ordered = np.sort(windows[first : first + count], axis=1)  # faster than np.median
+        medians.append(ordered[:, middle].mean(axis=1))
+    return np.concatenate(medians)
 
 
 def first_and_last_third(values: Numbers) -> tuple[float, float]:
@@ -66,11 +64,10 @@ def spread(values: Numbers) -> float:
     1.4826
     """
     finite = values[np.isfinite(values)]
-    return (
-        _OF_NORMAL * float(np.median(np.abs(finite - np.median(finite))))
-        if finite.size
-        else math.nan
-    )
+    if not finite.size:
+        return math.nan
+    distances = np.abs(finite - np.median(finite))
+    return _OF_NORMAL * float(np.median(distances))
 
 
 def noise(values: Numbers) -> float:
@@ -79,10 +76,11 @@ def noise(values: Numbers) -> float:
     >>> noise(np.arange(10.0)), round(noise(np.array([1.0, -1.0] * 50)), 2)
     (0.0, 2.42)
     """
-    bends = np.diff(
-        values[np.isfinite(values)], n=2
-    )  # sqrt(1 + 4 + 1) times the deviation for pure noise
-    return _OF_NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6) if bends.size else math.nan
+    bends = np.diff(values[np.isfinite(values)], n=2)
+    if not bends.size:
+        return math.nan
+    # of pure noise, a bend has sqrt(1 + 4 + 1) times the deviation
+    return _OF_NORMAL * float(np.median(np.abs(bends))) / math.sqrt(6)
 
 
 def slope(steps: Numbers, values: Numbers) -> float:
@@ -118,8 +116,9 @@ def trend(values: Numbers) -> float:
 
 def _thinned(steps: Numbers, values: Numbers) -> tuple[Numbers, Numbers]:
     finite = np.isfinite(values)
-    x, y = steps[finite].astype(np.float64), values[finite]
-    if x.size > _MOST:
-        places = np.linspace(0, x.size - 1, _MOST).round().astype(np.int64)
-        x, y = x[places], y[places]
-    return x, y
+    x = steps[finite].astype(np.float64)
+    y = values[finite]
+    if x.size <= _MOST:
+        return x, y
+    places = np.linspace(0, x.size - 1, _MOST).round().astype(np.int64)
+    return x[places], y[places]
