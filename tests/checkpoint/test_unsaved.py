@@ -304,7 +304,7 @@ def test_the_batches_of_step_0_are_not_kept_after_step_1(tmp_path: Path) -> None
             sf.forward_backward(step, loss)
             sf.update(step)
         assert run.session is not None
-        check = run.session.periodic.state_check
+        check = run.session.watches.state_check
         assert check is not None
         assert check.has_passed
         assert check.earlier == []

@@ -85,8 +85,8 @@ def end(self, done):
 
 def build_and_count(*arguments, **options):
     run = build(*arguments, **options)
-    from surefoot.run.periodic import Periodic
-    Periodic.evaluate_due = end
+    from surefoot.run.periodic import PeriodicWork
+    PeriodicWork.evaluate_due = end
     if not of_state:
         count_bytes()
     of_state.clear()

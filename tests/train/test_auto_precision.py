@@ -536,7 +536,7 @@ def test_what_the_table_says_of_compiling_stays_with_the_run(
     resumed = built(tmp_path / "run", compile="auto", log_every="1 steps")
     with resumed:
         assert resumed.session is not None
-        assert resumed.session.periodic.layers.modules == {}  # of a compiled model none is watched
+        assert resumed.session.watches.layers.modules == {}  # of a compiled model none is watched
         for _ in resumed:
             pass
     assert isinstance(resumed.parts.task.forward, Compiled)

@@ -467,7 +467,7 @@ def test_a_compiled_model_is_watched_without_hooks(monkeypatch: pytest.MonkeyPat
     run = build(None, compile=True)
     with run:
         assert run.session is not None
-        assert run.session.periodic.layers.modules == {}
+        assert run.session.watches.layers.modules == {}
 
 
 def test_modules_that_are_compiled_by_themselves_are_left_alone() -> None:

@@ -63,7 +63,7 @@ class Checkpointing:
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
-            keep_every=lambda step: times.every["keep_every"].due(step),  # noqa: PLW0108  # a resume replaces `times.every`
+            keep_every=times.every["keep_every"].due,
             guard=self.before_write,
             disk=disk,
         )

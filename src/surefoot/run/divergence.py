@@ -6,36 +6,35 @@ from typing import Any
 
 from surefoot.errors import Command, DivergedError, Remedy, Setting
 from surefoot.run import after, messages
-from surefoot.run.checkpointing import Packing
 from surefoot.run.components import RunComponents
+from surefoot.run.saves import Saves
 from surefoot.tracking import commands
 from surefoot.train import error_causes
 
 
-def diverged(parts: RunComponents, packed: Packing, *, protected: tuple[int, ...]) -> DivergedError:
+def diverged(parts: RunComponents, saves: Saves | None) -> DivergedError:
     """Inspect the first non-finite step and return the error to raise. Saves the state if it is
     unchanged since that step. Collective.
     """
-    meter, in_a_row = parts.run_state.meter, list(parts.run_state.meter.skipped_in_a_row)
+    meter = parts.run_state.meter
+    in_a_row = list(meter.skipped_in_a_row)
     first = in_a_row[0] if in_a_row else parts.state.step
-    strange, stands = (
-        error_causes.strange_samples(parts.pipeline.again(first)),
-        messages.standing(parts),
-    )
-    if parts.checkpointing is not None and _nothing_changed_since(parts, first):
-        parts.checkpointing.writer.wait()
-        if (
-            parts.checkpointing.started_step or 0
-        ) <= first:  # else a later checkpoint would be the newest
+    strange = error_causes.strange_samples(parts.pipeline.again(first))
+    stands = messages.standing(parts)
+    if saves is not None and _nothing_changed_since(parts, first):
+        checkpointing = saves.checkpointing
+        checkpointing.writer.wait()
+        newest = checkpointing.started_step or 0
+        if newest <= first:  # else a later checkpoint would be the newest
             parts.state.step = first
         meter.skipped_in_a_row = []
         for trained in parts.state.optimizers.values():
             trained.bad_in_a_row.zero_()
-        parts.checkpointing.started_step = (
-            None  # rewrite this step: its saved counter of bad steps is not 0
-        )
-        parts.checkpointing.finish(parts.state.step, packed, protected=protected)
-        stands = f"the weights after step {first} are saved as {parts.checkpointing.store.path(parts.state.step)}"
+        # also if this step is saved: its saved counter of bad steps is not 0
+        checkpointing.started_step = None
+        saves.finish(parts.state.step)
+        path = checkpointing.store.path(parts.state.step)
+        stands = f"the weights after step {first} are saved as {path}"
     look = after.look_at_diverged_step(parts, in_a_row or [first])
     known = [stands]
     seen: dict[str, Any] = {"not_looked_at": look}

@@ -18,8 +18,8 @@ from surefoot.errors import ConfigError, at_boundary, cut_frames, ending_scripts
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
-from surefoot.run.evaluation import draw_sample, make_panels
 from surefoot.run.resume import start_from_init
+from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
 from surefoot.train import state_dict
 from surefoot.train.evaluate import Split, numbers
@@ -264,7 +264,7 @@ class Run(RunSettings):
         if self.parts.settings.sample_fn is None:
             raise _without_function("sample_fn")
         with self._together("run.sample()"):
-            return draw_sample(self.parts)
+            return draw_sample(self.parts.evaluator, self.parts.settings, self.parts.world)
 
     @at_boundary
     def make_panels(self) -> "Panels":
@@ -274,7 +274,12 @@ class Run(RunSettings):
         if self.parts.settings.panels_fn is None:
             raise _without_function("panels_fn")
         with self._together("run.make_panels()"):
-            return make_panels(self.parts)
+            return make_panels(
+                self.parts.evaluator,
+                self.parts.settings,
+                step=self.state.step,
+                say=self.parts.say,
+            )
 
     @contextmanager
     def _together(self, call: str) -> Iterator[None]:

@@ -9,20 +9,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
+from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.extras import refuse_missing_trackers
+from surefoot.config.tree import flat
 from surefoot.data.loader import MicroBatch, StoppedError
 from surefoot.optim.first_step import import_for_steps
 from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
-from surefoot.run.evaluation import Evaluations
-from surefoot.run.periodic import Periodic
+from surefoot.run.evaluation import Evaluations, has_recorded_scores
+from surefoot.run.periodic import PeriodicWork, build_periodic
 from surefoot.run.resume import buffer_check, open_run
+from surefoot.run.samples import Samples
 from surefoot.run.signals import Signals, is_interactive, to_terminal
+from surefoot.run.step_watches import StepWatches, checks_weights, layers_of
 from surefoot.run.stop_requests import StopRequests
+from surefoot.run.training_check import SessionNotes
 from surefoot.seeding import hold_generators
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.record import Phase
+from surefoot.tracking.record import Phase, Record
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
@@ -30,6 +35,7 @@ from surefoot.train.step_watch import UNWATCHED
 if TYPE_CHECKING:
     from surefoot.distributed.liveness import RankPhase
     from surefoot.run.after import LiveFindings
+    from surefoot.tracking.shown import ShownKind
     from surefoot.train.loss_contract import LossContract
 
 # what a heartbeat says of the phases of the clock
@@ -45,11 +51,12 @@ _RANK_PHASES: "dict[Phase, RankPhase]" = {
 
 
 class Session:
-    """The opening, training loop and closing of one session. `periodic` performs the duties between
-    steps, from the opening on.
+    """The opening, training loop and closing of one session. From the opening on, `periodic` does the
+    work between steps, and `watches` has what is watched inside a step.
     """
 
-    periodic: Periodic
+    periodic: PeriodicWork
+    watches: StepWatches
 
     def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts = parts
@@ -63,12 +70,31 @@ class Session:
         self.signals = Signals(lambda: messages.standing(parts), say=say)
         self.settings = ExitStack()
         self.feed = parts.pipeline.feed(workers=parts.pipeline.workers, say=parts.say)
-        saving, limit_s, tape = parts.checkpointing, parts.plan.times.limit_s, parts.pipeline.tape
-        self.stop_requests = StopRequests(parts.world, self.signals, saving, limit_s=limit_s)
-        if tape is not None:
-            tape.stop_requested = self.stop_requests.on_this_rank
+        self.stop_requests = StopRequests(
+            parts.world, self.signals, parts.checkpointing, limit_s=parts.plan.times.limit_s
+        )
+        if parts.pipeline.tape is not None:
+            parts.pipeline.tape.stop_requested = self.stop_requests.on_this_rank
         self.journal = Journal(parts.console, parts.text_log)
-        self.evaluations = Evaluations(parts, self.journal)
+        self.evaluations = Evaluations(
+            parts.evaluator,
+            parts.run_state,
+            parts.plan.times,
+            self.journal,
+            checkpointing=parts.checkpointing,
+            say=parts.say,
+            doing=parts.doing,
+        )
+        self.samples = Samples(
+            parts.evaluator,
+            parts.settings,
+            self.journal,
+            parts.world,
+            directory=parts.directory,
+            say=parts.say,
+            doing=parts.doing,
+        )
+        self.notes = SessionNotes(parts.say)
         self.later_step = 0  # the first step outside the phase "starting"
         self.data_changes = DataChanges(
             parts.run_state.data_values,
@@ -96,36 +122,14 @@ class Session:
             refuse_missing_trackers(self.parts.trackers)
             tensorboard = self.parts.writes_tensorboard  # refused before anything is written
             self.settings.enter_context(self.parts.numerics())
-            now = open_run(self.parts, configuration=self.configuration)
-            if now.checkpoint is not None:
-                self.evaluations.resumed(now.checkpoint)
-            self.is_over, unit = now.is_over, self.parts.settings.count_unit
-            if self.parts.directory is not None and self.parts.world.is_main and not self.is_over:
-                self.journal.open(
-                    self.parts.directory,
-                    step=self.state.step,
-                    saved=now.checkpoint,
-                    unit=unit,
-                    tensorboard=tensorboard,
-                )
-                self.journal.follow(
-                    self.parts.trackers,
-                    self.parts.directory,
-                    settings=dict(self.parts.plan.identity),
-                )
-            if (
-                (self.parts.console or self.parts.text_log or self.parts.alert)
-                and self.parts.world.is_main
-                and not self.is_over
-            ):
-                self.live_findings = after.live_findings_of(
-                    self.parts, self.configuration, resumed=now.checkpoint is not None
-                )
-                # after the console and the text log
-                place = (self.parts.console is not None) + (self.parts.text_log is not None)
-                self.journal.sinks.insert(place, self.live_findings)
-            contract = self._contract_to_tell(now.loss_contract)
-            if self.journal.metrics is not None and now.checkpoint is None:
+            opened = open_run(self.parts, configuration=self.configuration)
+            if opened.checkpoint is not None:
+                self.evaluations.resumed(opened.checkpoint)
+            self.is_over = opened.is_over
+            if self.parts.world.is_main and not self.is_over:
+                self._open_sinks(opened.checkpoint, tensorboard=tensorboard)
+            contract = self._contract_to_tell(opened.loss_contract)
+            if self.journal.metrics is not None and opened.checkpoint is None:
                 self._look_at_data(contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
             if is_silent and contract is not None and not contract.holds:
@@ -137,24 +141,57 @@ class Session:
             finally:
                 self.release()
             raise
-        if now.checkpoint is not None:
+        if opened.checkpoint is not None:
             for trained in self.state.optimizers.values():
                 trained.rates.hold()
-        self.periodic = Periodic(
-            self.parts,
-            self.stop_requests,
+        self.watches = StepWatches(
+            self.run_state,
             self.journal,
-            self.evaluations,
-            state_check=now.state_check,
+            layer_stats_every=self.parts.plan.times.every["layer_stats_every"],
+            make_layers=partial(layers_of, self.parts),
+            state_check=opened.state_check,
+            checks_weights=checks_weights(self.parts),
+            announces=self.parts.world if self.parts.world.size > 1 else None,
         )
-        self.state.show = self.periodic.show
+        self.periodic = build_periodic(
+            self.parts,
+            stop_requests=self.stop_requests,
+            journal=self.journal,
+            evaluations=self.evaluations,
+            samples=self.samples,
+            notes=self.notes,
+            layers_changed=self.watches.forget_layers,
+        )
+        self.state.show = partial(_show, self.journal, self.notes, self.parts.world.is_main)
         if self.is_over:
             return
-        self.parts.say(messages.header(self.parts, resumed=now.checkpoint is not None))
+        self.parts.say(messages.header(self.parts, resumed=opened.checkpoint is not None))
         if contract is not None and not contract.holds:
             self.parts.say(f"warning: {contract.warning}")
         elif contract is not None and self.parts.pipeline.sizes.pieces > 1:
             self.parts.say(f"loss    contract {contract.description}")
+
+    def _open_sinks(self, checkpoint: Checkpoint | None, *, tensorboard: bool) -> None:
+        """Open the record files and trackers of rank 0, and look for findings while the run trains.
+        `checkpoint` is that of a resumed run.
+        """
+        parts = self.parts
+        if parts.directory is not None:
+            self.journal.open(
+                parts.directory,
+                step=self.state.step,
+                saved=checkpoint,
+                unit=parts.settings.count_unit,
+                tensorboard=tensorboard,
+            )
+            self.journal.follow(parts.trackers, parts.directory, settings=dict(parts.plan.identity))
+        if parts.console or parts.text_log or parts.alert:
+            self.live_findings = after.live_findings_of(
+                parts, self.configuration, resumed=checkpoint is not None
+            )
+            # after the console and the text log
+            place = (parts.console is not None) + (parts.text_log is not None)
+            self.journal.sinks.insert(place, self.live_findings)
 
     def close(self, problem: BaseException | None) -> None:
         """Save unsaved steps, or report the `problem` that ended the session. Then release all
@@ -174,9 +211,9 @@ class Session:
                     crash_report.write_report(problem, self.parts, step=self._step)
                 else:
                     crash_report.report_left(self.parts, step=self._step)
-                self._happened(crash_report.failed(problem))
+                self._record_event(crash_report.failed(problem))
         except BaseException as failed:
-            self._happened(crash_report.failed(failed))
+            self._record_event(crash_report.failed(failed))
             raise
         finally:
             self.release()
@@ -216,7 +253,9 @@ class Session:
             )  # first: the reader of a stream inherits handles of signals
 
     def _finish(self) -> None:
-        parts, evaluations = self.parts, self.evaluations
+        """End the loop, do what is still due, save, and say how the session ended. Collective."""
+        parts = self.parts
+        evaluations = self.evaluations
         if self.running is not None:
             self.running.close()  # `break` does not close a generator with another reference
         if parts.world.size > 1:
@@ -231,38 +270,48 @@ class Session:
             parts.doing("saving")
             self.heartbeat.enter("saving")
             self.periodic.save_last()
-        due = evaluations.due
-        went_on = (
-            self.state.step > self.periodic.first_step
-            or evaluations.scores
-            or evaluations.at_end is not None
-        )
-        if (
-            went_on
-            and self.state.step >= parts.length.steps
-            and parts.settings.sample_fn is not None
-            and not due
-        ):
-            evaluations.sample()
-        if went_on and parts.finished and not due and self.stop_requests.ended_by is None:
-            if parts.settings.panels_fn is not None and parts.directory is not None:
-                self.clock.enter("evaluating")
-                evaluations.show(stop=lambda: self.signals.stop is not None)
-                self.clock.enter("saving")
-            evaluations.conclude()
+
+        step = self.state.step
+        has_scored = bool(evaluations.scores) or evaluations.at_end is not None
+        went_on = has_scored or step > self.periodic.first_step
+        if went_on and not evaluations.due:
+            if step >= parts.length.steps and parts.settings.sample_fn is not None:
+                self.samples.draw(step)
+            if parts.finished and self.stop_requests.ended_by is None:
+                self._conclude()
         if not self.is_over:
             # also of a session without steps, which else would look killed; first, because findings
             # use this record
-            self._happened(crash_report.ended(parts, self.stop_requests))
+            self._record_event(crash_report.ended(parts, self.stop_requests))
         if went_on or self.stop_requests.ended_by is not None:
-            findings = "" if self.live_findings is None else self.live_findings.sentence()
-            skipped, stopped_by = self.periodic.skipped, self.stop_requests.stopped_by
             self.journal.step_recorded()
-            parts.say(
-                messages.ending(
-                    parts, evaluations, skipped=skipped, stopped_by=stopped_by, findings=findings
-                )
+            ending = messages.ending(
+                parts,
+                evaluations,
+                skipped=self.periodic.records.skipped,
+                stopped_by=self.stop_requests.stopped_by,
+                findings="" if self.live_findings is None else self.live_findings.sentence(),
             )
+            parts.say(ending)
+
+    def _conclude(self) -> None:
+        """Show the panels, settings and final scores of a finished run. Collective."""
+        parts = self.parts
+        evaluations = self.evaluations
+        if parts.settings.panels_fn is not None and parts.directory is not None:
+            self.clock.enter("evaluating")
+            self.samples.show_panels(self.state.step, stop=lambda: self.signals.stop is not None)
+            self.clock.enter("saving")
+        outcome: Record = {
+            "kind": "outcome",
+            "step": self.state.step,
+            "settings": flat(parts.plan.identity),
+            "scores": evaluations.scores,
+        }
+        if evaluations.at_end is not None:
+            _, scores_at_end = evaluations.at_end
+            outcome["scores_at_end"] = scores_at_end
+        self.journal.show(outcome)
 
     def _contract_to_tell(self, contract: "LossContract | None") -> "LossContract | None":
         """Return None for a loss that couples samples in steps of one micro-batch, where it is
@@ -273,18 +322,16 @@ class Session:
         return contract if self.parts.pipeline.sizes.pieces > 1 else None
 
     def _look_at_data(self, loss_contract: "LossContract | None") -> None:
-        pipeline, splits = self.parts.pipeline, self.parts.evaluator.splits
-        own = {name: split.data for name, split in splits.items()}
-        check = after.look_at_data(pipeline.checked, own, seed=pipeline.seed) | {
-            "samples": pipeline.plan.samples
-        }
-        names = [name for name, split in splits.items() if split.loss is True]
-        record = {
-            "kind": "data_check",
-            "step": self.state.step,
-            **check,
-            "scored_by_training_loss": names,
-        }
+        """Record what the data of training and splits are."""
+        pipeline = self.parts.pipeline
+        splits = self.parts.evaluator.splits
+        data_of_splits = {name: split.data for name, split in splits.items()}
+        record: Record = {"kind": "data_check", "step": self.state.step}
+        record |= after.look_at_data(pipeline.checked, data_of_splits, seed=pipeline.seed)
+        record["samples"] = pipeline.plan.samples
+        record["scored_by_training_loss"] = [
+            name for name, split in splits.items() if split.loss is True
+        ]
         record["has_loss"] = self.parts.task.loss is not None
         if loss_contract is not None:
             record["loss_contract"] = {
@@ -293,7 +340,7 @@ class Session:
             }
         self.journal.write(record)
 
-    def _happened(self, what: str) -> None:
+    def _record_event(self, what: str) -> None:
         self.journal.write(
             {
                 "kind": "event",
@@ -352,6 +399,18 @@ class Session:
             if not fails_in_first_step(self.parts):
                 raise
 
+    def _evaluates_at_start(self) -> bool:
+        """Return True if `evaluate_at_start` is set and no earlier session recorded this
+        evaluation. Collective.
+        """
+        if self.state.step or not self.parts.settings.evaluate_at_start:
+            return False
+        if not self.evaluations.has_splits:
+            return False
+        directory = self.parts.directory
+        metrics = None if directory is None else directory.metrics
+        return not has_recorded_scores(metrics, self.parts.world)
+
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
         self.is_opened = opened
@@ -372,25 +431,23 @@ class Session:
         buffers = self.state.buffers
         if opened and buffers.undeclared and (buffers.findings is None or not self.state.step):
             buffers.before_call = buffer_check(parts).check_in_first_step
-        if self.periodic.state_check is not None and not opened:
+        state_check = self.watches.state_check
+        if state_check is not None and not opened:
             with parts.world.during("in the check of the state"):
-                self.periodic.state_check.check_beginning(parts.pipeline)
+                state_check.check_beginning(parts.pipeline)
         if not self.state.step and parts.settings.check_state:
             self._check_metrics()
-        if self.evaluations.due_at_start():
+        if self._evaluates_at_start():
             self.clock.start()
             self.clock.enter("evaluating")
             with self.periodic.progress.timed("evaluation"):
-                self.evaluations.score_at_start(
-                    stop=self.stop_requests.stop_requested if self.periodic.alone else lambda: False
-                )
+                self.evaluations.score_at_start(stop=self.periodic.stop_of_evaluation())
             self.stop_requests.agree()
             self.clock.enter("data_wait")
         import_for_steps(self.state.optimizers.values())
         self.data_changes.begin(step=self.state.step)
         self.feed.start(self.state.step, stop=parts.length.steps)
-        self.periodic.user_updates = opened
-        state_check = self.periodic.state_check
+        self.watches.user_updates = opened
         self.later_step = self.state.step + (1 if state_check is None else state_check.steps)
         self.clock.first_steps += range(self.state.step, self.later_step)
         if parts.console is not None:
@@ -416,12 +473,12 @@ class Session:
                 task,
                 self.state,
                 feed=self._fed,
-                record=self.periodic.record,
+                record=self.watches.record,
                 clock=self._enter,
                 periodic=self.periodic,
                 length=segment.end,
                 opened=opened,
-                watch=self.periodic.watch,
+                watch=self.watches.watch,
             )
             if self.state.step < segment.end:  # the run was stopped
                 return
@@ -450,6 +507,32 @@ class Session:
     @property
     def _step(self) -> int:
         return self.state.step if self.feed.latest is None else self.feed.latest
+
+
+def _show(
+    journal: Journal,
+    notes: SessionNotes,
+    is_main: bool,
+    kind: "ShownKind",
+    name: str,
+    value: Any,
+    step: int,
+) -> None:
+    """Show a text, image or histogram of the body in TensorBoard and trackers. If nothing would show
+    it, this is said once.
+    """
+    if not is_main:
+        return
+    if journal.board is None and not journal.trackers:
+        notes.say_once(
+            "not-shown",
+            f"note: step.log_{kind}({name}=...) is not shown: the run writes no TensorBoard"
+            " files and has no tracker",
+        )
+        return
+    from surefoot.tracking.shown import record_of
+
+    journal.show(record_of(kind, name, value, step=step))
 
 
 def _say_unsaved(parts: RunComponents, text: str) -> None:

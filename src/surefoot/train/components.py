@@ -88,12 +88,12 @@ class Components:
     @property
     def out_of_patience(self) -> bool:
         """True if early stopping has ended the run."""
-        return any(rule.exhausted for rule in self.run_state.stopping)
+        return self.run_state.out_of_patience
 
     @property
     def finished(self) -> bool:
         """True if the run has reached its length or early stopping has ended it."""
-        return self.state.step >= self.length.steps or self.out_of_patience
+        return self.run_state.is_finished(self.length.steps)
 
     def recorded_rates(self) -> dict[str, float]:
         """Return the learning rates and momenta of the latest step, by their names in a record."""

@@ -94,6 +94,15 @@ class RunState:
         best = [] if self.best is None else [self.best]
         return [*best, *self.stopping]
 
+    @property
+    def out_of_patience(self) -> bool:
+        """True if early stopping has ended the run."""
+        return any(rule.exhausted for rule in self.stopping)
+
+    def is_finished(self, last_step: int) -> bool:
+        """Return True if the run has reached its last step or early stopping has ended it."""
+        return self.state.step >= last_step or self.out_of_patience
+
 
 def packed(
     run_state: RunState,
