@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -310,3 +310,35 @@ def test_the_plan_is_resolved_without_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert answer.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "origin"),
+    [
+        ({}, "precision", "default"),
+        ({"precision": "bf16"}, "precision", "given"),
+        ({"precision": "auto"}, "precision", "auto"),
+        ({"precision": "auto", "beginning": {"precision": "bf16"}}, "precision", "beginning"),
+        ({"precision": "bf16", "beginning": {"precision": "bf16"}}, "precision", "given"),
+        ({"channels_last": True}, "channels_last", "given"),
+        ({"seed": 7}, "seed", "given"),
+        ({}, "seed", "default"),
+        ({}, "micro_batch_size", "auto"),
+        ({"beginning": {}}, "micro_batch_size", "beginning"),
+        ({"micro_batch_size": 4}, "micro_batch_size", "given"),
+        ({}, "log_every", "auto"),
+        ({"log_every": "3 steps"}, "log_every", "given"),
+        ({}, "batch_size", "given"),
+        ({"splits": None}, "splits", "default"),
+    ],
+)
+def test_the_plan_says_where_each_setting_comes_from(
+    changes: dict[str, Any], name: str, origin: str
+) -> None:
+    beginning = None
+    if "beginning" in changes:
+        beginning = begun(changes["beginning"])
+        changes = {key: value for key, value in changes.items() if key != "beginning"}
+    origins = plan(**changes, beginning=beginning).origins
+    assert origins[name] == origin
+    assert set(origins) == {field.name for field in fields(RunSettings)}

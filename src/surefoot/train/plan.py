@@ -8,8 +8,8 @@ Nothing here imports torch, reads a file or knows how many steps are completed.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from surefoot.config import speed_table
 from surefoot.config.averaging import (
@@ -132,6 +132,11 @@ class Segment:
     end: int
 
 
+Origin = Literal["given", "default", "auto", "beginning"]
+"""Where a setting comes from: the program or its user, the default, the machine and the data, or the
+first session of the run."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """All that is decided of a run before its first step. A step never asks the plan."""
@@ -147,6 +152,7 @@ class Plan:
     reasons: Reasons
     identity: Mapping[str, Any]  # the settings and data that must be equal at a resume
     splits: Mapping[str, Any]  # the identity of each split
+    origins: Mapping[str, Origin]  # of each setting, by name
 
     @property
     def times(self) -> Timetable:
@@ -270,7 +276,34 @@ def resolve(
         reasons=reasons,
         identity=identity_of(settings, identity),
         splits=data.splits,
+        origins=_origins(settings, beginning),
     )
+
+
+def _origins(settings: "RunSettings", beginning: Beginning) -> dict[str, Origin]:
+    """Return where each setting comes from, by name."""
+    origins: dict[str, Origin] = {}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        is_default = field.default is not MISSING and _same(value, field.default)
+        is_open = _same(value, "auto")
+        if field.name == "micro_batch_size":
+            is_open = value is None
+        if is_open and getattr(beginning, field.name, None) is not None:
+            origins[field.name] = "beginning"
+        elif is_open:
+            origins[field.name] = "auto"
+        elif is_default:
+            origins[field.name] = "default"
+        else:
+            origins[field.name] = "given"
+    return origins
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return True if two values of a setting are the same object, or equal numbers or texts."""
+    is_plain = isinstance(value, bool | int | float | str | tuple)
+    return value is other or (is_plain and type(value) is type(other) and value == other)
 
 
 def _precision(settings: "RunSettings", measured: Choice, beginning: Beginning) -> str:

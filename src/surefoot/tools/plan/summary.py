@@ -23,6 +23,7 @@ from surefoot.seeding import untouched
 from surefoot.tools.plan.measure import Measurement, evaluation_time, measure, memory_and_time
 from surefoot.tools.plan.workload import Weight
 from surefoot.tracking.format import counted, text_table
+from surefoot.train.plan import Origin
 from surefoot.train.state_dict import parameter_names
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def sections(parts: RunComponents) -> list[Section]:
         Section("watches", [each.in_words for each in parts.run_state.watches]),
         Section("memory and time", costs),
         Section("chosen", chosen(parts)),
+        Section("settings", settings_by_origin(parts)),
     ]
     return [section for section in all_sections if section.lines]
 
@@ -282,6 +284,25 @@ def chosen(parts: RunComponents) -> list[str]:
     """List the "auto" choices with their reasons, followed by where checkpoints go."""
     precision = f"device {parts.device}, precision {precision_in_words(parts, parts.plan.reasons)}"
     return [precision, *choice_lines(parts, parts.plan.reasons), *_directory(parts)]
+
+
+def settings_by_origin(parts: RunComponents) -> list[str]:
+    """List where the settings come from; those with their default are counted."""
+    names: dict[Origin, list[str]] = {"given": [], "auto": [], "beginning": [], "default": []}
+    for name, origin in parts.plan.origins.items():
+        names[origin].append(name)
+    given = []
+    for name in names["given"]:
+        value = getattr(parts.settings, name)
+        is_plain = isinstance(value, bool | int | float | str)
+        given.append(f"{name} {value}" if is_plain else name)
+    lines = {
+        "given": ", ".join(given),
+        "auto": ", ".join(names["auto"]),
+        "as the run began": ", ".join(names["beginning"]),
+        "default": f"{len(names['default'])} others",
+    }
+    return [f"{origin}: {text}" for origin, text in lines.items() if text]
 
 
 def _directory(parts: RunComponents) -> list[str]:
