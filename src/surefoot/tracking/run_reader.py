@@ -244,6 +244,13 @@ def behavior_in(path: Path | str | None) -> int:
     return known_behavior(read_beginning(Path(path)).behavior, run=str(path))
 
 
+def started_run(path: Path | str | None) -> Path | None:
+    """Return the directory of a run that has a checkpoint; None if no run has started there."""
+    if path is None or not any(Path(path).glob("checkpoints/step-*")):
+        return None
+    return Path(path)
+
+
 def _states_of_manifests(path: Path) -> Iterator[SavedState]:
     """Yield the states of checkpoints whose state.json is intact, the newest first."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):

@@ -3,6 +3,7 @@ their text by a chat template. Imports no torch.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -132,10 +133,11 @@ def split_conversations(
 
     Raises `DataError` if no row is left for training.
     """
-    prompts = sorted(
-        {_prompt(row) for row in rows}, key=lambda prompt: sha256(prompt.encode()).digest()
-    )
-    count = -(-len(prompts) * val_fraction // 1) if val_fraction else 0  # rounded up: at least one
+    different = {_prompt(row) for row in rows}
+    prompts = sorted(different, key=lambda prompt: sha256(prompt.encode()).digest())
+    count = 0
+    if val_fraction:
+        count = math.ceil(len(prompts) * val_fraction)  # at least one
     if count >= len(prompts):
         raise sf.DataError(
             "chats-without-training-rows",
@@ -145,14 +147,21 @@ def split_conversations(
             remedy=["add rows", ("evaluate nothing:", Setting("data.val_fraction", 0))],
             prompts=len(prompts),
         )
-    held_out = set(prompts[: int(count)])
-    return [row for row in rows if _prompt(row) not in held_out], [
-        row for row in rows if _prompt(row) in held_out
-    ]
+    prompts_held_out = set(prompts[:count])
+    training = list[Conversation]()
+    held_out = list[Conversation]()
+    for row in rows:
+        part = held_out if _prompt(row) in prompts_held_out else training
+        part.append(row)
+    return training, held_out
 
 
 def _prompt(row: Conversation) -> str:
-    return next((message["content"] for message in row.messages if message["role"] == "user"), "")
+    """Return the first message of the user; "" without one."""
+    for message in row.messages:
+        if message["role"] == "user":
+            return str(message["content"])
+    return ""
 
 
 def render(
@@ -189,9 +198,9 @@ def _as_template_takes_arguments(tokenizer: Any, messages: Sequence[Message]) ->
         text = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except TypeError:  # it joins a text with an object
         return as_texts
-    for each in arguments:
-        printed = str(dict(each))
-        if printed in text and printed != each.text:
+    for argument in arguments:
+        printed = str(dict(argument))
+        if printed in text and printed != argument.text:
             return as_texts
     return messages
 
@@ -210,19 +219,22 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **op
         return under_limits(again, [None], [where])[0]
     try:
         with one_text():
-            taken = _as_template_takes_arguments(tokenizer, messages)
-            made = tokenizer.apply_chat_template(taken, **options)
-            if isinstance(made, str) and len(made) > _LONGEST_TEXT:
+            messages_taken = _as_template_takes_arguments(tokenizer, messages)
+            result = tokenizer.apply_chat_template(messages_taken, **options)
+            if not isinstance(result, str):  # tokens and masks
+                return {key: list(result[key]) for key in result}
+            if len(result) > _LONGEST_TEXT:
                 raise MemoryError
-            return made if isinstance(made, str) else {key: list(made[key]) for key in made}
+            return result
     except MemoryError:
         raise
     except Exception as problem:  # templates raise errors of Jinja, and their own
+        roles = [message["role"] for message in messages]
         raise sf.DataError(
             "template-fails",
             problem=f"{where}: the chat template fails:"
             f" {first_line(problem) or type(problem).__name__}",
-            reason=f"its messages have the roles {', '.join(each['role'] for each in messages)}",
+            reason=f"its messages have the roles {', '.join(roles)}",
             remedy=["change the row", Setting("data.template", "FILE")],
             where=where,
         ) from problem
@@ -288,16 +300,14 @@ def _listed(place: Path, setting: str, part: str, *, reads_val: bool) -> tuple[S
 
 
 def _keep(listed: Scan, files: set[Path], described: set[Path]) -> Scan:
-    left_out = [
-        LeftOut(file, ABOUT_DATA if file in described else OTHER_PART)
-        for file in listed.files
-        if file not in files
-    ]
-    return replace(
-        listed,
-        files=[file for file in listed.files if file in files],
-        left_out=[*listed.left_out, *left_out],
-    )
+    kept = []
+    left_out = [*listed.left_out]
+    for file in listed.files:
+        if file in files:
+            kept.append(file)
+        else:
+            left_out.append(LeftOut(file, ABOUT_DATA if file in described else OTHER_PART))
+    return replace(listed, files=kept, left_out=left_out)
 
 
 def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
@@ -323,7 +333,8 @@ def _rows(file: Path, counts: RowCounts) -> Iterator[tuple[str, Any]]:
         return
     if _is_one_value(text):
         value = _parsed(text, counts, file, first=1)
-        for number, row in enumerate(value if isinstance(value, list) else [value]):
+        rows = value if isinstance(value, list) else [value]
+        for number, row in enumerate(rows):
             yield f"{file}, row {number}", row
         return
     for number, line in enumerate(text.split("\n"), start=1):
@@ -379,6 +390,7 @@ def _without_nulls(value: Any) -> Any:
         return value
     kept = {}
     for key, entry in value.items():
-        if entry is not None or (key == "content" and "role" in value):
+        is_content = key == "content" and "role" in value
+        if entry is not None or is_content:
             kept[key] = _without_nulls(entry)
     return kept

@@ -37,9 +37,8 @@ from surefoot.tracking.run_reader import behavior_in
 
 _MAX_TOKENS = 1024  # by default
 _TOKENIZER_BYTES = 200_000_000  # of a file
-_ROWS_AT_ONCE = (
-    256  # whose prompts are in memory together: they repeat the turns before each answer
-)
+# rows whose prompts are in memory together: they repeat the turns before each answer
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,10 @@ class Corpus:
         targets = int(self.train.is_answer.sum())
         return [
             self.about,
-            f"{len(self.train):,} conversations for training, {val} for validation, at most {self.max_tokens:,} tokens each",
-            f"{len(self.train.tokens):,} tokens for training, of which {targets:,} are answers; {len(self.tokenizer):,} in the vocabulary",
+            f"{len(self.train):,} conversations for training, {val} for validation, at most"
+            f" {self.max_tokens:,} tokens each",
+            f"{len(self.train.tokens):,} tokens for training, of which {targets:,} are answers;"
+            f" {len(self.tokenizer):,} in the vocabulary",
             *self.notes,
         ]
 
@@ -73,23 +74,26 @@ def conversations(
     """Return training and validation rows, and what the header says of them. `default` are the rows
     without a path.
     """
+    held_out = list[Conversation]()
     if data.path is None:
         assert default is not None
+        rows = default
         about = ["questions on Python's standard library (data.path is not set)"]
-        return *split_conversations(default, val_fraction=data.val_fraction), about
-    reads_val = data.val_path is None and data.val_fraction > 0
-    rows, held_out, about = _trained_rows(
-        data, data.path, "data.path", behavior, reads_val=reads_val
-    )
-    about[0] = f"conversations of {data.path}: {about[0]}"
-    if data.val_path is not None:
-        held_out, _, of_val = _trained_rows(
-            data, data.val_path, "data.val_path", behavior, part="val"
+    else:
+        reads_val = data.val_path is None and data.val_fraction > 0
+        rows, held_out, about = _trained_rows(
+            data, data.path, "data.path", behavior, reads_val=reads_val
         )
-        about += [f"validation by {data.val_path}: {of_val[0]}", *of_val[1:]]
-    if held_out:
-        return rows, held_out, about
-    return *split_conversations(rows, val_fraction=data.val_fraction), about
+        about[0] = f"conversations of {data.path}: {about[0]}"
+        if data.val_path is not None:
+            held_out, _, about_val = _trained_rows(
+                data, data.val_path, "data.val_path", behavior, part="val"
+            )
+            about_val[0] = f"validation by {data.val_path}: {about_val[0]}"
+            about += about_val
+    if not held_out:
+        rows, held_out = split_conversations(rows, val_fraction=data.val_fraction)
+    return rows, held_out, about
 
 
 def _trained_rows(
@@ -111,7 +115,6 @@ def _trained_rows(
         uses_all_fields=behavior >= FIELDS_OF_CHATS,
         reads_val=reads_val,
     )
-    about = chats.lines()
     rows = [row for row in chats.rows if row.trained_answers(data.train_on)]
     held_out = [row for row in chats.held_out if row.trained_answers(data.train_on)]
     if not rows:
@@ -122,6 +125,7 @@ def _trained_rows(
             remedy="give an answer the weight 1, or remove these keys",
             path=path,
         )
+    about = chats.lines()
     left_out = len(chats.rows) + len(chats.held_out) - len(rows) - len(held_out)
     if left_out:
         about.append(
@@ -145,18 +149,18 @@ def corpus(
     max_tokens = limit(data.max_tokens, context)
     behavior = behavior_in(config.run_dir)
     training, held_out, about = conversations(data, default, behavior=behavior)
-    total = len(training) + len(held_out)
+    all_rows = training + held_out
     if max_rows is not None:
         training = _evenly(training, max_rows)
         held_out = _evenly(held_out, max_rows)
-    if len(training) + len(held_out) < total:
-        about.append(f"{len(training) + len(held_out):,} of them are laid out here")
-    every = training + held_out
+    rows_used = training + held_out
+    if len(rows_used) < len(all_rows):
+        about.append(f"{len(rows_used):,} of them are laid out here")
 
     def lines_of(conversations: list[Conversation]) -> list[str]:
         return template_use.lines(tokenizer, conversations)
 
-    about += under_limits(lines_of, [every], [every[0].where])[0]
+    about += under_limits(lines_of, [rows_used], [rows_used[0].where])[0]
     notes = list[str]()
     train, rows = _encoded(
         training, tokenizer, data, max_tokens, notes, kind="training", behavior=behavior
@@ -167,8 +171,8 @@ def corpus(
         val, scored = _encoded(
             held_out, tokenizer, data, max_tokens, notes, kind="validation", behavior=behavior
         )
-    for each in notes:
-        note(f"note: {each}")
+    for line in notes:
+        note(f"note: {line}")
     return Corpus(train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes)
 
 
@@ -199,10 +203,12 @@ def _encoded(
 ) -> tuple[Any, list[Conversation]]:
     from surefoot.recipes.readers.text.dialogues import Dialogues  # imports torch
 
-    taken, used, cut, left_out = [], [], 0, 0
-    for row, (ids, is_answer) in zip(
-        rows, _tokens(rows, tokenizer, data, notes, behavior), strict=True
-    ):
+    encoded = []
+    used = []
+    cut = 0
+    left_out = 0
+    tokens_of_rows = _tokens(rows, tokenizer, data, notes, behavior)
+    for row, (ids, is_answer) in zip(rows, tokens_of_rows, strict=True):
         is_long = len(ids) > max_tokens
         if is_long and data.on_long == "error":
             raise sf.DataError(
@@ -218,13 +224,15 @@ def _encoded(
                 tokens=len(ids),
                 max_tokens=max_tokens,
             )
-        if (is_long and data.on_long == "skip") or not any(is_answer[1:max_tokens]):
+        is_skipped = is_long and data.on_long == "skip"
+        if is_skipped or not any(is_answer[1:max_tokens]):
             left_out += 1
             continue
-        cut += is_long
-        taken.append((ids[:max_tokens], is_answer[:max_tokens]))
+        if is_long:
+            cut += 1
+        encoded.append((ids[:max_tokens], is_answer[:max_tokens]))
         used.append(row)
-    if not taken:
+    if not encoded:
         raise sf.DataError(
             "conversations-without-answer-in-limit",
             problem=f"none of the {len(rows):,} {kind} conversations has an answer within"
@@ -236,10 +244,11 @@ def _encoded(
         )
     if cut or left_out:
         notes.append(
-            f"{cut:,} of {len(rows):,} {kind} conversations are cut at their end to {max_tokens:,} tokens, and {left_out:,} are left"
-            " out (data.max_tokens, data.on_long)"
+            f"{cut:,} of {len(rows):,} {kind} conversations are cut at their end to"
+            f" {max_tokens:,} tokens, and {left_out:,} are left out (data.max_tokens,"
+            " data.on_long)"
         )
-    return Dialogues(taken, padding=padding_of(tokenizer)), used
+    return Dialogues(encoded, padding=padding_of(tokenizer)), used
 
 
 def _tokens(
@@ -280,13 +289,11 @@ def _tokens(
 def _tokens_that_begin_in_answers(
     texts: Sequence[Any], tokenizer: Any
 ) -> Iterator[tuple[list[int], list[bool]]]:
-    encoded = tokenizer(
-        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
-    )
-    for (_, spans), ids, offsets in zip(
-        texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
-    ):
-        yield ids, [any(first <= start < end for first, end in spans) for start, _ in offsets]
+    for _, spans, ids, offsets in _with_offsets(texts, tokenizer):
+        is_answer = []
+        for start, _ in offsets:
+            is_answer.append(any(first <= start < end for first, end in spans))
+        yield ids, is_answer
 
 
 def _tokens_after_prompts(
@@ -295,14 +302,12 @@ def _tokens_after_prompts(
     """Yield the tokens of each text. predict gives the tokens of a prompt alone: what follows them
     in the text is the answer.
     """
-    encoded = tokenizer(
-        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
-    )
-    prompts = [prompt_ends(text[:first]) for text, spans in texts for first, _ in spans]
+    prompts = []
+    for text, spans in texts:
+        for first, _ in spans:
+            prompts.append(prompt_ends(text[:first]))
     tokens_of_prompts = iter(tokenizer(prompts, add_special_tokens=False)["input_ids"])
-    for (_, spans), ids, offsets in zip(
-        texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
-    ):
+    for _, spans, ids, offsets in _with_offsets(texts, tokenizer):
         is_answer = [False] * len(ids)
         for _, end in spans:
             start = _common(next(tokens_of_prompts), ids)
@@ -311,6 +316,16 @@ def _tokens_after_prompts(
                     break
                 is_answer[place] = True
         yield ids, is_answer
+
+
+def _with_offsets(texts: Sequence[Any], tokenizer: Any) -> Iterator[Any]:
+    """Yield each text with the spans of its answers, its tokens, and their offsets in it."""
+    encoded = tokenizer(
+        [text for text, _ in texts], add_special_tokens=False, return_offsets_mapping=True
+    )
+    tokens = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    for (text, spans), (ids, offsets) in zip(texts, tokens, strict=True):
+        yield text, spans, ids, offsets
 
 
 def _marked_tokens(
@@ -327,8 +342,9 @@ def _marked_tokens(
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     trains_end = False
     for ids, (_, is_answer) in zip(encoded, texts, strict=True):
-        trained = zip(ids, is_answer, strict=True)
-        trains_end = trains_end or any(is_one and token in special for token, is_one in trained)
+        if not trains_end:
+            trained = {token for token, is_one in zip(ids, is_answer, strict=True) if is_one}
+            trains_end = not special.isdisjoint(trained)
         yield ids, is_answer
     if not trains_end:
         notes.append(
@@ -350,21 +366,22 @@ def _note_messages_left_out(
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of equal entries at the start of both."""
-    if list(a) == list(b[: len(a)]):
+    if list(a) == list(b[: len(a)]):  # almost always, and faster than the loop
         return len(a)
-    pairs = zip(a, b, strict=False)
-    return next(
-        (nth for nth, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b))
-    )
+    for place, (one, other) in enumerate(zip(a, b, strict=False)):
+        if one != other:
+            return place
+    return min(len(a), len(b))
 
 
 def padding_of(tokenizer: Any) -> int:
     """Return a token for padding, which no other token can see: the tokenizer's own, or else its
     end token, or else 0.
     """
-    return next(
-        (each for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0
-    )
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0
 
 
 def load_tokenizer(directory: Path, *, template: str | None) -> Any:
@@ -376,9 +393,8 @@ def load_tokenizer(directory: Path, *, template: str | None) -> Any:
     from surefoot.errors import first_line
 
     try:
-        if not (
-            directory / "tokenizer_config.json"
-        ).is_file():  # else the library builds an empty one
+        # without this file, the library builds an empty tokenizer
+        if not (directory / "tokenizer_config.json").is_file():
             raise FileNotFoundError("tokenizer_config.json is missing")
         for file in directory.iterdir():
             is_read = file.suffix in (".json", ".model", ".txt", ".jinja") and file.is_file()
@@ -412,10 +428,10 @@ def tokenizer_files(tokenizer: Any) -> dict[str, str]:
     """Return the files of a tokenizer and its chat template, by name."""
     import tempfile
 
+    files = {}
     with tempfile.TemporaryDirectory() as directory:
         tokenizer.save_pretrained(directory)
-        return {
-            path.name: path.read_text(encoding="utf-8")
-            for path in sorted(Path(directory).iterdir())
-            if path.is_file()
-        }
+        for path in sorted(Path(directory).iterdir()):
+            if path.is_file():
+                files[path.name] = path.read_text(encoding="utf-8")
+    return files

@@ -28,14 +28,15 @@ def questions() -> list[Conversation]:
     """Return questions on the modules, classes and functions of Python's standard library, answered
     by their docstrings.
     """
-    return [
-        Conversation(
-            [{"role": "user", "content": question}, {"role": "assistant", "content": answer}],
-            f"the documentation of {name}",
-        )
-        for file, source in sf.data.stdlib_documents().items()
-        for name, question, answer in _questions(file, source)
-    ]
+    conversations = []
+    for file, source in sf.data.stdlib_documents().items():
+        for name, question, answer in _questions(file, source):
+            messages = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": answer},
+            ]
+            conversations.append(Conversation(messages, f"the documentation of {name}"))
+    return conversations
 
 
 def _questions(file: str, source: str) -> Iterator[tuple[str, str, str]]:
@@ -46,19 +47,25 @@ def _questions(file: str, source: str) -> Iterator[tuple[str, str, str]]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):  # files that only test the parser
         return
-    if about := _first_paragraph(tree):
+    about = _first_paragraph(tree)
+    if about:
         yield module, f"What is the module {module} for?", about
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
         name = f"{module}.{node.name}"
-        if about := _first_paragraph(node):
-            is_class = isinstance(node, ast.ClassDef)
-            yield name, f"What is the class {name}?" if is_class else f"What does {name} do?", about
+        question = f"What does {name} do?"
+        if isinstance(node, ast.ClassDef):
+            question = f"What is the class {name}?"
+        about = _first_paragraph(node)
+        if about:
+            yield name, question, about
 
 
 def _first_paragraph(node: ast.Module | ast.FunctionDef | ast.ClassDef) -> str:
-    paragraph = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+    docstring = ast.get_docstring(node) or ""
+    lines = docstring.split("\n\n")[0]
+    paragraph = " ".join(lines.split())
     return paragraph if len(paragraph) <= _LONGEST else ""
 
 
@@ -69,14 +76,14 @@ def small_model(run_dir: str | Path | None, *, seed: int, device: str) -> Path:
     directory = Path(tempfile.mkdtemp() if run_dir is None else f"{run_dir}-base")
     if not is_trained(run_dir):
         note(
-            f"note: no model is named (--model DIR), so a small GPT is trained first, in {directory}"
+            "note: no model is named (--model DIR), so a small GPT is trained first, in"
+            f" {directory}"
         )
         run = _trained(directory, seed=seed, device=device)
         if run.rank == 0:
             sf.load(directory).export(layout="gpt2")
-            _write_tokenizer(
-                (directory / gpt_corpus.TOKENIZER).read_text(encoding="utf-8"), directory / "export"
-            )
+            tokenizer = (directory / gpt_corpus.TOKENIZER).read_text(encoding="utf-8")
+            _write_tokenizer(tokenizer, directory / "export")
         run.parts.world.from_main(None)  # the other ranks wait for the files
     return directory / "export"
 
@@ -100,13 +107,15 @@ def small_config() -> Any:
     from transformers import GPT2Config
 
     shape = gpt.Model(family="gpt2", context=_CONTEXT)
-    sizes = {
-        "n_layer": shape.layers,
-        "n_head": shape.heads,
-        "n_embd": shape.width,
-        "n_positions": _CONTEXT,
-    }
-    return GPT2Config(**sizes, vocab_size=2048, bos_token_id=0, eos_token_id=0)
+    return GPT2Config(
+        n_layer=shape.layers,
+        n_head=shape.heads,
+        n_embd=shape.width,
+        n_positions=_CONTEXT,
+        vocab_size=2048,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
 
 
 def _trained(directory: Path, *, seed: int, device: str) -> Any:
@@ -137,7 +146,8 @@ def _write_tokenizer(text: str, directory: Path) -> None:
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_file=str(file), eos_token="<|endoftext|>", chat_template=DEFAULT_TEMPLATE
         )
-    for name, contents in sorted(
-        tokenizer_files(tokenizer).items(), key=lambda each: each[0] == _LAST
-    ):
+    files = tokenizer_files(tokenizer)
+    last = files.pop(_LAST)
+    for name, contents in files.items():
         write_whole(directory / name, contents.encode())
+    write_whole(directory / _LAST, last.encode())

@@ -165,15 +165,16 @@ class RowCounts:
 
     def lines(self) -> list[str]:
         """Return what the header of a run says of these rows."""
-        lines = [f"{rows_in_words(count)} of {name}" for name, count in self.forms.most_common()]
-        lines += [
-            f"{rows_in_words(count)} with {change}" for change, count in self.changed.most_common()
-        ]
+        lines = []
+        for name, count in self.forms.most_common():
+            lines.append(f"{rows_in_words(count)} of {name}")
+        for change, count in self.changed.most_common():
+            lines.append(f"{rows_in_words(count)} with {change}")
         if self.repeated:
-            repeated = [
-                f"{key} ({count:,} time{'s' * (count != 1)})"
-                for key, count in self.repeated.items()
-            ]
+            repeated = []
+            for key, count in self.repeated.items():
+                plural = "" if count == 1 else "s"
+                repeated.append(f"{key} ({count:,} time{plural})")
             lines.append(
                 f"keys that one object has twice, of which the last counts: {', '.join(repeated)}"
             )
@@ -197,7 +198,7 @@ def rows_in_words(count: int) -> str:
     >>> rows_in_words(1), rows_in_words(2000)
     ('1 row', '2,000 rows')
     """
-    return f"{count:,} row{'s' * (count != 1)}"
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def conversation_of(row: Any, where: str, counts: RowCounts) -> Conversation:
@@ -212,7 +213,8 @@ def conversation_of(row: Any, where: str, counts: RowCounts) -> Conversation:
     of_row = RowCounts(forms=Counter({form.name: 1}))
     if form.is_list:
         used = set(form.keys)
-        messages = _messages(_unpacked(fields, form.keys[0], where, of_row), where, of_row)
+        items = _unpacked(fields, form.keys[0], where, of_row)
+        messages = _messages(items, where, of_row)
         trained_from = 0
     else:
         messages, trained_from, used = _of_pair(fields, form, where, of_row)
@@ -237,12 +239,8 @@ def conversation_of(row: Any, where: str, counts: RowCounts) -> Conversation:
                 of_row.unused[f"{key} of messages that are no answers"] = 1
     counts.add(of_row)
     _refuse_unanswered(messages, where)
-    not_trained = [
-        index
-        for index, message in enumerate(messages)
-        if message["role"] == "assistant" and (index < trained_from or not _is_trained(message))
-    ]
-    return Conversation(messages, where, tools=tools, not_trained=frozenset(not_trained))
+    not_trained = _answers_not_trained(messages, trained_from)
+    return Conversation(messages, where, tools=tools, not_trained=not_trained)
 
 
 def message_text(message: Message) -> str:
@@ -257,11 +255,11 @@ def with_arguments_as_texts(
     messages: Sequence[Message],
 ) -> tuple[list[Message], list[Arguments]]:
     """Return messages with the texts of their `Arguments`, and these."""
-    found = list[Arguments]()
+    arguments = list[Arguments]()
 
     def as_text(value: Any) -> Any:
         if isinstance(value, Arguments):
-            found.append(value)
+            arguments.append(value)
             return value.text
         if isinstance(value, list):
             return [as_text(entry) for entry in value]
@@ -269,7 +267,7 @@ def with_arguments_as_texts(
             return {key: as_text(entry) for key, entry in value.items()}
         return value
 
-    return [as_text(message) for message in messages], found
+    return [as_text(message) for message in messages], arguments
 
 
 def with_fields_of_before(row: Any) -> Any:
@@ -294,11 +292,9 @@ def _role_and_content(message: Any) -> Any:
 
 
 def _form_of(fields: Mapping[str, Any], where: str) -> Form:
-    is_pair = "messages" not in fields and {"chosen", "rejected"} <= {*fields}
-    is_rated = "kto_tag" in fields or (
-        isinstance(fields.get("label"), bool) and {"prompt", "completion"} <= {*fields}
-    )
-    if is_pair or is_rated:
+    is_pair = "messages" not in fields and {"chosen", "rejected"} <= fields.keys()
+    has_label = isinstance(fields.get("label"), bool) and {"prompt", "completion"} <= fields.keys()
+    if is_pair or has_label or "kto_tag" in fields:
         keys = ("chosen", "rejected") if is_pair else ("label", "kto_tag")
         named = " and ".join(repr(key) for key in keys if key in fields)
         raise sf.DataError(
@@ -313,10 +309,11 @@ def _form_of(fields: Mapping[str, Any], where: str) -> Form:
         if all(key in fields for key in form.keys):
             return form
     keys_there = ", ".join(map(repr, fields)) or "none"
+    known = [" and ".join(form.keys) for form in FORMS]
     raise sf.DataError(
         "row-form-unknown",
         problem=f"{where}: a row with the keys {keys_there}",
-        reason=f"a row has {', or '.join(' and '.join(form.keys) for form in FORMS)}",
+        reason=f"a row has {', or '.join(known)}",
         remedy=WRITE_ROWS,
         where=where,
         keys=list(fields),
@@ -334,18 +331,23 @@ def _of_pair(
         prompt = _messages(fields[asked], where, of_row)
         completion = _messages(fields[answered], where, of_row, before=len(prompt))
         return prompt + completion, len(prompt), {*form.keys}
-    messages = list[Message]()
-    history = fields.get("history", [])
-    for turn in history if isinstance(history, list) else [history]:
-        if not (isinstance(turn, list) and len(turn) == 2 and all(_is_text(one) for one in turn)):
+    items = list[Message]()
+    for turn in _as_list(fields.get("history", [])):
+        if not _is_turn(turn):
             raise _wrong_type("history", turn, "a list of [question, answer]", where)
-        messages += _question_and_answer(*turn)
-    question_keys = [asked, *(key for key in ("input", "context") if key != asked)]
-    parts = [_text(fields, key, where) for key in question_keys if key in fields]
-    question = "\n\n".join(part for part in parts if part.strip())
+        items += _question_and_answer(*turn)
+    question_keys = list(dict.fromkeys((asked, "input", "context")))
+    texts = [_text(fields, key, where) for key in question_keys if key in fields]
+    question = "\n\n".join(text for text in texts if text.strip())
     answer = _text(fields, answered, where)
-    read = _messages(messages + _question_and_answer(question, answer), where, of_row)
-    return read, 0, {answered, "history", *question_keys}
+    items += _question_and_answer(question, answer)
+    return _messages(items, where, of_row), 0, {answered, "history", *question_keys}
+
+
+def _is_turn(value: Any) -> bool:
+    """Return True for a list of two texts."""
+    is_pair = isinstance(value, list) and len(value) == 2
+    return is_pair and isinstance(value[0], str) and isinstance(value[1], str)
 
 
 def _question_and_answer(question: str, answer: str) -> list[Message]:
@@ -355,7 +357,8 @@ def _question_and_answer(question: str, answer: str) -> list[Message]:
 def _unpacked(fields: Mapping[str, Any], key: str, where: str, of_row: RowCounts) -> list[Any]:
     """Return a field that is a list, or the JSON of one."""
     value = _json_read(fields[key], of_row)
-    if not isinstance(value, list) or (key != "tools" and not value):
+    may_be_empty = key == "tools"
+    if not isinstance(value, list) or not (value or may_be_empty):
         raise _wrong_type(key, fields[key], "a list with an entry", where)
     return value
 
@@ -365,10 +368,6 @@ def _text(fields: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str):
         raise _wrong_type(key, value, "a text", where)
     return value
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
 
 
 def _wrong_type(key: str, value: Any, expected: str, where: str) -> sf.DataError:
@@ -399,10 +398,12 @@ def _message(item: Any, where: str, nth: int, of_row: RowCounts) -> Message:
     role = message.get("role")
     if isinstance(role, str) and _ROLES_OF_SHAREGPT.get(role) in _ROLES:
         of_row.changed[f"the role {role}, written as {_ROLES_OF_SHAREGPT[role]}"] = 1
-        message["role"] = role = _ROLES_OF_SHAREGPT[role]
+        role = _ROLES_OF_SHAREGPT[role]
+        message["role"] = role
     if role == "developer":
-        message["role"] = role = "system"
         of_row.changed["the role developer, written as system"] = 1
+        role = "system"
+        message["role"] = role
     if isinstance(role, str) and role not in _ROLES:
         raise sf.DataError(
             "message-role-unknown",
@@ -422,7 +423,7 @@ def _message(item: Any, where: str, nth: int, of_row: RowCounts) -> Message:
         message["content"] = _joined_parts(message["content"], where, nth)
         of_row.changed["content in text parts, joined"] = 1
     content = message.get("content")
-    is_call = content is None and role == "assistant" and any(message.get(key) for key in CALLS)
+    is_call = content is None and role == "assistant" and _has_calls(message)
     if not isinstance(role, str) or not (isinstance(content, str) or is_call):
         raise _not_a_message(item, where, nth)
     _refuse_halves(message, where, nth)
@@ -466,8 +467,12 @@ def _calls_read(calls: Any, of_row: RowCounts) -> Any:
         return [_calls_read(call, of_row) for call in value]
     if not isinstance(value, dict):
         return value
-    read = {"function": _calls_read, "arguments": _arguments_read}
-    return {key: read[key](entry, of_row) if key in read else entry for key, entry in value.items()}
+    calls_read = dict(value)
+    if "function" in value:
+        calls_read["function"] = _calls_read(value["function"], of_row)
+    if "arguments" in value:
+        calls_read["arguments"] = _arguments_read(value["arguments"], of_row)
+    return calls_read
 
 
 def _arguments_read(arguments: Any, of_row: RowCounts) -> Any:
@@ -485,6 +490,10 @@ def _json_read(value: Any, of_row: RowCounts) -> Any:
         return of_row.parsed(value)
     except (ValueError, RecursionError):
         return value
+
+
+def _has_calls(message: Message) -> bool:
+    return any(message.get(key) for key in CALLS)
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -514,8 +523,9 @@ def _joined_parts(parts: list[Any], where: str, nth: int) -> str:
 def _refuse_halves(message: Message, where: str, nth: int) -> None:
     try:
         for value in message.values():
-            is_text = isinstance(value, str)
-            text = value if is_text else json.dumps(value, ensure_ascii=False, default=str)
+            text = value
+            if not isinstance(value, str):
+                text = json.dumps(value, ensure_ascii=False, default=str)
             text.encode()
     except UnicodeEncodeError as problem:
         raise sf.DataError(
@@ -543,8 +553,15 @@ def _refuse_weight(message: Message, where: str, nth: int) -> None:
             )
 
 
-def _is_trained(message: Message) -> bool:
-    return all(message.get(key, 1) for key in _WEIGHTS)
+def _answers_not_trained(messages: Sequence[Message], trained_from: int) -> frozenset[int]:
+    """Return the indices of answers before `trained_from`, and of those with the weight 0."""
+    indices = set[int]()
+    for index, message in enumerate(messages):
+        has_weight = all(message.get(key, 1) for key in _WEIGHTS)
+        is_trained = index >= trained_from and has_weight
+        if message["role"] == "assistant" and not is_trained:
+            indices.add(index)
+    return frozenset(indices)
 
 
 def _weigh_answers(messages: Sequence[Message], fields: Mapping[str, Any]) -> set[str]:
@@ -573,7 +590,7 @@ def _refuse_unanswered(messages: list[Message], where: str) -> None:
     for nth, message in enumerate(messages, start=1):
         role = message["role"]
         is_empty = not (message.get("content") or "").strip()
-        is_call = role == "assistant" and any(message.get(key) for key in CALLS)
+        is_call = role == "assistant" and _has_calls(message)
         if role in ("user", "assistant") and is_empty and not is_call:
             raise sf.DataError(
                 "message-empty",

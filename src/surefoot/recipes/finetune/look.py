@@ -3,9 +3,9 @@ loss counts.
 """
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +46,21 @@ def look(config: Config, *, count: int) -> Look:
     corpus = texts.corpus(
         config, tokenizer, context=context, default=None, max_rows=max(count, _LAID_OUT)
     )
-    samples = [[*_pieces(corpus.train, row, tokenizer)] for row in evenly(len(corpus.train), count)]
+    rows = evenly(len(corpus.train), count)
+    samples = [_pieces(corpus.train, row, tokenizer) for row in rows]
     return Look(corpus.in_words, facts=facts, samples=samples)
 
 
-def _pieces(rows: Any, row: int, tokenizer: Any) -> Iterator[Piece]:
-    place = slice(int(rows.starts[row]), int(rows.starts[row + 1]))
-    tokens = zip(rows.tokens[place].tolist(), rows.is_answer[place].tolist(), strict=True)
-    for is_answer, run in groupby(tokens, key=lambda token: token[1]):
-        yield Piece(tokenizer.decode([token for token, _ in run]), is_target=is_answer)
+def _pieces(dialogues: Any, row: int, tokenizer: Any) -> list[Piece]:
+    """Return the text of a row, cut where the loss begins or ends to count."""
+    place = slice(int(dialogues.starts[row]), int(dialogues.starts[row + 1]))
+    ids = dialogues.tokens[place].tolist()
+    is_answer = dialogues.is_answer[place].tolist()
+    pieces = []
+    for is_target, tokens in groupby(zip(ids, is_answer, strict=True), key=itemgetter(1)):
+        text = tokenizer.decode([token for token, _ in tokens])
+        pieces.append(Piece(text, is_target=is_target))
+    return pieces
 
 
 def _write_bytes(directory: Path) -> None:
@@ -65,11 +71,11 @@ def _write_bytes(directory: Path) -> None:
     from tokenizers import Tokenizer, decoders, pre_tokenizers
 
     letters = [_END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    tokenizer = Tokenizer(
-        BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
-    )
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    tokenizer_of_transformers = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=_END, chat_template=DEFAULT_TEMPLATE
-    ).save_pretrained(directory)
+    )
+    tokenizer_of_transformers.save_pretrained(directory)

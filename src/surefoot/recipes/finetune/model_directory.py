@@ -13,10 +13,12 @@ from typing import Any
 
 import surefoot as sf
 from surefoot.config.paths import local_path, read_regular
-from surefoot.errors import Command, Setting, first_line
+from surefoot.errors import Command, Remedy, Setting, first_line
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
-_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")  # of a model on the hub
 _FORM = "a model is a directory with config.json, .safetensors files and a tokenizer"
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf")
@@ -46,10 +48,11 @@ def model_directory(model: str) -> Path:
     Raises `ConfigError` unless it has a configuration and weights without code.
     """
     path = local_path(model, setting="model")
-    cure: Any = ["copy the model's files there", Setting("model", "DIR")]
-    if not path.exists() and _NAME.fullmatch(model):
+    is_name = not path.exists() and _NAME.fullmatch(model) is not None
+    cure: list[Remedy] = ["copy the model's files there", Setting("model", "DIR")]
+    if is_name:
         cached = _in_hub_cache(model)
-        cure = Command(f"hf download {model}")
+        cure = [Command(f"hf download {model}")]
         if cached is None:
             raise sf.ConfigError(
                 "model-not-in-cache",
@@ -89,25 +92,29 @@ def model_directory(model: str) -> Path:
             value=model,
         )
     if not any(path.glob("*.safetensors")):
-        others = [file.name for end in _OTHER_WEIGHTS for file in sorted(path.glob(end))]
+        others = list[str]()
+        for pattern in _OTHER_WEIGHTS:
+            others += sorted(file.name for file in path.glob(pattern))
         if not others:
-            random = "AutoModelForCausalLM.from_config(config).save_pretrained(DIR)"
+            if not is_name:
+                random = "AutoModelForCausalLM.from_config(config).save_pretrained(DIR)"
+                cure.append(f"or write random ones: {random}")
             raise sf.ConfigError(
                 "model-without-weights",
                 problem=f"model = {model!r} has no weights: no .safetensors file",
                 reason="a run starts from the weights of a model",
-                remedy=[*cure, f"or write random ones: {random}"]
-                if isinstance(cure, list)
-                else cure,
+                remedy=cure,
                 setting="model",
                 value=model,
             )
-        loads = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
+        if not is_name:
+            loads = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(DIR)"
+            cure = [f"if you trust them: {loads}"]
         raise sf.ConfigError(
             "model-weights-may-run-code",
             problem=f"model = {model!r} has its weights in {others[0]}",
             reason="such files may run code when they are loaded; .safetensors files cannot",
-            remedy=f"if you trust them: {loads}" if isinstance(cure, list) else cure,
+            remedy=cure,
             setting="model",
             value=model,
         )
@@ -138,16 +145,20 @@ class ModelSettings:
         """Return the undeclared keys whose values the built configuration does not have. It has
         others, such as the size of a head, which a class derives and writes, but does not read.
         """
-        return [
-            key for key, value in self.undeclared.items() if not _has(config, key.split("."), value)
-        ]
+        unused = []
+        for key, value in self.undeclared.items():
+            if not _has(config, key.split("."), value):
+                unused.append(key)
+        return unused
 
 
 def _has(config: Any, path: list[str], value: Any) -> bool:
     with suppress(Exception):  # properties of configurations raise errors of many kinds
+        entry = config
         for name in path:
-            config = getattr(config, name)
-        return bool(json.loads(json.dumps(config)) == value)
+            entry = getattr(entry, name)
+        as_in_file = json.loads(json.dumps(entry))
+        return bool(as_in_file == value)
     return False
 
 
@@ -202,11 +213,12 @@ def _entries(settings: Mapping[str, Any], place: str = "") -> Iterator[tuple[str
 def _refuse_too_many(file: Path, settings: dict[str, Any]) -> None:
     # each layer takes time and memory to build, whatever its size, and has a tensor at least
     shapes = weight_shapes(file.parent) if file.name == CONFIG else {}
-    numbers = [each for each in _entries(settings) if isinstance(each[2], int)]
+    numbers = [entry for entry in _entries(settings) if isinstance(entry[2], int)]
     if shapes:
         most_layers = len(shapes)
-        lengths = [length for shape in shapes.values() for length in shape]
-        most_experts = max([most_layers, *lengths])
+        most_experts = most_layers
+        for shape in shapes.values():
+            most_experts = max([most_experts, *shape])
         reason = f"the weights beside it have {len(shapes):,} tensors"
     else:
         layers = [value for _, key, value in numbers if _LAYERS.fullmatch(key)]
@@ -243,7 +255,8 @@ def _declared(
         keys |= set(getattr(base, "__annotations__", {}))  # of a dataclass
         init = vars(base).get("__init__")
         if init is not None:
-            keys |= set(init.__code__.co_varnames[: _count_of_arguments(init)])
+            code = init.__code__
+            keys |= set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
         post_init = vars(base).get("__post_init__")
         if post_init is not None:  # it takes keys by name, as in kwargs.pop("max_seq_len")
             keys |= {name for name in post_init.__code__.co_consts if isinstance(name, str)}
@@ -255,20 +268,16 @@ def _declared(
                 undeclared[f"{place}{key}"] = value
             continue
         if key in parts and isinstance(value, dict):
-            part_kind = value.get("model_type", getattr(parts[key], "model_type", None))
-            inner = {name: each for name, each in value.items() if name != "model_type"}
-            # parts that are no model of their own have no type, such as the attention of MPT
-            part = CONFIG_MAPPING[part_kind] if part_kind else parts[key]
-            taken = _declared(part, inner, undeclared, f"{place}{key}.")
-            values[key] = {"model_type": part_kind} | taken
+            part_settings = dict(value)
+            part_class = parts[key]
+            part_kind = part_settings.pop("model_type", getattr(part_class, "model_type", None))
+            if part_kind:  # a part that is no model has no type, such as the attention of MPT
+                part_class = CONFIG_MAPPING[part_kind]
+            part_values = _declared(part_class, part_settings, undeclared, f"{place}{key}.")
+            values[key] = {"model_type": part_kind} | part_values
         else:
             values[key] = value
     return values
-
-
-def _count_of_arguments(function: Any) -> int:
-    code = function.__code__
-    return int(code.co_argcount + code.co_kwonlyargcount)
 
 
 def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -316,13 +325,13 @@ def refuse_larger(model: Any, shapes: Mapping[str, tuple[int, ...]], *, where: s
                 tensor=name,
             )
     stored_values = sum(math.prod(shape) for shape in shapes.values())
-    own_values = sum(parameter.numel() for parameter in model.parameters())
+    parameter_values = sum(parameter.numel() for parameter in model.parameters())
     buffer_values = sum(buffer.numel() for buffer in model.buffers())
-    if own_values > stored_values or buffer_values > stored_values + _BUFFERS:
+    if parameter_values > stored_values or buffer_values > stored_values + _BUFFERS:
         raise sf.ConfigError(
             "model-larger-than-weights",
-            problem=f"{where}: config.json describes {own_values + buffer_values:,} values, and the"
-            f" weights have {stored_values:,}",
+            problem=f"{where}: config.json describes {parameter_values + buffer_values:,} values,"
+            f" and the weights have {stored_values:,}",
             reason="transformers would start the others with random values",
             remedy="copy the model's files again, or choose another model",
             path=where,

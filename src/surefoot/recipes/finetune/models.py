@@ -183,30 +183,28 @@ def tuned_model(
         r=lora.rank,
         lora_alpha=2 * lora.rank if lora.alpha is None else lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
+        # peft knows all-linear as a text, not as a list of one
         target_modules=targets[0] if lora.target_modules == ALL_LINEAR else targets,
     )
     try:
         with quiet():
             adapted = get_peft_model(model, settings)
     except ValueError as problem:
-        linear = sorted(
-            {
-                each.rpartition(".")[2]
-                for each, part in model.named_modules()
-                if "Linear" in type(part).__name__ or type(part).__name__ == "Conv1D"
-            }
-        )
+        linear = set()
+        for module_name, module in model.named_modules():
+            kind = type(module).__name__
+            if "Linear" in kind or kind == "Conv1D":
+                linear.add(module_name.rpartition(".")[2])
         raise sf.ConfigError(
             "lora-without-layers",
             problem=f"lora.target_modules = {' '.join(targets)}: {first_line(problem)}",
-            reason=f"linear layers of this model: {', '.join(linear)}",
+            reason=f"linear layers of this model: {', '.join(sorted(linear))}",
             remedy=[Setting("lora.target_modules", "all-linear"), "some of these"],
             setting="lora.target_modules",
             value=targets,
         ) from problem
-    adapted.peft_config[
-        "default"
-    ].base_model_name_or_path = name  # peft takes the configuration's, which has none
+    # peft takes the configuration's name, which has none
+    adapted.peft_config["default"].base_model_name_or_path = name
     return adapted.train()
 
 
@@ -267,14 +265,15 @@ def write_tuned(
                 model.save_pretrained(scratch, save_embedding_layers=False)
                 Path(scratch, "README.md").unlink(missing_ok=True)  # a form to fill in
             else:
-                model = model.merge_and_unload() if isinstance(model, PeftModel) else model
+                if isinstance(model, PeftModel):
+                    model = model.merge_and_unload()
                 model.config.pad_token_id = config.pad_token_id
                 model.save_pretrained(scratch, max_shard_size=max_bytes)
             tokenizer.save_pretrained(scratch)
             _write_generation(Path(scratch, GENERATION), config, generation, ends)
             for old in out.glob("*.safetensors*"):
                 old.unlink()
-            files = sorted(each.name for each in Path(scratch).iterdir())
+            files = sorted(file.name for file in Path(scratch).iterdir())
             for name in files:
                 os.replace(Path(scratch, name), out / name)
     except OSError as problem:
@@ -284,14 +283,12 @@ def write_tuned(
 
 def _write_generation(file: Path, config: Any, base: str | None, ends: Sequence[int]) -> None:
     text_config = config.get_text_config()
-    if base is not None:
-        settings = _generation_of(base)
-    else:
-        settings = {
-            key: getattr(text_config, key, None)
-            for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        settings = {key: value for key, value in settings.items() if value is not None}
+    settings = {} if base is None else _generation_of(base)
+    if base is None:
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = getattr(text_config, key, None)
+            if value is not None:
+                settings[key] = value
     if ends:
         settings["eos_token_id"] = ends[0] if len(ends) == 1 else list(ends)
     file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -45,14 +45,16 @@ def answers(
     ends a text; an answer also ends where the chat template ends it.
     """
     prompts = prompts_of(inputs, options.file)
-    first: list[Message] = (
-        [] if options.system is None else [{"role": "system", "content": options.system}]
-    )
+    first: list[Message] = []
+    if options.system is not None:
+        first.append({"role": "system", "content": options.system})
+    limit = context or _UNLIMITED
     settings: dict[str, Any] = {
-        name: getattr(options, name) for name in ("temperature", "top_k", "top_p", "seed")
-    }
-    settings |= {
-        "context": context or _UNLIMITED,
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": options.seed,
+        "context": limit,
         "eos_id": stop_tokens(tokenizer, ends),
         "use_cache": True,
     }
@@ -63,15 +65,15 @@ def answers(
     if not prompts:
         what = "a prompt, which the model answers"
         raise nothing_to_predict(what, example='"What is a list?"')
-    turns = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
+    conversations = [[*first, {"role": "user", "content": prompt}] for prompt in prompts]
     texts = under_limits(
         lambda messages: render(tokenizer, messages, "the prompt", prompts_answer=True),
-        turns,
-        ["the prompt"] * len(turns),
+        conversations,
+        ["the prompt"] * len(conversations),
     )
     prompt_ends = PromptEnds(tokenizer)  # it keeps what it finds in the vocabulary
     encoded = [_tokens(tokenizer, prompt_ends(text)) for text in texts]
-    longest, limit = max(map(len, encoded)), context or _UNLIMITED
+    longest = max(map(len, encoded))
     if longest >= limit:
         raise sf.ConfigError(
             "prompt-too-long",
@@ -84,7 +86,8 @@ def answers(
         )
     settings["max_new_tokens"] = min(options.max_new_tokens, limit - longest)
     if len(prompts) == 1 and options.file is None:
-        pieces = _pieces(tokenizer, sf.generate.stream(with_logits(model), encoded[0], **settings))
+        tokens = sf.generate.stream(with_logits(model), encoded[0], **settings)
+        pieces = _pieces(tokenizer, tokens)
         note(f"drawn with {options.in_words}")
         yield from pieces
         yield "\n"
@@ -109,7 +112,9 @@ def conversation(
     are left out if the context is full.
     """
     yield "a conversation; Ctrl-C ends an answer, Ctrl-D the conversation\n"
-    turns, logits, limit = list[Message](), with_logits(model), settings["context"]
+    turns = list[Message]()
+    logits = with_logits(model)
+    limit = settings["context"]
     while True:
         yield "> "
         line = ""
@@ -122,10 +127,15 @@ def conversation(
         if not turn["content"]:
             continue
         turns.append(turn)
-        answer, earlier = "", len(turns)
+        answer = ""
+        earlier = len(turns)
         with suppress(KeyboardInterrupt):
-            if (alone := len(prompt_tokens(tokenizer, [*first, turn]))) >= limit:
-                yield f"({alone:,} tokens, and the model takes {limit:,} with the answer: write less)\n"
+            alone = len(prompt_tokens(tokenizer, [*first, turn]))
+            if alone >= limit:
+                yield (
+                    f"({alone:,} tokens, and the model takes {limit:,} with the answer:"
+                    " write less)\n"
+                )
                 turns.pop()
                 continue
             tokens = prompt_tokens(tokenizer, [*first, *turns])
@@ -135,9 +145,8 @@ def conversation(
             if len(turns) < earlier:
                 yield "(the context is full: the model no longer reads the oldest turns)\n"
             count = min(max_new_tokens, limit - len(tokens))
-            for piece in _pieces(
-                tokenizer, sf.generate.stream(logits, tokens, **settings, max_new_tokens=count)
-            ):
+            drawn = sf.generate.stream(logits, tokens, **settings, max_new_tokens=count)
+            for piece in _pieces(tokenizer, drawn):
                 answer += piece
                 yield piece
         yield "\n"
@@ -153,10 +162,9 @@ def with_logits(model: Any) -> Any:
     from transformers import DynamicCache
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # of an adapter
-    # transformers 5.24 renamed the argument
-    keyword = (
-        "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
-    )
+    keyword = "past_key_values"
+    if "cache" in inspect.signature(base.forward).parameters:
+        keyword = "cache"  # since transformers 5.24
 
     class Logits(nn.Module):
         def __init__(self) -> None:
@@ -164,9 +172,10 @@ def with_logits(model: Any) -> Any:
             self.model = model
 
         def forward(self, tokens_BT: Tensor, cache: Any = None) -> Any:
-            return self.model(
+            output = self.model(
                 input_ids=tokens_BT, use_cache=cache is not None, **{keyword: cache}
-            ).logits
+            )
+            return output.logits
 
         def new_cache(self, _batch: int) -> Any:
             return DynamicCache(config=model.config)
@@ -185,7 +194,8 @@ def prompt_tokens(
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return list(ids)
 
 
 def stop_token(tokenizer: Any) -> int | None:
@@ -196,17 +206,24 @@ def stop_token(tokenizer: Any) -> int | None:
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": _ANSWER},
     ]
-    _, found, text = render(tokenizer, messages, "the prompt").rpartition(_ANSWER)
-    after = tokenizer(text, add_special_tokens=False)["input_ids"] if found else []
+    text = render(tokenizer, messages, "the prompt")
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    end: int | None = next((token for token in after if token in special), tokenizer.eos_token_id)
+    if _ANSWER in text:
+        _, _, behind = text.rpartition(_ANSWER)
+        for token in _tokens(tokenizer, behind):
+            if token in special:
+                return token
+    end: int | None = tokenizer.eos_token_id
     return end
 
 
 def stop_tokens(tokenizer: Any, ends: Sequence[int]) -> list[int]:
     """Return the tokens that end an answer: those of the base model, and that of the template."""
+    stops = list(ends)
     end = stop_token(tokenizer)
-    return list(ends) if end is None or end in ends else [*ends, end]
+    if end is not None and end not in stops:
+        stops.append(end)
+    return stops
 
 
 def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
@@ -217,11 +234,13 @@ def decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
 def _pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[str]:
     # a character of several bytes may be split over several tokens, and some tokenizers write a
     # space with the next token
-    all_tokens, printed = list[int](), ""
+    all_tokens = list[int]()
+    printed = ""
     for token in tokens:
         all_tokens.append(token)
         text = str(tokenizer.decode(all_tokens, skip_special_tokens=True)).lstrip()
         if text.startswith(printed) and not text.endswith("\ufffd"):
             yield text[len(printed) :]
             printed = text
-    yield decoded(tokenizer, all_tokens)[len(printed.rstrip()) :] if all_tokens else ""
+    whole = decoded(tokenizer, all_tokens) if all_tokens else ""
+    yield whole[len(printed.rstrip()) :]

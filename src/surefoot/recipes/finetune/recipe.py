@@ -5,7 +5,6 @@ Imports no torch.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,7 @@ from surefoot.config.setting import checked, number
 from surefoot.errors import Setting, out_of_range, together
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import documentation, model_directory, models, template_date
-from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Data, Lora
+from surefoot.recipes.finetune.config import BEST, MEANT_FOR, Config, Lora
 from surefoot.recipes.finetune.forms import message_text
 from surefoot.recipes.finetune.predict import (
     Predict,
@@ -29,26 +28,36 @@ from surefoot.recipes.finetune.predict import (
 )
 from surefoot.recipes.gpt.corpus import first_lines
 from surefoot.recipes.optimizer_settings import FRACTION, Optimizer, note, refuse_default_data
+from surefoot.tracking.run_reader import started_run
 
 
 def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
     problems.
     """
-    return checked(
+    max_tokens = config.data.max_tokens
+    checks: list[Callable[[], Any]] = [
         lambda: refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers"),
         _as_usual(config).spec,
         config.schedule.spec,
         config.check,
-        *_value_checks(config.data, config.lora),
+        lambda: number(min_value=1)(config.lora.rank, setting="lora.rank"),
+        lambda: FRACTION(config.lora.dropout, setting="lora.dropout"),
+        lambda: FRACTION(config.data.val_fraction, setting="data.val_fraction"),
+    ]
+    if max_tokens is not None:
+        checks.append(lambda: number(min_value=2)(max_tokens, setting="data.max_tokens"))
+    checks += [
         lambda: _refuse_ineffective(config),
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
-        lambda: (
-            None
-            if _started_run(config.run_dir) or config.model is None
-            else model_directory.model_directory(config.model)
-        ),
-    )
+        lambda: _refuse_missing_model(config),
+    ]
+    return checked(*checks)
+
+
+def _refuse_missing_model(config: Config) -> None:
+    if config.model is not None and started_run(config.run_dir) is None:
+        model_directory.model_directory(config.model)
 
 
 def build(config: Config) -> "sf.Run":
@@ -64,30 +73,26 @@ def planned(config: Config) -> "sf.Run":
     GPT, which is not trained.
     """
     check(config)
-    if (
-        config.model is not None
-        or documentation.is_trained(config.run_dir)
-        or _started_run(config.run_dir)
-    ):
+    has_model = config.model is not None or documentation.is_trained(config.run_dir)
+    if has_model or started_run(config.run_dir) is not None:
         return _built(config, _base(config))
     note(
-        f"note: no model is named (--model DIR): training starts with a small GPT in {config.run_dir}-base;\n  this plan has its shape"
+        "note: no model is named (--model DIR): training starts with a small GPT in"
+        f" {config.run_dir}-base;\n  this plan has its shape"
     )
     shape = documentation.small_config()
     with TemporaryDirectory() as directory:
         documentation.write_small_tokenizer(Path(directory))
-        return _built(
-            config,
-            Base(
-                shape,
-                settings=shape.to_json_string(),
-                generation=None,
-                weights=None,
-                tokenizer=Path(directory),
-                template=config.data.template,
-                name=_name(config),
-            ),
+        base = Base(
+            shape,
+            settings=shape.to_json_string(),
+            generation=None,
+            weights=None,
+            tokenizer=Path(directory),
+            template=config.data.template,
+            name=_name(config),
         )
+        return _built(config, base)
 
 
 def _built(config: Config, base: "Base") -> "sf.Run":
@@ -109,12 +114,13 @@ def _built(config: Config, base: "Base") -> "sf.Run":
 
     def in_words(batch: Any) -> str:
         inputs_BT, targets_BT = batch
-        answer = [token for token in targets_BT[0].tolist() if token >= 0]
-        prompt = inputs_BT[0, : int((targets_BT[0] >= 0).nonzero()[0]) + 1].tolist()
-        return (
-            f"{first_lines(tokenizer.decode(prompt))}\n  -> {first_lines(tokenizer.decode(answer))}"
-        )
+        is_answer = targets_BT[0] >= 0
+        first_target = int(is_answer.nonzero()[0])
+        prompt = tokenizer.decode(inputs_BT[0, : first_target + 1].tolist())
+        answer = tokenizer.decode(targets_BT[0, is_answer].tolist())
+        return f"{first_lines(prompt)}\n  -> {first_lines(answer)}"
 
+    # what samples answer
     row = (corpus.held_out or corpus.rows)[0]
     first_answer = row.trained_answers("answers")[0]
     question = message_text(row.messages[first_answer - 1])
@@ -125,18 +131,25 @@ def _built(config: Config, base: "Base") -> "sf.Run":
     ends = stop_tokens(tokenizer, base.ends)
 
     def sample(model: Any) -> str:
-        limit = models.context_of(base.config) or len(prompt) + config.sample_tokens
-        settings: dict[str, Any] = {"context": limit, "temperature": 0.0, "use_cache": True}
-        settings |= {"max_new_tokens": config.sample_tokens, "eos_id": ends}
-        tokens = sf.generate.sample(with_logits(model), prompt, **settings)
+        tokens = sf.generate.sample(
+            with_logits(model),
+            prompt,
+            max_new_tokens=config.sample_tokens,
+            context=models.context_of(base.config) or len(prompt) + config.sample_tokens,
+            temperature=0.0,
+            eos_id=ends,
+            use_cache=True,
+        )
         answer = decoded(tokenizer, tokens[len(prompt) :])
         return f"{question}\n  reference: {reference}\n  output:    {answer}"
 
-    splits = (
-        {}
-        if corpus.val is None
-        else {"val": sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})}
-    )
+    splits = {}
+    if corpus.val is not None:
+        splits["val"] = sf.Split(corpus.val, derived={"perplexity": sf.metrics.perplexity})
+    lora_identity = None
+    if config.method == "lora":
+        modules = list(config.lora.target_modules)
+        lora_identity = vars(config.lora) | {"target_modules": modules}
     about = corpus.in_words + base.notes
     if date is not None:
         about[0] += f"; the chat template writes the date of the run's start, {date}"
@@ -160,9 +173,7 @@ def _built(config: Config, base: "Base") -> "sf.Run":
         data_summary=about,
         identity={
             "model": sha256(base.settings.encode()).hexdigest(),
-            "lora": None
-            if config.method == "full"
-            else vars(config.lora) | {"target_modules": list(config.lora.target_modules)},
+            "lora": lora_identity,
             "data": {"template": template, "max_tokens": corpus.max_tokens},
         },
         **config.run_settings(BEST if splits else None),
@@ -172,21 +183,23 @@ def _built(config: Config, base: "Base") -> "sf.Run":
 def outline(config: Config) -> "sf.Run | None":
     """Return the run without its data and weights, to compute memory and time."""
     _, optimizer, schedule, *_ = check(config)
-    is_trained_first = config.model is None and _started_run(config.run_dir) is None
+    is_trained_first = config.model is None and started_run(config.run_dir) is None
     shape = documentation.small_config() if is_trained_first else _base(config).config
     max_tokens = texts.limit(config.data.max_tokens, models.context_of(shape))
     from surefoot.recipes.readers.text.dialogues import Dialogues
 
-    row = [0] * (max_tokens + 1), [True] * (max_tokens + 1)
+    tokens = [0] * (max_tokens + 1)
+    is_answer = [True] * (max_tokens + 1)
     return sf.Run(
         model=lambda: models.tuned_model(shape, None, lora=_lora(config)),
         loss=_loss,
         count_unit="tokens",
-        train_data=Dialogues([row] * 64, padding=0),
+        train_data=Dialogues([(tokens, is_answer)] * 64, padding=0),
         optimizer=optimizer,
         schedule=schedule,
         data_summary=[
-            f"not read: conversations have {max_tokens:,} tokens here, the most that data.max_tokens allows"
+            f"not read: conversations have {max_tokens:,} tokens here, the most that"
+            " data.max_tokens allows"
         ],
         **config.run_settings(None),
     )
@@ -202,7 +215,8 @@ def predict(
         date = template_date.date_of_run(run)
         tokenizer.chat_template = template_date.with_date(template, date)
         note(
-            f"note: the chat template writes the date of the run's start, {date.date()}, not today's"
+            f"note: the chat template writes the date of the run's start, {date.date()},"
+            " not today's"
         )
     context = models.context_of(base.config)
     return answers(model, tokenizer, inputs, options, context=context, ends=base.ends)
@@ -232,19 +246,15 @@ def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple
 
     refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers")
     base = _of_run(config, run)
-    shapes = {
-        f"{file}/{name}": tuple(tensor.shape)
-        for file, tensors in checkpoint.files.items()
-        for name, tensor in tensors.items()
-        if hasattr(tensor, "shape")
-    }
+    shapes = {}
+    for file, tensors in checkpoint.files.items():
+        for name, tensor in tensors.items():
+            if hasattr(tensor, "shape"):
+                shapes[f"{file}/{name}"] = tuple(tensor.shape)
     models.refuse_other_sizes(base.config, shapes, where=str(run))
     model = models.tuned_model(base.config, None, lora=_lora(config), name=base.name)
-    return (
-        base,
-        texts.load_tokenizer(run, template=None),
-        load_weights(model, checkpoint, device=device),
-    )
+    tokenizer = texts.load_tokenizer(run, template=None)
+    return base, tokenizer, load_weights(model, checkpoint, device=device)
 
 
 @dataclass(frozen=True)
@@ -276,7 +286,8 @@ class Base:
 
 
 def _base(config: Config) -> Base:
-    if (run := _started_run(config.run_dir)) is not None:
+    run = started_run(config.run_dir)
+    if run is not None:
         return _of_run(config, run)
     if config.model is None:
         directory = documentation.small_model(
@@ -328,21 +339,15 @@ def _date(config: Config, template: str) -> datetime | None:
         return None
     from surefoot.distributed.world import joined  # imports torch
 
-    run = _started_run(config.run_dir)
+    run = started_run(config.run_dir)
     date = datetime.now() if run is None else template_date.date_of_run(run)
     return datetime.fromisoformat(joined(config.device).from_main(date.isoformat()))
 
 
 def _name(config: Config) -> str:
-    return str(Path(f"{config.run_dir}-base", "export") if config.model is None else config.model)
-
-
-def _started_run(run_dir: str | Path | None) -> Path | None:
-    return (
-        None
-        if run_dir is None or not any(Path(run_dir).glob("checkpoints/step-*"))
-        else Path(run_dir)
-    )
+    if config.model is not None:
+        return config.model
+    return str(Path(f"{config.run_dir}-base", "export"))
 
 
 def _lora(config: Config) -> Lora | None:
@@ -368,26 +373,17 @@ def _as_usual(config: Config) -> Optimizer:
     optimizer = config.optimizer
     if optimizer.name != "adamw":
         return optimizer
-    usual = {
-        ("lora", True): 2e-4,
-        ("full", True): 2e-5,
-        ("lora", False): 3e-3,
-        ("full", False): 1e-3,
-    }
-    lr = usual[config.method, config.model is not None] if optimizer.lr is None else optimizer.lr
+    lr = optimizer.lr
+    if lr is None and config.model is not None:
+        lr = 2e-4 if config.method == "lora" else 2e-5
+    elif lr is None:  # the small GPT, which is trained first
+        lr = 3e-3 if config.method == "lora" else 1e-3
     return replace(optimizer, lr=lr, weight_decay=optimizer.weight_decay or 0.0)
 
 
-def _value_checks(data: Data, lora: Lora) -> Iterator[Callable[[], Any]]:
-    yield lambda: number(min_value=1)(lora.rank, setting="lora.rank")
-    yield lambda: FRACTION(lora.dropout, setting="lora.dropout")
-    yield lambda: FRACTION(data.val_fraction, setting="data.val_fraction")
-    if data.max_tokens is not None:
-        yield partial(number(min_value=2), data.max_tokens, setting="data.max_tokens")
-
-
 def _refuse_ineffective(config: Config) -> None:
-    data, lora = config.data, config.lora
+    data = config.data
+    lora = config.lora
     problems = []
     if lora.alpha is not None and not lora.alpha > 0:
         problems.append(out_of_range("lora.alpha", lora.alpha, "above 0"))
@@ -432,11 +428,10 @@ def _refuse_ineffective(config: Config) -> None:
 
 
 def _refuse_vocabulary(corpus: texts.Corpus, base: Base) -> None:
-    rows = [each.tokens for each in (corpus.train, corpus.val) if each is not None]
-    largest, size = (
-        max(int(tokens.max()) for tokens in rows),
-        base.config.get_text_config().vocab_size,
-    )
+    largest = int(corpus.train.tokens.max())
+    if corpus.val is not None:
+        largest = max(largest, int(corpus.val.tokens.max()))
+    size = base.config.get_text_config().vocab_size
     if largest >= size:
         raise sf.ConfigError(
             "tokenizer-larger-than-model",

@@ -17,7 +17,8 @@ from surefoot.recipes.finetune.conversations import apply_template, render
 from surefoot.recipes.finetune.forms import Conversation, Message
 
 DEFAULT_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'assistant' %}Assistant: {{ message['content'] }}{{ eos_token }}\n"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}Assistant: {{ message['content'] }}{{ eos_token }}\n"
     "{% else %}{{ message['role'] | capitalize }}: {{ message['content'] }}\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
@@ -94,7 +95,13 @@ def marked(tokenizer: Any, row: Conversation, *, train_on: str) -> list[bool]:
     trained = row.trained_answers(train_on)
     if trained == row.answers:
         return mask
-    starts = [nth for nth, entry in enumerate(mask) if entry and not (nth and mask[nth - 1])]
+    # where each marked part begins
+    starts = []
+    before = False
+    for place, is_marked in enumerate(mask):
+        if is_marked and not before:
+            starts.append(place)
+        before = is_marked
     if len(starts) != len(row.answers):
         raise sf.DataError(
             "template-marks-unclear",
@@ -104,10 +111,10 @@ def marked(tokenizer: Any, row: Conversation, *, train_on: str) -> list[bool]:
             remedy=[Setting("data.train_on", "answers"), Setting("data.template", "FILE")],
             where=row.where,
         )
-    for nth, index in enumerate(row.answers):
+    stops = [*starts[1:], len(mask)]
+    for index, start, stop in zip(row.answers, starts, stops, strict=True):
         if index not in trained:
-            stop = starts[nth + 1] if nth + 1 < len(starts) else len(mask)
-            mask[starts[nth] : stop] = [False] * (stop - starts[nth])
+            mask[start:stop] = [False] * (stop - start)
     return mask
 
 
@@ -136,16 +143,20 @@ class PromptEnds:
         return prompt[: len(prompt) - self.joined[blanks]]
 
     def _joins(self, prompt: str) -> bool:
+        """Return True if a word behind a prompt that ends with a blank changes the prompt's tokens,
+        of the first words that the vocabulary has with this blank.
+        """
         alone = self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
         blank = self.tokenizer.convert_ids_to_tokens(alone[-1])
         numbers = self.tokenizer.get_vocab()
-        longer = [token for token in numbers if token.startswith(blank) and token != blank]
-        words = [
-            token[len(blank) :]
-            for token in sorted(longer, key=numbers.__getitem__)
-            if token[len(blank) :].isalpha() and token.isprintable()
-        ]
-        texts = [prompt + word for word in words[:_PROBES]]
+        with_blank = [token for token in numbers if token.startswith(blank)]
+        texts = []
+        for token in sorted(with_blank, key=numbers.__getitem__):
+            word = token[len(blank) :]
+            if word.isalpha() and token.isprintable():
+                texts.append(prompt + word)
+                if len(texts) == _PROBES:
+                    break
         if not texts:
             return False
         followed = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -180,7 +191,9 @@ def _shared_end(
         return None
     behind = start + len(content)
     places = [shared.rfind(end, behind) + len(end) for end in ends if end in shared[behind:]]
-    return shared[: max(places)] if places else None
+    if not places:
+        return None
+    return shared[: max(places)]
 
 
 def _is_part(text: str, before: str, until: str) -> bool:
@@ -238,12 +251,14 @@ def _rewritten(
 def _refuse_header(row: Conversation, index: int, before: str, until: str) -> None:
     """Refuse a text between the prompt and the answer: the model would have to write it."""
     rest = until[len(before) :]
-    beginnings = [text[:_SHOWN] for text in _beginnings(row.messages[index])]
+    beginnings = tuple(text[:_SHOWN] for text in _beginnings(row.messages[index]))
+    # what the model thought stands before its answer, and the prompt may open it
     opened = _OPENED.search(before)
-    whole = rest if opened is None else opened.group(0) + rest
-    thoughts = _THOUGHTS.match(whole)
-    answer = rest.lstrip() if thoughts is None else whole[thoughts.end() :].lstrip()
-    if answer.startswith(tuple(beginnings)) or rest.lstrip().startswith(tuple(beginnings)):
+    with_thoughts = rest if opened is None else opened.group(0) + rest
+    thoughts = _THOUGHTS.match(with_thoughts)
+    rest = rest.lstrip()
+    answer = rest if thoughts is None else with_thoughts[thoughts.end() :].lstrip()
+    if answer.startswith(beginnings) or rest.startswith(beginnings):
         return
     places = [answer.find(text) for text in beginnings if text in answer]
     if not places:  # the template writes the answer in another form
@@ -267,16 +282,19 @@ def _refuse_header(row: Conversation, index: int, before: str, until: str) -> No
 
 def _beginnings(message: Message) -> list[str]:
     """Return the texts with which an answer may begin."""
-    texts = [message.get(key) for key in ("content", *_REASONING)]
-    found = list[str]()
-    for text in texts:
+    beginnings = list[str]()
+    for key in ("content", *_REASONING):
+        text = message.get(key)
         if not isinstance(text, str):
             continue
         thoughts = _THOUGHTS.match(text)
         without_thoughts = text if thoughts is None else text[thoughts.end() :]
         without_tag = re.sub(r"\A\s*<\w*think\w*>", "", text)
-        found += [each.strip() for each in (text, without_thoughts, without_tag)]
-    return [text for text in dict.fromkeys(found) if text]
+        for form in (text, without_thoughts, without_tag):
+            beginning = form.strip()
+            if beginning and beginning not in beginnings:
+                beginnings.append(beginning)
+    return beginnings
 
 
 def _refuse_without_end(row: Conversation, index: int, until: str, ends: Sequence[str]) -> None:
@@ -316,8 +334,9 @@ def roles_left_out(row: Conversation, text: str) -> list[str]:
     roles = []
     for message in row.messages:
         beginnings = _beginnings(message)
-        forms = [*beginnings, *(json.dumps(each, ensure_ascii=False)[1:-1] for each in beginnings)]
-        if forms and not any(each in text for each in forms):
+        as_json = [json.dumps(form, ensure_ascii=False)[1:-1] for form in beginnings]
+        forms = beginnings + as_json
+        if forms and not any(form in text for form in forms):
             roles.append(message["role"])
     return roles
 

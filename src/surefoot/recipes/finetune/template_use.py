@@ -3,7 +3,7 @@ Imports no torch.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
@@ -23,17 +23,18 @@ def lines(tokenizer: Any, rows: Sequence[Conversation]) -> list[str]:
     `DataError` for answers that would be learned without their calls of tools.
     """
     refuse_unwritten_calls(tokenizer, rows)
-    said = []
+    facts = []
     unused = unused_by_template(tokenizer, rows)
     if unused:
-        said.append(f"fields that the chat template does not write: {by_rows(unused)}")
+        facts.append(f"fields that the chat template does not write: {by_rows(unused)}")
     messages, marks = users_with_marks(tokenizer, rows)
     if messages:
-        said.append(
-            f"{messages:,} message{'s' * (messages != 1)} of users with marks of the chat template:"
+        plural = "" if messages == 1 else "s"
+        facts.append(
+            f"{messages:,} message{plural} of users with marks of the chat template:"
             f" {', '.join(marks)}"
         )
-    return said
+    return facts
 
 
 def unused_by_template(tokenizer: Any, rows: Sequence[Conversation]) -> Counter[str]:
@@ -95,26 +96,30 @@ def users_with_marks(tokenizer: Any, rows: Sequence[Conversation]) -> tuple[int,
         for message in row.messages:
             if message["role"] != "user":
                 continue
-            held = [mark for mark in marks if mark in message["content"]]
-            counts.update(held)
-            messages += bool(held)
+            marks_there = [mark for mark in marks if mark in message["content"]]
+            counts.update(marks_there)
+            if marks_there:
+                messages += 1
     return messages, counts
 
 
-def _keys(row: Conversation) -> Iterator[str]:
+def _keys(row: Conversation) -> list[str]:
+    keys = list[str]()
     if row.tools is not None:
-        yield "tools"
-    yield from dict.fromkeys(
-        key for message in row.messages for key in message if key not in READ_KEYS
-    )
+        keys.append("tools")
+    for message in row.messages:
+        for key in message:
+            if key not in READ_KEYS and key not in keys:
+                keys.append(key)
+    return keys
 
 
 def _without(row: Conversation, key: str) -> Conversation:
     if key == "tools" and row.tools is not None:
         return replace(row, tools=None)
-    messages = [
-        {name: value for name, value in message.items() if name != key} for message in row.messages
-    ]
+    messages = [dict(message) for message in row.messages]
+    for message in messages:
+        message.pop(key, None)
     return replace(row, messages=messages)
 
 
@@ -135,10 +140,11 @@ def _marks(tokenizer: Any) -> list[str]:
     """Return what the template writes between the messages of a conversation, in lines, and the
     special tokens of these lines.
     """
-    contents = ["first question", "first answer", "second question", "second answer"]
-    roles = ["user", "assistant", "user", "assistant"]
     messages = [
-        {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
+        {"role": "user", "content": "first question"},
+        {"role": "assistant", "content": "first answer"},
+        {"role": "user", "content": "second question"},
+        {"role": "assistant", "content": "second answer"},
     ]
     try:
         text = render(tokenizer, messages, "a conversation")
@@ -147,6 +153,7 @@ def _marks(tokenizer: Any) -> list[str]:
     special = {token.content for token in tokenizer.added_tokens_decoder.values()}
     special |= {*tokenizer.all_special_tokens}
     marks = dict[str, None]()
+    contents = [message["content"] for message in messages]
     for piece in _pieces(text, contents)[1:]:  # a system message may stand before the first
         plain = piece
         for token in sorted(special):
@@ -154,9 +161,10 @@ def _marks(tokenizer: Any) -> list[str]:
                 marks[token] = None
                 plain = plain.replace(token, "\n")
         for line in plain.splitlines():
-            is_name = line.strip().replace(" ", "").isalnum()  # of a role
-            if len(line.strip()) >= _SHORTEST_MARK and not is_name:
-                marks[line.strip()] = None
+            mark = line.strip()
+            is_name = mark.replace(" ", "").isalnum()  # of a role
+            if len(mark) >= _SHORTEST_MARK and not is_name:
+                marks[mark] = None
     return list(marks)
 
 

@@ -19,6 +19,7 @@ from surefoot.recipes.readers.text.documents import Documents, read_documents, s
 from surefoot.recipes.readers.text.token_files import TOKEN_FILE, TokenFiles, find_token_files
 from surefoot.recipes.shared_errors import reading_run_file, vocab_size_without_effect
 from surefoot.tokenizers.long_words import describe_long_words
+from surefoot.tracking.run_reader import started_run
 
 TOKENIZER = "tokenizer.json"  # in the run's directory
 _MIN_VOCABULARY = 257  # the bytes and an end token
@@ -272,11 +273,10 @@ def promised_vocabulary(data: Data) -> int | None:
     return sizes.get(data.tokenizer or "bpe")
 
 
-def saved_tokenizer_path(out: str | Path | None) -> Path | None:
-    """Return the tokenizer file of the run in `out`; None if no run has started there."""
-    if out is None or not any(Path(out).glob("checkpoints/step-*")):
-        return None
-    return Path(out) / TOKENIZER
+def saved_tokenizer_path(run_dir: str | Path | None) -> Path | None:
+    """Return the tokenizer file of the run in a directory; None if no run has started there."""
+    run = started_run(run_dir)
+    return None if run is None else run / TOKENIZER
 
 
 def refuse_foreign_vocabulary(data: Data) -> None:
