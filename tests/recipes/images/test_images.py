@@ -667,7 +667,7 @@ def test_the_run_of_another_recipe_is_told_from_one_that_lost_a_file(tmp_path: P
     with refused("run-file-missing", sf.CheckpointError, path=tokenizer):
         corpus.saved_tokenizer(tokenizer)
     with refused("run-file-missing", sf.CheckpointError):
-        predict.saved_metadata(str(tmp_path))
+        predict.read_metadata(tmp_path)
 
 
 # --- predict --------------------------------------------------------------------------------------

@@ -20,8 +20,12 @@ from surefoot.recipes.images.recipe import in_words
 from surefoot.recipes.readers.images.folder import first_names, readable_files
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
-_SIZE, _CHANNELS = 64, 3  # of the sheet, if the pictures differ
-_ROWS, _SIDE, _GAP = 16, 96, 2  # classes on the sheet; pixels
+# of the sheet, if the pictures differ
+_SIZE = 64
+_CHANNELS = 3
+_ROWS = 16  # classes on the sheet
+_SIDE = 96  # pixels of a picture on it
+_GAP = 2  # pixels between pictures
 _SIZES_SHOWN = 4
 _FILES_DECODED = 2_000  # of a part
 _FEW = 5  # pictures of a class
@@ -100,11 +104,12 @@ def _sizes(part: Any) -> list[str]:
                 sizes[shown_size(picture)] += 1
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             continue  # the sheet, or training, names the damaged file
-    shown = [
-        f"{width} x {height} ({number:,})"
-        for (width, height), number in sizes.most_common(_SIZES_SHOWN)
-    ]
-    more = "" if len(sizes) <= _SIZES_SHOWN else f" and {len(sizes) - _SIZES_SHOWN:,} other sizes"
+    shown = []
+    for (width, height), number in sizes.most_common(_SIZES_SHOWN):
+        shown.append(f"{width} x {height} ({number:,})")
+    more = ""
+    if len(sizes) > _SIZES_SHOWN:
+        more = f" and {len(sizes) - _SIZES_SHOWN:,} other sizes"
     return [f"sizes: {', '.join(shown)}{more} pixels"]
 
 
@@ -113,7 +118,8 @@ def _odd(classes: Sequence[str], counted: Counter[int]) -> list[str]:
     few = [name for index, name in enumerate(classes) if counted[index] < _FEW]
     if few:
         odd.append(f"classes with fewer than {_FEW} pictures: {', '.join(map(printable, few))}")
-    most, fewest = max(counted.values()), min(counted.values())
+    most = max(counted.values())
+    fewest = min(counted.values())
     if most > _UNEQUAL * fewest:
         odd.append(f"one class has {most:,} pictures for training, another {fewest:,}")
     return odd
@@ -129,8 +135,9 @@ def _damaged(datasets: Any) -> list[str]:
     damaged = []
     for part in (datasets.train, datasets.val, datasets.test):
         if isinstance(part, sf.data.ImageFiles):
-            some = part.files.select(np.array([*evenly(len(part), _FILES_DECODED)]))
-            damaged += readable_files(some)[1]
+            files = part.files.select(np.array([*evenly(len(part), _FILES_DECODED)]))
+            _, unreadable = readable_files(files)
+            damaged += unreadable
     if damaged:
         odd.append(f"damaged, so that training stops: {first_names(_names(damaged))}")
         odd.append("to leave them out: --data.on-corrupt skip")

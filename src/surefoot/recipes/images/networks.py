@@ -21,10 +21,8 @@ from surefoot.recipes.optimizer_settings import FRACTION
 RESNETS: dict[str, Literal[18, 34, 50]] = {"resnet18": 18, "resnet34": 34, "resnet50": 50}
 _KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
 _SMALL_SIDE = 64  # pixels; up to this size a ResNet's stem does not downsample by 4
-_LAST_PIXEL = {
-    "cifar": 8,
-    "imagenet": 32,
-}  # up to this image size the last feature map is one pixel
+# up to this image size, the last feature map is one pixel
+_LAST_PIXEL = {"cifar": 8, "imagenet": 32}
 _OWN: dict[str, dict[str, Any]] = {  # defaults of each network's own settings
     "simple_cnn": {"width": 32, "dropout": 0.0},
     "resnet": {"stem": "auto", "zero_init_residual": True},
@@ -102,14 +100,16 @@ def network_identity(model: Model, name: str) -> dict[str, Any]:
     """Return the settings of a network for a resume to compare; a user's file counts with its
     hash.
     """
-    return (
-        vars(model) | {"name": name} | ({"sha256": digest(name)} if _kind(name) == "file" else {})
-    )
+    identity = vars(model) | {"name": name}
+    if _kind(name) == "file":
+        identity["sha256"] = digest(name)
+    return identity
 
 
 def digest(name: str) -> str | None:
     """Return the hash of a network's file; None for other networks, and if the file is missing."""
-    return None if (file := file_of(name)) is None else user_code.digest(file)
+    file = file_of(name)
+    return None if file is None else user_code.digest(file)
 
 
 def file_of(name: str) -> Path | None:
@@ -121,7 +121,8 @@ def note_changed(name: str, *, was: str | None) -> None:
     """Print a note if a network's file has changed since the run started; `was` is its `digest` at
     the start.
     """
-    if (file := file_of(name)) is not None:
+    file = file_of(name)
+    if file is not None:
         user_code.note_changed(file, was=was)
 
 
@@ -133,14 +134,15 @@ def builder(
     """
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
-    own = _own(model, kind, size=size)
+    settings = _settings_of(model, kind, size=size)
     if kind == "simple_cnn":
-        return lambda: sf.models.SimpleCNN(**shape, **own)
+        return lambda: sf.models.SimpleCNN(**shape, **settings)
     if kind == "resnet":
-        return lambda: sf.models.ResNet(RESNETS[name], **shape, **own)
-    build_network = (
-        _of_timm(name.partition(":")[2], **shape) if kind == "timm" else _of_file(name, shape)
-    )
+        return lambda: sf.models.ResNet(RESNETS[name], **shape, **settings)
+    if kind == "timm":
+        build_network = _of_timm(name.removeprefix("timm:"), **shape)
+    else:
+        build_network = _of_file(name, shape)
 
     def build_checked() -> Any:
         network = build_network()
@@ -155,11 +157,10 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
     single value per channel.
     """
     kind = _kind(name)
-    if (
-        micro_batch_size == 1
-        and kind in _OWN
-        and size <= _LAST_PIXEL[_own(model, kind, size=size).get("stem", "cifar")]
-    ):
+    if micro_batch_size != 1 or kind not in _OWN:
+        return
+    stem = _settings_of(model, kind, size=size).get("stem", "cifar")
+    if size <= _LAST_PIXEL[stem]:
         raise sf.ConfigError(
             "image-reduced-to-one-pixel",
             problem=f"micro-batches of 1 image of {size} x {size} pixels: {name} reduces it to one"
@@ -177,15 +178,16 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
         )
 
 
-def _own(model: Model, kind: str, *, size: int) -> dict[str, Any]:
-    defaults = _OWN.get(kind, {})
-    own = {
-        key: default if getattr(model, key) is None else getattr(model, key)
-        for key, default in defaults.items()
-    }
-    if own.get("stem") == "auto":
-        own["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
-    return own
+def _settings_of(model: Model, kind: str, *, size: int) -> dict[str, Any]:
+    """Return a network's own settings, with its defaults for absent ones."""
+    settings = dict(_OWN.get(kind, {}))
+    for name in settings:
+        value = getattr(model, name)
+        if value is not None:
+            settings[name] = value
+    if settings.get("stem") == "auto":
+        settings["stem"] = "cifar" if size <= _SMALL_SIDE else "imagenet"
+    return settings
 
 
 def _kind(name: str) -> str:
@@ -221,7 +223,8 @@ def _of_timm(name: str, *, channels: int, classes: int) -> Callable[[], Any]:
 def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
     path, _, function = name.rpartition(":")
     form = f"def {function}(channels, classes)"
-    build = user_code.names_in(Path(path), function=function, form=f"{form} -> nn.Module")[function]
+    names = user_code.names_in(Path(path), function=function, form=f"{form} -> nn.Module")
+    build: Callable[..., Any] = names[function]
     parameters = list(inspect.signature(build).parameters)
     if parameters and sorted(parameters) != sorted(shape):
         raise sf.ConfigError(
@@ -231,7 +234,9 @@ def _of_file(name: str, shape: dict[str, Any]) -> Callable[[], Any]:
             path=path,
             function=function,
         )
-    return lambda: build(**shape) if parameters else build()
+    if not parameters:
+        return build
+    return lambda: build(**shape)
 
 
 def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, size: int) -> None:
@@ -244,7 +249,7 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
             setting="model.name",
             value=name,
         )
-    were = network.training
+    was_training = network.training
     try:
         with torch.no_grad():
             logits = network.eval()(torch.zeros(2, channels, size, size))
@@ -256,9 +261,11 @@ def _refuse_outputs(network: Any, name: str, *, channels: int, classes: int, siz
             setting="model.name",
             value=name,
         ) from problem
-    network.train(were)
+    network.train(was_training)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
-        actual = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        actual: Any = type(logits).__name__
+        if isinstance(logits, torch.Tensor):
+            actual = tuple(logits.shape)
         raise sf.ConfigError(
             "network-outputs",
             problem=f"{name} returns {actual} for 2 images: (2, {classes}) is needed, one logit per"

@@ -1,7 +1,7 @@
 """Classification of pictures by a trained model, and the facts about its data that a run saves."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -74,16 +74,17 @@ class Metadata:
                 value=list(classes),
                 expected=self.classes,
             )
-        for name, actual, own in (("size", size, self.size), ("channels", channels, self.channels)):
-            if actual != own:
+        for name, actual in (("size", size), ("channels", channels)):
+            expected = getattr(self, name)
+            if actual != expected:
                 return sf.DataError(
                     "images-of-other-shape",
                     problem=f"the images of this data set have {name} {actual}, the run's images"
-                    f" have {name} {own}",
-                    remedy=("to convert pictures in folders:", Setting(f"data.{name}", own)),
+                    f" have {name} {expected}",
+                    remedy=("to convert pictures in folders:", Setting(f"data.{name}", expected)),
                     setting=f"data.{name}",
                     value=actual,
-                    expected=own,
+                    expected=expected,
                 )
         return None
 
@@ -98,11 +99,7 @@ def read_metadata(run: Path) -> Metadata:
     with reading_run_file(path, content="the names of the run's classes"):
         fields = json.loads(read_regular(path))
         hints = get_type_hints(Metadata)
-        if (
-            not isinstance(fields, dict)
-            or fields.keys() not in (hints.keys(), hints.keys() - {*_SINCE_BEHAVIOR_10})
-            or any(wrong_type(name, value, hints[name]) for name, value in fields.items())
-        ):
+        if not isinstance(fields, dict) or not _has_types(fields, hints):
             raise ValueError(f"its entries should be {', '.join(hints)}")
         if fields.get("value_range") is not None:
             fields["value_range"] = tuple(fields["value_range"])
@@ -111,6 +108,14 @@ def read_metadata(run: Path) -> Metadata:
     if program.suffix == ".py":
         user_code.refuse_unresolved(program, file=path, run=run)
     return Metadata(**fields)
+
+
+def _has_types(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> bool:
+    """Return True for the fields of `Metadata`, each with a value of its type."""
+    of_0_1_0 = hints.keys() - {*_SINCE_BEHAVIOR_10}
+    if fields.keys() not in (hints.keys(), of_0_1_0):
+        return False
+    return not any(wrong_type(name, value, hints[name]) for name, value in fields.items())
 
 
 def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
@@ -134,14 +139,16 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
         stride = max(1, -(-max(image_HW.shape) // _SIDE))
         small = image_HW[::stride, ::stride]
         finite = small[small.isfinite()]
-        low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
-        lines = [
-            "".join(_shade(value, low, high) * 2 for value in row).rstrip()
-            for row in small.tolist()
-        ]
-        return "\n".join(
-            [f"{' x '.join(map(str, images_BCHW.shape[1:]))}, {classes[int(labels_B[0])]}", *lines]
-        )
+        low = high = 0.0
+        if finite.numel():
+            low = float(finite.min())
+            high = float(finite.max())
+        shape = " x ".join(map(str, images_BCHW.shape[1:]))
+        lines = [f"{shape}, {classes[int(labels_B[0])]}"]
+        for row in small.tolist():
+            shades = "".join(_shade(value, low, high) * 2 for value in row)
+            lines.append(shades.rstrip())
+        return "\n".join(lines)
 
     return described
 
@@ -149,20 +156,10 @@ def picture_in_words(classes: Sequence[str]) -> Callable[[Any], str]:
 def _shade(value: float, low: float, high: float) -> str:
     if not low <= value <= high:  # NaN or infinity
         return "?"
-    return _SHADES[
-        0
-        if high == low
-        else min(int((value - low) / (high - low) * len(_SHADES)), len(_SHADES) - 1)
-    ]
-
-
-def saved_metadata(out: str | Path | None) -> Metadata | None:
-    """Return the metadata of a run with checkpoints, or None."""
-    return (
-        read_metadata(Path(out))
-        if out is not None and any(Path(out).glob("checkpoints/step-*"))
-        else None
-    )
+    if high == low:
+        return _SHADES[0]
+    level = int((value - low) / (high - low) * len(_SHADES))
+    return _SHADES[min(level, len(_SHADES) - 1)]
 
 
 def classify(
@@ -199,7 +196,8 @@ def classify(
         likeliest = [metadata.classes[index] for index in indices.tolist()]
         chance_of = dict(zip(likeliest, chances.tolist(), strict=True))
         if is_single:
-            yield from (f"{chance:.4f}  {label}\n" for label, chance in chance_of.items())
+            for label, chance in chance_of.items():
+                yield f"{chance:.4f}  {label}\n"
         else:
             rounded = {label: round(chance, _DIGITS) for label, chance in chance_of.items()}
             yield json.dumps({"image": name, "classes": rounded}, ensure_ascii=False) + "\n"

@@ -18,7 +18,7 @@ from surefoot.recipes.images import predict as pictures
 from surefoot.recipes.images.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import refuse_default_data
-from surefoot.tracking.run_reader import behavior_in
+from surefoot.tracking.run_reader import behavior_in, started_run
 
 # applied before batching
 _ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
@@ -28,10 +28,9 @@ def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
     problems.
     """
+    # both import torch
     from surefoot.losses.mixing import refuse_mixing
-    from surefoot.recipes.readers.images.load import (
-        refuse_fraction,  # imports torch, as does the next line
-    )
+    from surefoot.recipes.readers.images.load import refuse_fraction
 
     changes = config.augmentation
     return checked(
@@ -88,7 +87,8 @@ def build(config: Config) -> "sf.Run":
     shape = {"size": datasets.fitting.size, "channels": datasets.fitting.channels}
 
     # an existing run goes on with its network and with the statistics of its images
-    before = pictures.saved_metadata(config.run_dir)
+    run = started_run(config.run_dir)
+    before = None if run is None else pictures.read_metadata(run)
     refusal = None if before is None else before.strange(classes, **shape)
     if before is not None and refusal is None:
         datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
@@ -149,9 +149,12 @@ def build(config: Config) -> "sf.Run":
 def _warn_of_left_out(left_out: Sequence[Path]) -> None:
     count = len(left_out)
     if count:
-        what = "1 damaged picture is" if count == 1 else f"{count} damaged pictures are"
         first = printable(left_out[0])
-        print(f"warning: {what} left out: {first}{' ...' * (count > 1)}", flush=True)
+        if count == 1:
+            what = f"1 damaged picture is left out: {first}"
+        else:
+            what = f"{count} damaged pictures are left out: {first} ..."
+        print(f"warning: {what}", flush=True)
 
 
 def _loss_of(config: Config, val_data: Any) -> Callable[[Any, Any], Any]:
@@ -225,78 +228,85 @@ def evaluated(config: Config, model: Any, data: Any) -> Any:
     `data` has `mean` and `std`, which normalize the images. Pixels outside of an image are black,
     as in training.
     """
-    from surefoot.models.simple_cnn import AveragedViews  # imports torch
-
-    black = [-mean / std for mean, std in zip(data.mean, data.std, strict=True)]
-    changes = config.augmentation
     if not config.test_time_augmentation:
         return model
-    return AveragedViews(model, flip=changes.flip, border=black if changes.crop_padding else None)
+    from surefoot.models.simple_cnn import AveragedViews  # imports torch
+
+    changes = config.augmentation
+    border = None
+    if changes.crop_padding:
+        border = [-mean / std for mean, std in zip(data.mean, data.std, strict=True)]
+    return AveragedViews(model, flip=changes.flip, border=border)
 
 
 def _only_in_training(config: Config) -> str | None:
+    """Return what the training loss has and evaluation has not, in words."""
     changes = config.augmentation
-    parts = {
+    settings = {
         "label smoothing": config.label_smoothing,
         "mixup": changes.mixup,
         "cutmix": changes.cutmix,
     }
-    return ", ".join(f"{name} {value:g}" for name, value in parts.items() if value) or None
+    facts = [f"{name} {value:g}" for name, value in settings.items() if value]
+    return ", ".join(facts) or None
 
 
 def in_words(datasets: "sf.data.ImageDatasets", config: Config) -> list[str]:
     """Return what the header of a run says of its images, and what a plan says besides."""
-    test = (
-        "no test split"
-        if datasets.test is None
-        else f"{len(datasets.test):,} for the test at the end"
-    )
     from surefoot.recipes.readers.images.folder import first_names  # imports NumPy
 
-    path, changes = config.data.path, config.augmentation
-    source = (
-        "scikit-learn's handwritten digits (data.path is not set)"
-        if path is None
-        else f"images of {path}"
-    )
-    views = (3 if changes.crop_padding else 1) * (2 if changes.flip else 1)
+    source = "scikit-learn's handwritten digits (data.path is not set)"
+    if config.data.path is not None:
+        source = f"images of {config.data.path}"
     if config.test_time_augmentation:
-        source += f", each evaluated as the mean of {views} views"
+        shifts = 3 if config.augmentation.crop_padding else 1
+        mirrors = 2 if config.augmentation.flip else 1
+        source += f", each evaluated as the mean of {shifts * mirrors} views"
+    test = "no test split"
+    if datasets.test is not None:
+        test = f"{len(datasets.test):,} for the test at the end"
     fits = datasets.fitting
-    shape = f"{fits.size} x {fits.size} pixels, {fits.channels} channel{'s' * (fits.channels != 1)}"
+    plural = "" if fits.channels == 1 else "s"
+    shape = f"{fits.size} x {fits.size} pixels, {fits.channels} channel{plural}"
     if fits.value_range is not None:
         black, white = fits.value_range
         shape += f"; values {black:.6g} to {white:.6g} of more than 8 bits are black to white"
     classes = f"{len(datasets.classes)} classes: {first_names(datasets.classes)}"
-    not_read = [datasets.not_read] if datasets.not_read else []
+    facts = [source, classes, *datasets.notes]
+    if datasets.not_read:
+        facts.append(datasets.not_read)
     return [
-        "; ".join([source, classes, *datasets.notes, *not_read]),
+        "; ".join(facts),
         f"{len(datasets.train):,} for training, {len(datasets.val):,} for validation, {test}",
         shape,
     ]
 
 
 def _accuracy(logits_BK: Any, mixture: "sf.losses.MixedBatch") -> "sf.Mean":
-    first, second = (
-        sf.metrics.top_k_accuracy(logits_BK, labels) for labels in (mixture.labels, mixture.others)
-    )
-    return sf.Mean(mixture.share * first.total + (1 - mixture.share) * second.total, first.count)
+    of_labels = sf.metrics.top_k_accuracy(logits_BK, mixture.labels)
+    of_others = sf.metrics.top_k_accuracy(logits_BK, mixture.others)
+    total = mixture.share * of_labels.total + (1 - mixture.share) * of_others.total
+    return sf.Mean(total, of_labels.count)
 
 
 def program_files(config: Config, *, run: Path) -> list[tuple[Path, str | None]]:
     """Return the user's files that rebuild a run, each with its last recorded hash, or None without
     a record.
     """
-    metadata = pictures.read_metadata(run) if (run / pictures.FILE).is_file() else None
-    # `predict` runs this network, not that of the settings
-    network = None if metadata is None else metadata.network
-    hashes = {} if metadata is None else {metadata.network: metadata.sha256}
-    names = {*hashes, networks.recorded_name(config.model, recorded=network)}
-    return [
-        (file, hashes.get(name))
-        for name in sorted(names)
-        if (file := networks.file_of(name)) is not None
-    ]
+    hashes: dict[str, str | None] = {}  # by the name of a network
+    recorded = None
+    if (run / pictures.FILE).is_file():
+        # `predict` runs this network, not that of the settings
+        metadata = pictures.read_metadata(run)
+        recorded = metadata.network
+        hashes[recorded] = metadata.sha256
+    hashes.setdefault(networks.recorded_name(config.model, recorded=recorded), None)
+    files = []
+    for name, sha256_of_file in sorted(hashes.items()):
+        file = networks.file_of(name)
+        if file is not None:
+            files.append((file, sha256_of_file))
+    return files
 
 
 def predict(
@@ -308,12 +318,14 @@ def predict(
 
     metadata = pictures.read_metadata(run)
     networks.note_changed(metadata.network, was=metadata.sha256)
-    shape = {"channels": metadata.channels, "classes": len(metadata.classes), "size": metadata.size}
-    model = load_weights(
-        networks.builder(config.model, metadata.network, **shape)(),
-        checkpoint,
-        device=options.device,
+    build_network = networks.builder(
+        config.model,
+        metadata.network,
+        channels=metadata.channels,
+        classes=len(metadata.classes),
+        size=metadata.size,
     )
+    model = load_weights(build_network(), checkpoint, device=options.device)
     if config.channels_last is True:
         layout(True, [model])
     return pictures.classify(evaluated(config, model, metadata), metadata, inputs, options)
