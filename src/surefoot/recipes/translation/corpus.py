@@ -4,6 +4,7 @@ training and evaluation.
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from surefoot.recipes.translation.config import Config, Data
 from surefoot.tokenizers.long_words import describe_long_words
 from surefoot.tracking.run_reader import behavior_in
 
-TARGET_TOKENIZER = (
-    "tokenizer.target.json"  # in the run's directory, if the vocabularies are separate
-)
+# in the run's directory, if the vocabularies are separate
+TARGET_TOKENIZER = "tokenizer.target.json"
 PADDING = 0
 _VOCABULARY = 1024
 Sentences = list[tuple[str, str]]  # a source and its translation
@@ -42,21 +42,25 @@ class Bilingual:
 
     @property
     def in_words(self) -> list[str]:
-        test = (
-            "no test split" if self.test is None else f"{len(self.test):,} for the test at the end"
-        )
-        tokenizers = (self.source,) if self.source is self.target else (self.source, self.target)
-        sizes = [f"{tokenizer.vocab_size:,}" for tokenizer in tokenizers]
+        test = "no test split"
+        if self.test is not None:
+            test = f"{len(self.test):,} for the test at the end"
+        if self.source is self.target:
+            subwords = f"{self.source.vocab_size:,} subwords for both languages"
+        else:
+            subwords = f"{self.source.vocab_size:,} and {self.target.vocab_size:,} subwords"
         return [
             self.about,
             f"{len(self.train):,} pairs for training, {len(self.val):,} for validation, {test}",
-            f"{' and '.join(sizes)} subwords{' for both languages' if len(sizes) == 1 else ''}",
+            subwords,
         ]
 
     @property
     def files(self) -> dict[str, str]:
-        own = {} if self.target is self.source else {TARGET_TOKENIZER: self.target.to_json()}
-        return {TOKENIZER: self.source.to_json(), **own}
+        files = {TOKENIZER: self.source.to_json()}
+        if self.target is not self.source:
+            files[TARGET_TOKENIZER] = self.target.to_json()
+        return files
 
     def pairs(self, sentences: Sentences) -> Any:
         return sf.data.TokenPairs.from_text(sentences, source=self.source, target=self.target)
@@ -66,32 +70,15 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
     """Return the pairs at `data.path` in tokens (None: phrases from CLDR), and print the number of
     pairs too long to train on. `saved` is the tokenizer that the run wrote at its start. Without
     `saved`, the tokenizer of the initial weights is used if there is one."""
-    data, init, context = config.data, config.init_from, config.model.context
-    source, target, fraction = data.source, data.target, data.val_fraction
-    if data.path is None:
-        drawn = sf.data.cldr_phrases(source, target, count=data.phrase_count, seed=config.seed)
-        parts = sf.data.ParallelText(*sf.data.split_pairs(drawn, val_fraction=fraction), None)
-        about = f"phrases in {source} and {target}, rendered from CLDR (data.path is not set)"
-    else:
-        parts = read_pairs(
-            data.path,
-            source=source,
-            target=target,
-            val_fraction=fraction,
-            on_empty=data.on_empty,
-            behavior=behavior_in(config.run_dir),
-        )
-        about = f"pairs of {data.path}, {source} to {target}"
-        if parts.notes:
-            about += f" ({'; '.join(parts.notes)})"
-    path = (
-        saved
-        if saved is not None or init is None
-        else beside(local_path(init, setting="init_from"))
-    )
+    data = config.data
+    init = config.init_from
+    parts, about = _read_parts(config)
+    path = saved
+    if saved is None and init is not None:
+        path = beside(local_path(init, setting="init_from"))
     if path is None:
         tokenizers = _train_tokenizers(parts.train, data)
-        sentences = (sentence for pair in parts.train for sentence in pair)
+        sentences = chain.from_iterable(parts.train)
         cut_words = describe_long_words(sentences, tokenizers[0].tokenizer.pre_tokenizer)
         if cut_words is not None:
             about = f"{about}; {cut_words}"
@@ -99,27 +86,57 @@ def bilingual(config: Config, *, saved: Path | None = None) -> Bilingual:
         tokenizers = saved_tokenizers(path.parent)
         if saved is None:
             _refuse_unlike(data, tokenizers, path)
+    source, target = tokenizers
     pairs = sf.data.TokenPairs.from_text(
         parts.train,
-        source=tokenizers[0],
-        target=tokenizers[1],
+        source=source,
+        target=target,
         max_source_tokens=data.max_source_tokens,
         max_target_tokens=data.max_target_tokens,
     )
     if pairs.left_out:
         note(
-            f"note: {pairs.left_out:,} of {len(parts.train):,} training pairs are left out, longer than"
-            f" {data.max_source_tokens} and {data.max_target_tokens} tokens (data.max_source_tokens, data.max_target_tokens)"
+            f"note: {pairs.left_out:,} of {len(parts.train):,} training pairs are left out, longer"
+            f" than {data.max_source_tokens} and {data.max_target_tokens} tokens"
+            " (data.max_source_tokens, data.max_target_tokens)"
         )
+    context = config.model.context
     held_out = _within(context, parts.val, tokenizers, origin=parts.val_origin)
-    test = (
-        None
-        if parts.test is None
-        else _within(context, parts.test, tokenizers, origin=parts.test_origin)
+    test = None
+    if parts.test is not None:
+        test = _within(context, parts.test, tokenizers, origin=parts.test_origin)
+    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens"
+    if not data.shared_vocab:
+        chosen += " for each side"
+    if init is not None:
+        chosen = f"the tokenizer of init_from, or {chosen}"
+    return Bilingual(pairs, held_out, test, source, target, chosen, about)
+
+
+def _read_parts(config: Config) -> "tuple[sf.data.ParallelText, str]":
+    """Return the pairs at `data.path`, or phrases, and what the header says of them."""
+    data = config.data
+    if data.path is None:
+        phrases = sf.data.cldr_phrases(
+            data.source, data.target, count=data.phrase_count, seed=config.seed
+        )
+        training, held_out = sf.data.split_pairs(phrases, val_fraction=data.val_fraction)
+        about = (
+            f"phrases in {data.source} and {data.target}, rendered from CLDR (data.path is not set)"
+        )
+        return sf.data.ParallelText(training, held_out, None), about
+    parts = read_pairs(
+        data.path,
+        source=data.source,
+        target=data.target,
+        val_fraction=data.val_fraction,
+        on_empty=data.on_empty,
+        behavior=behavior_in(config.run_dir),
     )
-    chosen = f"{data.tokenizer}, {promised_vocabulary(data.vocab_size)} tokens{'' if data.shared_vocab else ' for each side'}"
-    chosen = chosen if init is None else f"the tokenizer of init_from, or {chosen}"
-    return Bilingual(pairs, held_out, test, *tokenizers, chosen, about)
+    about = f"pairs of {data.path}, {data.source} to {data.target}"
+    if parts.notes:
+        about += f" ({'; '.join(parts.notes)})"
+    return parts, about
 
 
 def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
@@ -144,29 +161,36 @@ def _refuse_unlike(data: Data, tokenizers: tuple[Any, Any], path: Path) -> None:
 def _within(
     context: int, sentences: Sentences, tokenizers: tuple[Any, Any], *, origin: Any
 ) -> Sentences:
-    lengths = sf.data.TokenPairs.from_text(
-        sentences, source=tokenizers[0], target=tokenizers[1]
-    ).lengths.max(axis=1)
+    """Return the sentences that the model can evaluate. Those of a file must all be short enough;
+    of sentences held out from training, some may be left out.
+    """
+    source, target = tokenizers
+    pairs = sf.data.TokenPairs.from_text(sentences, source=source, target=target)
+    lengths = pairs.lengths.max(axis=1)
     long = (lengths > context).nonzero()[0].tolist()
-    if long and (origin is not None or len(long) == len(sentences)):
-        where = (
-            "an evaluation pair" if origin is None else f"{origin.of(long[0])}: an evaluation pair"
-        )
+    if not long:
+        return sentences
+    is_of_file = origin is not None
+    if is_of_file or len(long) == len(sentences):
+        first = long[0]
+        where = "an evaluation pair"
+        if is_of_file:
+            where = f"{origin.of(first)}: an evaluation pair"
         more = f"; {len(long) - 1:,} more are too long" if len(long) > 1 else ""
         raise sf.DataError(
             "pair-exceeds-context",
-            problem=f"{where} has {lengths[long[0]]} tokens, more than the model's context of"
+            problem=f"{where} has {lengths[first]} tokens, more than the model's context of"
             f" {context}{more}",
-            reason=f"{sentences[long[0]][0][:60]!r} ...",
+            reason=f"{sentences[first][0][:60]!r} ...",
             remedy=["remove it", ("a larger", Setting("model.context"))],
-            tokens=int(lengths[long[0]]),
+            tokens=int(lengths[first]),
             context=context,
         )
-    if long:
-        note(
-            f"note: {len(long):,} of {len(sentences):,} validation pairs {'is' if len(long) == 1 else 'are'} longer than the model's"
-            f" context of {context} tokens (model.context) and not evaluated"
-        )
+    are = "is" if len(long) == 1 else "are"
+    note(
+        f"note: {len(long):,} of {len(sentences):,} validation pairs {are} longer than the model's"
+        f" context of {context} tokens (model.context) and not evaluated"
+    )
     return [
         pair for pair, length in zip(sentences, lengths.tolist(), strict=True) if length <= context
     ]
@@ -176,9 +200,11 @@ def saved_tokenizers(run: Path) -> tuple[Any, Any]:
     """Load the source and target tokenizers of a run. Raises `CheckpointError` if a file is
     missing or damaged.
     """
-    first = _saved(run / TOKENIZER)
-    own = run / TARGET_TOKENIZER
-    return first, _saved(own) if own.is_file() else first
+    source = _saved(run / TOKENIZER)
+    target = source
+    if (run / TARGET_TOKENIZER).is_file():
+        target = _saved(run / TARGET_TOKENIZER)
+    return source, target
 
 
 def _saved(path: Path) -> Any:
@@ -196,17 +222,17 @@ def promised_vocabulary(vocab_size: int | None) -> int:
 
 
 def _train_tokenizers(pairs: Sentences, data: Data) -> tuple[Any, Any]:
-    trained = partial(
+    train = partial(
         sf.tokenizers.SubwordTokenizer.train,
         vocab_size=promised_vocabulary(data.vocab_size),
         kind=data.tokenizer,
     )
-    sources, targets = [one for one, _ in pairs], [other for _, other in pairs]
-    return (
-        (trained(sources + targets),) * 2
-        if data.shared_vocab
-        else (trained(sources), trained(targets))
-    )
+    sources = [source for source, _ in pairs]
+    targets = [target for _, target in pairs]
+    if data.shared_vocab:
+        shared = train(sources + targets)
+        return shared, shared
+    return train(sources), train(targets)
 
 
 def cross_entropy(label_smoothing: float, *, with_scores: bool = False) -> Any:
@@ -238,10 +264,11 @@ def _evaluated(
     hidden_BTC: Any, head_VC: Any, target_BT: Any
 ) -> "tuple[sf.Mean, dict[str, sf.Mean]]":
     hidden, targets = _real(hidden_BTC, target_BT[:, 1:])
-    logits, real = hidden @ head_VC.to(hidden.dtype).T, targets != PADDING
-    right = (logits.argmax(dim=-1) == targets) & real
+    logits = hidden @ head_VC.to(hidden.dtype).T
+    is_real = targets != PADDING
+    is_right = (logits.argmax(dim=-1) == targets) & is_real
     loss = sf.losses.cross_entropy(logits, targets, ignore_index=PADDING)
-    return loss, {"accuracy": sf.Mean(right.sum(), real.sum())}
+    return loss, {"accuracy": sf.Mean(is_right.sum(), is_real.sum())}
 
 
 def targets_of(batch: Any) -> int:
@@ -254,5 +281,5 @@ def _real(hidden_BTC: Any, targets_BT: Any) -> tuple[Any, Any]:
     # tokens
     if not hidden_BTC.is_cpu:
         return hidden_BTC, targets_BT
-    real_BT = targets_BT != PADDING
-    return hidden_BTC[real_BT], targets_BT[real_BT]
+    is_real_BT = targets_BT != PADDING
+    return hidden_BTC[is_real_BT], targets_BT[is_real_BT]

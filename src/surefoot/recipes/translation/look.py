@@ -37,11 +37,14 @@ def look(config: Config, *, count: int) -> Look:
 
 
 def _odd(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    equal = sum(source == target for source, target in pairs)
+    equal = 0
     unlike = 0
     for source, target in pairs:
         shorter, longer = sorted((len(source), len(target)))
-        unlike += longer > _LONG and longer > _LONGER * shorter
+        if source == target:
+            equal += 1
+        if longer > _LONG and longer > _LONGER * shorter:
+            unlike += 1
     repeated = len(pairs) - len({*pairs})
     odd = {
         "are equal on both sides": equal,

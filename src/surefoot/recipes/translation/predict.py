@@ -12,15 +12,8 @@ from surefoot.recipes.shared_errors import nothing_to_predict, read_inputs
 from surefoot.tokenizers.subwords import END
 
 _EXAMPLES = 30  # sentences translated for a report
-_CHARACTERS = (
-    "ja",
-    "ko",
-    "th",
-    "lo",
-    "km",
-    "my",
-    "bo",
-)  # written without spaces, or scored by character
+# languages that are written without spaces, or scored by character
+_CHARACTERS = ("ja", "ko", "th", "lo", "km", "my", "bo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,31 +57,31 @@ def translate(
     """Translate each sentence to one line; an empty sentence stays empty. Raises `DataError` for a
     sentence that is too long.
     """
-    rows = {
-        index: search.source.encode(sentence.strip())
-        for index, sentence in enumerate(sentences)
-        if sentence.strip()
-    }
-    for index in rows:
-        if (why := _too_long(model, search.source, sentences[index])) is not None:
+    rows: dict[int, list[int]] = {}
+    for index, sentence in enumerate(sentences):
+        if not sentence.strip():
+            continue
+        tokens = search.source.encode(sentence.strip()).tolist()
+        why = _too_long(model, len(tokens), sentence)
+        if why is not None:
             raise sf.DataError(
                 "sentence-too-long",
                 problem=f"sentence {index + 1} {why}",
                 sentence=index + 1,
             )
+        rows[index] = [*tokens, END]
     hypotheses = sf.generate.beam_search(
         model,
-        [[*row.tolist(), END] for row in rows.values()],
+        [*rows.values()],
         beam_size=search.beam_size,
         length_penalty=search.length_penalty,
         batch_size=batch_size,
     )
-    texts = (search.target.decode(hypothesis.tokens) for hypothesis in hypotheses)
-    lines = {
-        index: text.replace("\n", " ").replace("\r", " ")
-        for index, text in zip(rows, texts, strict=True)
-    }
-    return [lines.get(index, "") for index in range(len(sentences))]
+    lines = [""] * len(sentences)
+    for index, hypothesis in zip(rows, hypotheses, strict=True):
+        text = search.target.decode(hypothesis.tokens)
+        lines[index] = text.replace("\n", " ").replace("\r", " ")
+    return lines
 
 
 def corpus_metrics(
@@ -103,13 +96,15 @@ def corpus_metrics(
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    bleu, chrf = BLEU(tokenize=_words(language), force=True), CHRF()
     equal = sum(one == other for one, other in zip(translations, references, strict=True))
+    # a signature is known after its score
+    bleu = BLEU(tokenize=_words(language), force=True)
+    bleu_score = bleu.corpus_score(translations, [references]).score
+    chrf = CHRF()
+    chrf_score = chrf.corpus_score(translations, [references]).score
     return {
-        "bleu": bleu.corpus_score(
-            translations, [references]
-        ).score,  # must be computed before its signature
-        "chrf": chrf.corpus_score(translations, [references]).score,
+        "bleu": bleu_score,
+        "chrf": chrf_score,
         "exact": equal / len(references),
         "bleu_signature": str(bleu.get_signature()),
         "chrf_signature": str(chrf.get_signature()),
@@ -126,18 +121,12 @@ def panel(
 
     spread = pairs[:: max(1, -(-len(pairs) // _EXAMPLES))][:_EXAMPLES]
     translations = translate(model, [source for source, _ in spread], search)
-    bleu = BLEU(
-        tokenize=_words(language), effective_order=True
-    )  # ignores n-grams longer than the sentence
-    rows = [
-        (
-            source,
-            reference,
-            translation,
-            min(100.0, bleu.sentence_score(translation, [reference]).score),
-        )
-        for (source, reference), translation in zip(spread, translations, strict=True)
-    ]
+    # effective_order ignores n-grams longer than the sentence
+    bleu = BLEU(tokenize=_words(language), effective_order=True)
+    rows = []
+    for (source, reference), translation in zip(spread, translations, strict=True):
+        score = bleu.sentence_score(translation, [reference]).score
+        rows.append((source, reference, translation, min(100.0, score)))
     return sf.report.Examples.best_and_worst(
         f"{len(rows)} of {len(pairs):,} validation sentences translated",
         "sentence BLEU, 0 to 100",
@@ -146,8 +135,13 @@ def panel(
 
 
 def _words(language: str) -> str:
+    """Return how sacrebleu cuts texts of a language into words."""
     short = language.replace("-", "_").split("_")[0]
-    return "zh" if short == "zh" else "char" if short in _CHARACTERS else "13a"
+    if short == "zh":
+        return "zh"
+    if short in _CHARACTERS:
+        return "char"
+    return "13a"
 
 
 @dataclass(frozen=True)
@@ -163,16 +157,18 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
     """Return all lines of the inputs and of the file, or of standard input for "-" or without
     inputs. An empty input is an empty line. A line that is not UTF-8 becomes empty and keeps the
     reason. Raises `DataError` for a file that cannot be read or is UTF-16."""
-    piped = list(inputs) == ["-"]
-    sentences = [
-        Sentence(line.removesuffix("\r"), f"input {number}")
-        for number, text in enumerate([] if piped else inputs, start=1)
-        for line in text.removesuffix("\n").split("\n")
-    ]
+    sentences = []
+    is_piped = list(inputs) == ["-"]
+    if not is_piped:
+        for number, text in enumerate(inputs, start=1):
+            for line in text.removesuffix("\n").split("\n"):
+                sentences.append(Sentence(line.removesuffix("\r"), f"input {number}"))
     if file is not None:
         sentences += _lines(read_inputs(local_path(file, setting="file")), file)
-    if piped or (not inputs and file is None):
-        if sys.stdin is None or (sys.stdin.isatty() and not piped):
+    has_nothing = not inputs and file is None
+    if is_piped or has_nothing:
+        waits_for_keys = has_nothing and sys.stdin is not None and sys.stdin.isatty()
+        if sys.stdin is None or waits_for_keys:
             what = "a sentence, a file with one sentence per line, or lines on standard input"
             raise nothing_to_predict(what, example='"Two dogs play in the snow."')
         sentences += _lines(sys.stdin.buffer.read(), "standard input")
@@ -184,22 +180,27 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
     them.
     """
     sentences = sentences_of(inputs, options.file)
-    own = {name: getattr(options, name) for name in ("beam_size", "length_penalty")}
-    search = replace(search, **{name: value for name, value in own.items() if value is not None})
+    if options.beam_size is not None:
+        search = replace(search, beam_size=options.beam_size)
+    if options.length_penalty is not None:
+        search = replace(search, length_penalty=options.length_penalty)
     note(f"translated by {search.in_words} (--beam-size, --length-penalty)")
     # a long file is translated in parts, large enough to batch sentences of equal length
-    failed, at_once = 0, max(1, 16 * options.batch_size)
+    at_once = max(1, 16 * options.batch_size)
+    failed = 0
     for first in range(0, len(sentences), at_once):
         texts = []
         for sentence in sentences[first : first + at_once]:
-            why = sentence.refused or _too_long(model, search.source, sentence.text)
-            if why is not None:
+            tokens = len(search.source.encode(sentence.text.strip()))
+            why = sentence.refused or _too_long(model, tokens, sentence.text)
+            if why is None:
+                texts.append(sentence.text)
+            else:
+                texts.append("")
                 failed += 1
                 print(f"warning: {sentence.where} {why}", file=sys.stderr)
-            texts.append("" if why is not None else sentence.text)
-        yield "".join(
-            f"{line}\n" for line in translate(model, texts, search, batch_size=options.batch_size)
-        )
+        lines = translate(model, texts, search, batch_size=options.batch_size)
+        yield "".join(f"{line}\n" for line in lines)
     if failed:
         plural = "s" * (len(sentences) != 1)
         raise sf.DataError(
@@ -211,11 +212,8 @@ def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search)
         )
 
 
-def _too_long(model: Any, source: Any, text: str) -> str | None:
-    limit, tokens = (
-        model.shape.context - 1,
-        len(source.encode(text.strip())),
-    )  # one position is for the end token
+def _too_long(model: Any, tokens: int, text: str) -> str | None:
+    limit = model.shape.context - 1  # one position is for the end token
     if tokens <= limit:
         return None
     return (
@@ -229,13 +227,17 @@ def _lines(data: bytes, where: str) -> list[Sentence]:
 
     if is_utf_16(data):
         decode_utf8(data, where)
+    if not data:
+        return []
     sentences = []
     # the last line may lack its line feed
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n") if data else [], start=1):
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
         position = f"{where}, line {number}"
+        encoding = "utf-8-sig" if number == 1 else "utf-8"
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
-            sentences.append(Sentence(text, position))
+            text = line.decode(encoding).removesuffix("\r")
         except UnicodeDecodeError:
             sentences.append(Sentence("", position, "is not UTF-8 text"))
+        else:
+            sentences.append(Sentence(text, position))
     return sentences

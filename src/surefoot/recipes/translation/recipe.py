@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,46 +34,46 @@ _EXAMPLES = 3  # example translations of a sample
 def check(config: Config, *, reads_data: bool = True) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
     problems. With `reads_data`, missing data and packages are problems too."""
-    phrases = ["babel"] if config.data.path is None and config.preset not in MEANT_FOR else []
-    of_data = (
-        lambda: refuse_missing("the recipe translation", "tokenizers", "sacrebleu", *phrases),
-        lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
-    )
-    return checked(
-        lambda: network_shape(
-            config, source=300, target=300
-        ),  # the sizes are unknown until the text is read
+    checks: list[Callable[[], Any]] = [
+        # the sizes of vocabularies are unknown until the text is read
+        lambda: network_shape(config, source=300, target=300),
         _as_usual(config.optimizer).spec,
         config.schedule.spec,
         config.check,
         *_value_checks(config),
-        *(of_data if reads_data else ()),
-    )
+    ]
+    if reads_data:
+        packages = ["tokenizers", "sacrebleu"]
+        if config.data.path is None and config.preset not in MEANT_FOR:
+            packages.append("babel")  # renders phrases
+        checks += [
+            lambda: refuse_missing("the recipe translation", *packages),
+            lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
+        ]
+    return checked(*checks)
 
 
 def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it."""
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.bilingual(config, saved=saved_tokenizer_path(config.run_dir))
-    own = None if corpus.source is corpus.target else corpus.source.vocab_size
-    network = network_shape(config, source=own, target=corpus.target.vocab_size)
+    network = _network_of(config, corpus.source, corpus.target)
     at_end = Search(corpus.source, corpus.target, config.beam_size, config.length_penalty)
     while_training = replace(at_end, beam_size=config.val_beam_size)
     scored = corpus.val[: config.val_pairs]
 
     def sample(model: Any) -> str:
-        some = scored[:: max(1, len(scored) // _EXAMPLES)][:_EXAMPLES]
-        lines = zip(some, translate(model, [one for one, _ in some], at_end), strict=True)
-        return "\n".join(
-            f"{one}\n  reference: {other}\n  output:    {answer}" for (one, other), answer in lines
-        )
+        examples = scored[:: max(1, len(scored) // _EXAMPLES)][:_EXAMPLES]
+        translations = translate(model, [source for source, _ in examples], at_end)
+        samples = []
+        for (source, reference), translation in zip(examples, translations, strict=True):
+            samples.append(f"{source}\n  reference: {reference}\n  output:    {translation}")
+        return "\n".join(samples)
 
     def in_words(batch: Any) -> str:
         source_BS, target_BT = batch
-        source, target = (
-            corpus.source.decode(source_BS[0].tolist()),
-            corpus.target.decode(target_BT[0].tolist()),
-        )
+        source = corpus.source.decode(source_BS[0].tolist())
+        target = corpus.target.decode(target_BT[0].tolist())
         return f"{first_lines(source)}\n  -> {first_lines(target)}"
 
     # compiled code with scores would compute the loss in another order
@@ -82,6 +83,9 @@ def build(config: Config) -> "sf.Run":
         derived = {"perplexity": sf.metrics.perplexity}
     elif with_scores:
         derived = {"perplexity": _perplexity}
+    loss_note = None
+    if config.label_smoothing:
+        loss_note = f"label smoothing {config.label_smoothing:g}"
     best = "max val/bleu" if config.best == "bleu" else "min val/loss"
     language = config.data.target
     splits = {"val": _split(corpus, scored, while_training, language=language, at_end=False)}
@@ -98,7 +102,7 @@ def build(config: Config) -> "sf.Run":
         splits=splits,
         sample_fn=sample,
         sample_summary=at_end.in_words,
-        loss_note=f"label smoothing {config.label_smoothing:g}" if config.label_smoothing else None,
+        loss_note=loss_note,
         derived=derived,
         panels_fn=lambda model: [panel(model, scored, while_training, language=language)],
         describe_fn=in_words,
@@ -128,8 +132,8 @@ def _split(
     pairs = corpus.pairs(ordered)
     # compared with the original text, because decoded tokens may differ from it
     originals: dict[tuple[int, ...], list[str]] = {}
-    starts = pairs.target_starts.tolist()
-    for (_, reference), start, end in zip(ordered, starts, starts[1:], strict=False):
+    places = pairwise(pairs.target_starts.tolist())
+    for (_, reference), (start, end) in zip(ordered, places, strict=True):
         tokens = _without_padding(pairs.target[start:end].tolist())
         originals.setdefault(tokens, []).append(reference)
 
@@ -148,7 +152,8 @@ def _split(
         references = []
         for row in targets:
             tokens = _without_padding(row)
-            references.append(originals[tokens][seen[tokens] % len(originals[tokens])])
+            candidates = originals[tokens]
+            references.append(candidates[seen[tokens] % len(candidates)])
             seen[tokens] += 1
         return corpus_metrics(references, translations, language=language)
 
@@ -188,11 +193,14 @@ def outline(config: Config) -> "sf.Run | None":
     if config.init_from is not None:
         return None
     _, optimizer, schedule, *_ = check(config, reads_data=False)
-    vocab_size = texts.promised_vocabulary(config.data.vocab_size)
-    network = network_shape(
-        config, source=None if config.data.shared_vocab else vocab_size, target=vocab_size
-    )
-    length = min(_USUAL, config.data.max_source_tokens, config.data.max_target_tokens)
+    data = config.data
+    vocab_size = texts.promised_vocabulary(data.vocab_size)
+    source_size = None if data.shared_vocab else vocab_size
+    network = network_shape(config, source=source_size, target=vocab_size)
+    subwords = f"{vocab_size:,} subwords"
+    if not data.shared_vocab:
+        subwords += " for each language"
+    length = min(_USUAL, data.max_source_tokens, data.max_target_tokens)
     row = [0] * (length - 1)  # plus the end token
     return sf.Run(
         model=lambda: sf.models.Seq2Seq(network),
@@ -202,11 +210,17 @@ def outline(config: Config) -> "sf.Run | None":
         optimizer=optimizer,
         schedule=schedule,
         data_summary=[
-            f"not read: the settings give {vocab_size:,} subwords{'' if config.data.shared_vocab else ' for each language'},",
+            f"not read: the settings give {subwords},",
             f"and sentences have {length} tokens here",
         ],
         **config.run_settings(None),
     )
+
+
+def _network_of(config: Config, source: Any, target: Any) -> Any:
+    """Return the network's configuration for two tokenizers, which are one if it is shared."""
+    source_size = None if source is target else source.vocab_size
+    return network_shape(config, source=source_size, target=target.vocab_size)
 
 
 def network_shape(config: Config, *, source: int | None, target: int) -> Any:
@@ -228,19 +242,16 @@ def predict(
     from surefoot.train.model_weights import load_weights  # imports torch
 
     source, target = texts.saved_tokenizers(run)
-    network = network_shape(
-        config, source=(None if source is target else source.vocab_size), target=target.vocab_size
-    )
+    network = _network_of(config, source, target)
     model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=options.device)
-    return answers(
-        model, inputs, options, Search(source, target, config.beam_size, config.length_penalty)
-    )
+    search = Search(source, target, config.beam_size, config.length_penalty)
+    return answers(model, inputs, options, search)
 
 
 def _as_usual(optimizer: Optimizer) -> Optimizer:
-    betas = (
-        (0.9, 0.98) if optimizer.name == "adamw" and optimizer.betas is None else optimizer.betas
-    )
+    betas = optimizer.betas
+    if betas is None and optimizer.name == "adamw":
+        betas = (0.9, 0.98)
     return replace(optimizer, betas=betas, weight_decay=optimizer.weight_decay or 0.0)
 
 
@@ -257,8 +268,8 @@ def _value_checks(config: Config) -> Iterator[Callable[[], Any]]:
             yield partial(number(min_value=min_value), value, setting=f"data.{name}")
     yield lambda: _refuse_one_language(config.data)
     for name in ("max_source_tokens", "max_target_tokens"):
-        tokens, context = getattr(config.data, name), config.model.context
-        yield partial(refuse_beyond_context, f"data.{name}", tokens, context=context)
+        tokens = getattr(config.data, name)
+        yield partial(refuse_beyond_context, f"data.{name}", tokens, context=config.model.context)
 
 
 def _refuse_one_language(data: Data) -> None:
