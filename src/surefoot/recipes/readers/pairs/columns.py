@@ -12,15 +12,17 @@ from surefoot.errors import DataError, Setting
 from surefoot.recipes.readers.pairs.languages import language_code
 
 # words of headers: above sources, above targets, above either, and above ids and facts of a pair
-_WORDS = """
-source src input original prompt instruction question
-target tgt trg output translation translated reference completion response answer
-text sentence sentences segment phrase content column language string line word words
-id ids no nr num number index idx key row score similarity distance url domain corpus license
-"""
-_SOURCE, _TARGET, _EITHER, _OF_ROWS = (frozenset(line.split()) for line in _WORDS.split("\n")[1:5])
-_OF_TEXT = _SOURCE | _TARGET | _EITHER
-_OF_ROWS |= {"attribution", "user", "username", "date", "lang", "locale", "split"}
+_SOURCES = "source src input original prompt instruction question"
+_TARGETS = "target tgt trg output translation translated reference completion response answer"
+_TEXTS = "text sentence sentences segment phrase content column language string line word words"
+_FACTS = (
+    "id ids no nr num number index idx key row score similarity distance url domain corpus"
+    " license attribution user username date lang locale split"
+)
+_SOURCE = frozenset(_SOURCES.split())
+_TARGET = frozenset(_TARGETS.split())
+_OF_TEXT = _SOURCE | _TARGET | frozenset(_TEXTS.split())
+_OF_ROWS = frozenset(_FACTS.split())
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # sourceText
 _SIDE_NUMBER = re.compile(r"[0-9]$")  # sentence1, text2
@@ -49,14 +51,16 @@ def read_table(lines: Sequence[str], where: str, *, source: str, target: str) ->
     """
     rows = _plain_rows(lines)
     notes = []
-    has_quotes = any('"' in line for line in lines)
-    quoted = _line_in_quotes(rows) if has_quotes else None
-    unquoted = _rows_in_quotes(lines, rows, quoted) if has_quotes else None
-    if unquoted is not None:
-        rows = unquoted
-        notes.append("the quotes of a spreadsheet are taken off")
-    elif quoted is not None:
-        notes.append(f"line {quoted} has the quotes of a spreadsheet, which stay: others have not")
+    if any('"' in line for line in lines):
+        quoted = _line_in_quotes(rows)
+        unquoted = _rows_in_quotes(lines, rows, quoted)
+        if unquoted is not None:
+            rows = unquoted
+            notes.append("the quotes of a spreadsheet are taken off")
+        elif quoted is not None:
+            notes.append(
+                f"line {quoted} has the quotes of a spreadsheet, which stay: others have not"
+            )
     if not rows:  # cells of empty quotes only
         return PairTable([], (0, 1), notes)
     first_line, first = rows[0]
@@ -101,27 +105,31 @@ def header_columns(
     >>> header_columns(["Good morning", "Guten Morgen"], "line 1", source="en", target="de")
     """
     # pandas' index has no name, and its columns have numbers
-    index = 1 if len(cells) > 2 and cells[0] == "" else 0
-    if [*cells[index:]] == [str(column) for column in range(len(cells) - index)]:
-        return index, index + 1
+    first = 1 if len(cells) > 2 and cells[0] == "" else 0
+    numbers = [str(number) for number in range(len(cells) - first)]
+    if [*cells[first:]] == numbers:
+        return first, first + 1
     asked = [language_code(language) or language.casefold() for language in (source, target)]
     headings = [_Heading.of(cell, asked) for cell in cells]
-    texts = [index for index, heading in enumerate(headings) if not heading.is_of_rows]
-    by_language = [[i for i in texts if headings[i].language == code] for code in asked]
-    if all(by_language):
-        return by_language[0][0], by_language[1][0]
-    by_role = [[i for i in texts if headings[i].words & role] for role in (_SOURCE, _TARGET)]
+    texts = [column for column, heading in enumerate(headings) if not heading.is_of_rows]
+    of_source_language = [column for column in texts if headings[column].language == asked[0]]
+    of_target_language = [column for column in texts if headings[column].language == asked[1]]
+    if of_source_language and of_target_language:
+        return of_source_language[0], of_target_language[0]
+    are_different = len({*map(str.casefold, cells)}) == len(cells)
     is_header = len(cells) > 1 and all(heading.is_of_header for heading in headings)
-    is_header = is_header and len({*map(str.casefold, cells)}) == len(cells)
-    if is_header and all(by_role):
-        return by_role[0][0], by_role[1][0]
+    is_header = is_header and are_different
+    called_source = [column for column in texts if headings[column].words & _SOURCE]
+    called_target = [column for column in texts if headings[column].words & _TARGET]
+    if is_header and called_source and called_target:
+        return called_source[0], called_target[0]
     languages = [heading.language for heading in headings if heading.language is not None]
     if len({*languages}) < len(languages):  # a word of one language and its translation
         return None
     if is_header and not languages and len(texts) == 2:
         return texts[0], texts[1]
-    names_asked = any(by_language)
-    if is_header and len(languages) > 1 and (names_asked or _are_names(headings)):
+    are_languages = bool(of_source_language or of_target_language) or _are_names(headings)
+    if is_header and len(languages) > 1 and are_languages:
         raise DataError(
             "pairs-of-other-languages",
             problem=f"{where} is a header of the languages {', '.join(languages)}",
@@ -129,9 +137,11 @@ def header_columns(
             remedy=(Setting("data.source", languages[0]), Setting("data.target", languages[1])),
             languages=languages,
         )
-    at_its_side = any(len(headings) > i and headings[i].language == asked[i] for i in (0, 1))
+    has_header_words = is_header and not languages
+    pairs = zip(headings, asked, strict=False)
+    at_its_side = any(heading.language == language for heading, language in pairs)
     is_name = any(heading.is_name and heading.language in asked for heading in headings)
-    if (is_header and not languages) or at_its_side or is_name:
+    if has_header_words or at_its_side or is_name:
         raise DataError(
             "pairs-first-line-unclear",
             problem=f"{where} may be a header or a pair: {' | '.join(cells)[:60]}",
@@ -160,7 +170,9 @@ class _Heading:
         spaced = _CAMEL.sub(" ", cell).casefold()
         words = [_SIDE_NUMBER.sub("", word) or word for word in _WORD.findall(spaced)]
         is_of_facts = not words or not _OF_ROWS.isdisjoint(words)
-        if (whole in asked and len(words) == 1) or (language_code(cell) and not is_of_facts):
+        is_asked = whole in asked and len(words) == 1
+        is_language = language_code(cell) is not None and not is_of_facts
+        if is_asked or is_language:
             is_name = len(cell.strip()) > 3 and "-" not in cell and "_" not in cell
             return cls(frozenset(words), whole, is_name, is_of_rows=False, is_of_header=True)
         others = [word for word in words if word not in _OF_TEXT | _OF_ROWS]
@@ -182,15 +194,21 @@ def _are_names(headings: Sequence[_Heading]) -> bool:
 
 
 def _plain_rows(lines: Sequence[str]) -> list[tuple[int, list[str]]]:
-    numbered = enumerate(lines, start=1)
-    return [(number, line.split("\t")) for number, line in numbered if line.strip()]
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            rows.append((number, line.split("\t")))
+    return rows
 
 
 def _line_in_quotes(rows: Sequence[tuple[int, list[str]]]) -> int | None:
     """Return the first line with a cell in quotes whose own quotes are doubled, or None."""
     for number, row in rows:
         for cell in row:
-            if '""' in cell and '""' in cell.strip()[1:-1] and _QUOTED.fullmatch(cell.strip()):
+            if '""' not in cell:
+                continue
+            text = cell.strip()
+            if '""' in text[1:-1] and _QUOTED.fullmatch(text):
                 return number
     return None
 
@@ -203,8 +221,12 @@ def _rows_in_quotes(
     Spreadsheets put quotes around a cell that holds quotes, tabs or line feeds, and double the
     quotes in it. Sentences of speech have quotes around them, too.
     """
-    begun = sum(cell.startswith('"') for _, row in plain for cell in row)
-    if not begun:
+    cells = 0
+    cells_with_quote = 0
+    for _, row in plain:
+        cells += len(row)
+        cells_with_quote += sum(cell.startswith('"') for cell in row)
+    if not cells_with_quote:
         return None
     ended = (line.removesuffix("\r") + "\n" for line in lines)
     reader = csv.reader(ended, "excel-tab", strict=True)
@@ -213,13 +235,17 @@ def _rows_in_quotes(
     try:
         for row in reader:
             if any(cell.strip() for cell in row):
-                rows.append((end + 1, [" ".join(cell.split("\n")) for cell in row]))
+                rows.append((end + 1, [cell.replace("\n", " ") for cell in row]))
             end = reader.line_num
     except csv.Error:  # quotes as in text
         return None
-    are_all_quoted = begun == sum(len(row) for _, row in plain)
-    is_ragged = len({len(row) for _, row in plain}) > 1 and len({len(row) for _, row in rows}) == 1
-    return rows if are_all_quoted or is_ragged or quoted is not None else None
+    plain_widths = {len(row) for _, row in plain}
+    widths = {len(row) for _, row in rows}
+    quotes_hold_tabs = len(plain_widths) > 1 and len(widths) == 1
+    are_all_quoted = cells_with_quote == cells
+    if are_all_quoted or quotes_hold_tabs or quoted is not None:
+        return rows
+    return None
 
 
 def _text_columns(rows: Sequence[Sequence[str]], where: str) -> tuple[tuple[int, int], bool]:

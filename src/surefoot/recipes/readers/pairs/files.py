@@ -3,7 +3,7 @@ lines.
 """
 
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path, PurePath
@@ -41,6 +41,7 @@ _VALIDATION = PARTS["val"]
 _TEST = ("test", "test_2016_flickr")
 _TABLES = (".tsv", ".jsonl")
 _OTHER_PART = "another file of this directory has its part, or it names no part"
+_NAMES_SHOWN = 12
 _IN_FOLDER = "pairs are read from the directory itself, and not from folders in it"
 
 
@@ -125,29 +126,13 @@ def read_pairs(
         raise of_one_language(source)
     path = local_path(path, setting="path")
     reading = Reading(source, target, on_empty, as_meant=behavior >= PAIRS_AS_MEANT)
-    validation = test = Part()
-    notes = list[str]()
-    if not path.is_dir():
-        training = _file(path, reading)
+    if path.is_dir():
+        training, validation, test, notes = _directory(path, reading)
     else:
-        listing = _listing(path, reading)
-        files = _by_name(path, listing.files, reading)
-        names = _names(files, reading)
-        if "train" not in names:
-            raise _no_training_text(path, reading)
-        training = _part("train", path, files, reading)
-        test_name = _test_name(names, reading)
-        if test_name is not None:
-            test = _part(test_name, path, files, reading)
-            if test_name != "test" and reading.as_meant:
-                notes.append(f"the test part is {printable(test_name)}")
-        for name in _VALIDATION:
-            if name in names:
-                validation = _part(name, path, files, reading)
-                break
-        used = [file for part in (training, validation, test) for file in part.files]
-        not_read = _without(listing, [*dict.fromkeys(used)]).line() if reading.as_meant else ""
-        notes += [not_read] if not_read else []
+        training = _file(path, reading)
+        validation = Part()
+        test = Part()
+        notes = []
     pairs = training.pairs or []
     held_out = validation.pairs
     if held_out is None:
@@ -156,12 +141,18 @@ def read_pairs(
     for part in (training, validation, test):
         notes += part.notes
     if left_out:
-        pairs_are = (
-            "pair with an empty side is" if left_out == 1 else "pairs with an empty side are"
-        )
+        pairs_are = "pairs with an empty side are"
+        if left_out == 1:
+            pairs_are = "pair with an empty side is"
         notes.append(f"{left_out:,} {pairs_are} left out (on_empty)")
     return ParallelText(
-        pairs, held_out, test.pairs, validation.origin, test.origin, left_out, tuple(notes)
+        pairs,
+        held_out,
+        test.pairs,
+        val_origin=validation.origin,
+        test_origin=test.origin,
+        left_out=left_out,
+        notes=tuple(notes),
     )
 
 
@@ -174,12 +165,15 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
     (100, True)
     """
     limit = val_fraction * (1 << 64)
-    chosen = [
-        int.from_bytes(blake2b(one.encode(), digest_size=8).digest(), "little") < limit
-        for one, _ in pairs
-    ]
-    training = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if not is_held_out]
-    held_out = [pair for pair, is_held_out in zip(pairs, chosen, strict=True) if is_held_out]
+    training = []
+    held_out = []
+    for pair in pairs:
+        source, _ = pair
+        digest = blake2b(source.encode(), digest_size=8).digest()
+        if int.from_bytes(digest, "little") < limit:
+            held_out.append(pair)
+        else:
+            training.append(pair)
     check_parts(
         len(training),
         len(held_out),
@@ -191,6 +185,34 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
 
 
 # --- the files of a directory ---------------------------------------------------------------------
+
+
+def _directory(path: Path, reading: Reading) -> tuple[Part, Part, Part, list[str]]:
+    """Return the parts for training, validation and test, and notes on which files were read."""
+    validation = Part()
+    test = Part()
+    notes = list[str]()
+    listing = _listing(path, reading)
+    files = _by_name(path, listing.files, reading)
+    names = _names(files, reading)
+    if "train" not in names:
+        raise _no_training_text(path, reading)
+    training = _part("train", path, files, reading)
+    test_name = _test_name(names, reading)
+    if test_name is not None:
+        test = _part(test_name, path, files, reading)
+        if test_name != "test" and reading.as_meant:
+            notes.append(f"the test part is {printable(test_name)}")
+    for name in _VALIDATION:
+        if name in names:
+            validation = _part(name, path, files, reading)
+            break
+    if reading.as_meant:
+        used = dict.fromkeys([*training.files, *validation.files, *test.files])
+        not_read = _without(listing, [*used]).line()
+        if not_read:
+            notes.append(not_read)
+    return training, validation, test, notes
 
 
 def _listing(path: Path, reading: Reading) -> Scan:
@@ -213,54 +235,63 @@ def _by_name(path: Path, files: Sequence[Path], reading: Reading) -> dict[str, P
 
 def _without(listing: Scan, used: Sequence[Path]) -> Scan:
     """Return a listing of the files that were used, in which the others are left out."""
-    unused = [file for file in listing.files if file not in used]
     left_out = [*listing.left_out]
-    for file in unused:
-        reason = _OTHER_PART if file.parent == listing.path else _IN_FOLDER
-        left_out.append(LeftOut(file, reason))
+    for file in listing.files:
+        if file not in used:
+            reason = _OTHER_PART if file.parent == listing.path else _IN_FOLDER
+            left_out.append(LeftOut(file, reason))
     return replace(listing, files=list(used), left_out=left_out)
 
 
 def _names(files: Mapping[str, Path], reading: Reading) -> list[str]:
     """Return the names of the parts in a directory, such as train."""
-    tables = {name.removesuffix(end) for name in files for end in _TABLES if name.endswith(end)}
-    ends = [plain_name(f".{language}", reading) for language in (reading.source, reading.target)]
-    first, second = (
-        {name.removesuffix(end) for name in files if name.endswith(end)} for end in ends
-    )
-    alone = {
-        name
-        for name in first ^ second
-        if name in ("train", *_VALIDATION) or name.startswith("test")
-    }
-    return sorted(tables | first & second | alone)
+    tables = set[str]()
+    for end in _TABLES:
+        tables |= _stems(files, end)
+    sources = _stems(files, plain_name(f".{reading.source}", reading))
+    targets = _stems(files, plain_name(f".{reading.target}", reading))
+    # a part that lacks a language is named, and refused when it is read
+    alone = set[str]()
+    for name in sources ^ targets:
+        if name in ("train", *_VALIDATION) or name.startswith("test"):
+            alone.add(name)
+    return sorted(tables | (sources & targets) | alone)
+
+
+def _stems(names: Iterable[str], end: str) -> set[str]:
+    return {name.removesuffix(end) for name in names if name.endswith(end)}
 
 
 def _test_name(names: Sequence[str], reading: Reading) -> str | None:
+    """Return the name of the test part, or None."""
     tests = [name for name in names if "test" in name]
     if reading.as_meant:  # WMT's are called newstest2014
         tests = [name for name in names if part_of(PurePath(name.removeprefix("news"))) == "test"]
-    return next((name for name in (*_TEST, *tests) if name in tests), None)
+    for name in (*_TEST, *tests):
+        if name in tests:
+            return name
+    return None
 
 
 def _part(name: str, path: Path, files: Mapping[str, Path], reading: Reading) -> Part:
     tables = [files[f"{name}{end}"] for end in _TABLES if f"{name}{end}" in files]
-    sides = [
-        files.get(plain_name(f"{name}.{language}", reading))
-        for language in (reading.source, reading.target)
-    ]
+    sides = []
+    for language in (reading.source, reading.target):
+        sides.append(files.get(plain_name(f"{name}.{language}", reading)))
     if not tables:
         return read_both(path / name, sides, reading)
-    part = read_pair_table(tables[0], reading)
-    beside = [printable(file.name) for file in (*tables[1:], *sides) if file is not None]
+    table, *other_tables = tables
+    part = read_pair_table(table, reading)
+    beside = [printable(file.name) for file in (*other_tables, *sides) if file is not None]
     if not beside or not reading.as_meant:
         return part
-    note = f"{printable(tables[0].name)} is read, and not {' or '.join(beside)}"
+    note = f"{printable(table.name)} is read, and not {' or '.join(beside)}"
     return part._replace(notes=[*part.notes, note])
 
 
 def _no_training_text(path: Path, reading: Reading) -> DataError:
-    there = ", ".join(sorted(printable(file.name) for file in path.iterdir())[:12])
+    names = sorted(printable(file.name) for file in path.iterdir())
+    there = ", ".join(names[:_NAMES_SHOWN])
     return DataError(
         "pairs-no-training-text",
         problem=f"no training text in {path}: neither train.{reading.source} and"

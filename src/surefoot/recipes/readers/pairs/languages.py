@@ -88,9 +88,9 @@ yo yor yoruba yorùbá
 zh zho chi cmn chinese mandarin 中文 汉语 漢語
 zu zul zulu isizulu
 """
-_CODES = {
-    name: line.split()[0] for line in _LANGUAGES.strip().splitlines() for name in line.split()
-}
+_CODES = dict[str, str]()  # by code or name
+for _names in map(str.split, _LANGUAGES.strip().splitlines()):
+    _CODES |= dict.fromkeys(_names, _names[0])
 _REGION = re.compile(r"([a-z]{2,3})[-_](?:[a-z]{2}|[a-z]{4}|[0-9]{3})", re.ASCII)
 
 

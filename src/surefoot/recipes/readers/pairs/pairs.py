@@ -53,13 +53,12 @@ class TokenPairs:
                 sources=len(sources),
                 targets=len(targets),
             )
-        counts = np.array(
-            [[len(row) + 1 for row in side] for side in (sources, targets)], dtype=np.int64
-        ).T
+        counts = np.empty((len(sources), 2), dtype=np.int64)
+        counts[:, 0] = [len(row) + 1 for row in sources]
+        counts[:, 1] = [len(row) + 1 for row in targets]
+        limits = {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}
         fits = np.ones(len(counts), dtype=bool)
-        for side, (name, limit) in enumerate(
-            {"max_source_tokens": max_source_tokens, "max_target_tokens": max_target_tokens}.items()
-        ):
+        for side, (name, limit) in enumerate(limits.items()):
             if limit is not None:
                 if limit < 2:
                     raise out_of_range(name, limit, "2 tokens or more, with the end token")
@@ -108,21 +107,22 @@ class TokenPairs:
         """Return source tokens (B, S) and target tokens (B, T) of the pairs `ids`, int64; epochs
         are ignored.
         """
-        return _rows(self.source, self.source_starts, ids), _rows(
-            self.target, self.target_starts, ids
-        )
+        source_BS = _rows(self.source, self.source_starts, ids)
+        target_BT = _rows(self.target, self.target_starts, ids)
+        return source_BS, target_BT
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each pair's unpadded tokens, and all target tokens."""
-        sides = (self.source, self.source_starts), (self.target, self.target_starts)
-        sources, targets = (
-            [flat[starts[id] : starts[id + 1]] for id in ids.tolist()] for flat, starts in sides
-        )
-        rows = [
-            source.tobytes() + target.tobytes()
-            for source, target in zip(sources, targets, strict=True)
-        ]
-        return rows, np.concatenate(targets).astype(np.int64) if targets else None
+        rows = []
+        targets = []
+        for id in ids.tolist():
+            source = self.source[self.source_starts[id] : self.source_starts[id + 1]]
+            target = self.target[self.target_starts[id] : self.target_starts[id + 1]]
+            rows.append(source.tobytes() + target.tobytes())
+            targets.append(target)
+        if not targets:
+            return rows, None
+        return rows, np.concatenate(targets).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of pairs and tokens, and a hash of all tokens."""
@@ -140,13 +140,14 @@ def _flat(
     rows: Sequence[Sequence[int] | Tokens], *, before: list[int]
 ) -> tuple[Tokens, NDArray[np.int64]]:
     sequences = [np.array([*before, *row, END], dtype=np.int32) for row in rows]
-    return np.concatenate([np.empty(0, np.int32), *sequences]), np.cumsum(
-        [0, *map(len, sequences)], dtype=np.int64
-    )
+    tokens = np.concatenate([np.empty(0, np.int32), *sequences])
+    starts = np.cumsum([0, *map(len, sequences)], dtype=np.int64)
+    return tokens, starts
 
 
 def _rows(flat: Tokens, starts: NDArray[np.int64], ids: Ids) -> Tensor:
-    firsts, ends = starts[ids], starts[ids + 1]
+    firsts = starts[ids]
+    ends = starts[ids + 1]
     places_BT = firsts[:, None] + np.arange((ends - firsts).max(initial=0))
     rows_BT = flat.take(places_BT, mode="clip").astype(np.int64)
     rows_BT[places_BT >= ends[:, None]] = PADDING

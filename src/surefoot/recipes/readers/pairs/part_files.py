@@ -6,7 +6,6 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -72,10 +71,11 @@ def is_blank(text: str) -> bool:
     >>> is_blank(" \\u200b\\ufeff"), is_blank("\\u200ba")
     (True, False)
     """
-    return all(
-        char.isspace() or char in _BLANK_LETTERS or unicodedata.category(char) in ("Cf", "Cc")
-        for char in text
-    )
+    for char in text:
+        is_white = char.isspace() or char in _BLANK_LETTERS
+        if not is_white and unicodedata.category(char) not in ("Cf", "Cc"):
+            return False
+    return True
 
 
 def plain_name(name: str, reading: Reading) -> str:
@@ -95,25 +95,30 @@ def read_both(stem: Path, sides: Sequence[Path | None], reading: Reading) -> Par
     files = list[Path]()
     for language, file in zip((reading.source, reading.target), sides, strict=True):
         if file is None:
-            names = [other.name for other in stem.parent.glob(f"{stem.name}.*")]
-            others = {plain_name(name, reading).removeprefix(f"{stem.name}.") for name in names}
+            names = [
+                plain_name(other.name, reading) for other in stem.parent.glob(f"{stem.name}.*")
+            ]
+            others = sorted({name.removeprefix(f"{stem.name}.") for name in names})
             raise DataError(
                 "pairs-language-missing",
                 problem=f"{stem}.{language} is missing (compressed or not);"
-                f" {stem.name} is available in: {', '.join(sorted(others))}",
+                f" {stem.name} is available in: {', '.join(others)}",
                 remedy=OTHER_LANGUAGES,
                 language=language,
-                available=sorted(others),
+                available=others,
             )
         files.append(file)
-    sources, targets = (_lines(file, reading) for file in files)
+    source_file, target_file = files
+    sources = _lines(source_file, reading)
+    targets = _lines(target_file, reading)
     # blank lines at the end of a file are no pairs
     rows = max(_lines_with_text(sources), _lines_with_text(targets))
-    sources, targets = sources[:rows], targets[:rows]
+    sources = sources[:rows]
+    targets = targets[:rows]
     if len(sources) != len(targets):
         raise DataError(
             "pairs-line-counts",
-            problem=f"{files[0]} has {len(sources)} lines, but {files[1]} has {len(targets)}",
+            problem=f"{source_file} has {len(sources)} lines, but {target_file} has {len(targets)}",
             reason="line n of one must translate line n of the other, and only a line feed ends a"
             " line",
             remedy="did a program also split at other line breaks in one file?",
@@ -124,10 +129,11 @@ def read_both(stem: Path, sides: Sequence[Path | None], reading: Reading) -> Par
     notes = list[str]()
     if rows and reading.as_meant:
         header = header_columns(
-            pairs[0], f"{files[0]}, line 1", source=reading.source, target=reading.target
+            pairs[0], f"{source_file}, line 1", source=reading.source, target=reading.target
         )
         if header is not None:
-            pairs, numbers = pairs[1:], numbers[1:]
+            pairs = pairs[1:]
+            numbers = numbers[1:]
             notes.append(f"{stem.name}: line 1 is a header")
     return _complete(pairs, numbers, files, notes, reading)
 
@@ -146,35 +152,37 @@ def read_pair_table(path: Path, reading: Reading) -> Part:
     lines = _lines(path, reading)
     if not _lines_with_text(lines):
         raise without_text(path)
-    source, target = reading.source, reading.target
+    pairs = Sentences()
+    numbers = list[int]()
+    notes = list[str]()
     if kind_of(path) == ".jsonl":
-        numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
         unused = Counter[str]()
-        pairs = [
-            _of_json(lines[number - 1], f"{path}, line {number}", reading, unused)
-            for number in numbers
-        ]
-        notes = []
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                pairs.append(_of_json(line, f"{path}, line {number}", reading, unused))
+                numbers.append(number)
         if unused:
             keys = ", ".join(printable(key) for key, _ in unused.most_common(_KEYS_SHOWN))
             notes.append(f"{printable(path.name)}: keys that are not used: {keys}")
-        return _complete(pairs, numbers, (path, path), notes, reading)
-    if reading.as_meant:
-        table = read_table(lines, str(path), source=source, target=target)
     else:
-        table = table_as_before(lines, source=source, target=target)
-    of_row = partial(_of_row, columns=table.columns)
-    pairs = [of_row(row, f"{path}, line {number}") for number, row in table.rows]
-    notes = [f"{printable(path.name)}: {', '.join(table.notes)}"] if table.notes else []
-    return _complete(pairs, [number for number, _ in table.rows], (path, path), notes, reading)
+        if reading.as_meant:
+            table = read_table(lines, str(path), source=reading.source, target=reading.target)
+        else:
+            table = table_as_before(lines, source=reading.source, target=reading.target)
+        for number, row in table.rows:
+            pairs.append(_of_row(row, f"{path}, line {number}", columns=table.columns))
+            numbers.append(number)
+        if table.notes:
+            notes.append(f"{printable(path.name)}: {', '.join(table.notes)}")
+    return _complete(pairs, numbers, (path, path), notes, reading)
 
 
 def _of_row(row: Sequence[str], where: str, *, columns: tuple[int, int]) -> tuple[str, str]:
     if len(row) <= max(columns):
+        count = "1 column" if len(row) == 1 else f"{len(row)} columns"
         raise DataError(
             "pairs-column-missing",
-            problem=f"{where}: {len(row)} column{'s' * (len(row) != 1)}; expected a source and a"
-            " target, separated by a tab",
+            problem=f"{where}: {count}; expected a source and a target, separated by a tab",
             reason=f"it is {' | '.join(row)[:60]!r}",
             where=where,
             columns=len(row),
@@ -206,7 +214,8 @@ def _of_json(line: str, where: str, reading: Reading, unused: Counter[str]) -> t
     unused.update(key for key in inner if key not in languages)
     if inner is not record:
         unused.update(key for key in record if key != "translation")
-    source, target = (_text(inner[language], language, where) for language in languages)
+    source = _text(inner[reading.source], reading.source, where)
+    target = _text(inner[reading.target], reading.target, where)
     return source, target
 
 
