@@ -20,10 +20,10 @@ def average_weights(store: Store, count: int) -> Checkpoint:
 
     Models and their moving averages are summed in float64. Parameters that no optimizer trains (a
     momentum encoder), integer tensors, extra state (`get_extra_state`) and all other state come from
-    the newest checkpoint. A model that is loaded
-    from the result also takes its buffers from the newest one (`of_newest`). Use the result for
-    evaluation, not to resume. Raises `CheckpointError` for too few or damaged checkpoints,
-    different models, or different 8-bit codes (quantized weights).
+    the newest checkpoint. A model that is loaded from the result also takes its buffers from the
+    newest one (`of_newest`). Use the result for evaluation, not to resume. Raises `CheckpointError`
+    for too few or damaged checkpoints, different models, or different 8-bit codes (quantized
+    weights).
 
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())
@@ -48,29 +48,24 @@ def average_weights(store: Store, count: int) -> Checkpoint:
             path=store.directory,
         )
     newest = store.at(steps[-1])
-    own = {
-        name: newest.tensors(name)
-        for name in newest.files
-        if name.partition("-")[0] in ("model", "ema")
-    }
-    sums = {
-        name: {
-            key: each.double() if each.is_floating_point() else each
-            for key, each in without_extra_state(tensors).items()
-        }
-        for name, tensors in own.items()
-    }
+    averaged: dict[str, dict[str, Tensor]] = {}
+    sums: dict[str, dict[str, Tensor]] = {}
+    for name in newest.files:
+        if name.partition("-")[0] in ("model", "ema"):
+            averaged[name] = newest.tensors(name)
+            sums[name] = _in_float64(without_extra_state(averaged[name]))
     for step in steps[:-1]:
-        checkpoint = store.at(step, only=own)
-        for name in own:
+        checkpoint = store.at(step, only=averaged)
+        for name in averaged:
             _add(sums[name], without_extra_state(checkpoint.tensors(name)), step=step)
     for name, totals in sums.items():
         untrained = _untrained(newest, name)
         for key, total in totals.items():
             if total.is_floating_point() and key not in untrained:
-                own[name][key] = (total / count).to(own[name][key].dtype)
-    of_newest = {name: newest.files[name] for name in own}
-    return replace(newest, files={**newest.files, **own}, of_newest=of_newest)
+                dtype = averaged[name][key].dtype
+                averaged[name][key] = (total / count).to(dtype)
+    of_newest = {name: newest.files[name] for name in averaged}
+    return replace(newest, files={**newest.files, **averaged}, of_newest=of_newest)
 
 
 def last_steps(store: Store, count: int) -> list[int]:
@@ -80,19 +75,25 @@ def last_steps(store: Store, count: int) -> list[int]:
 
 def _untrained(checkpoint: Checkpoint, file: str) -> set[str]:
     """Return the parameters of a model that no optimizer trains, by their names in its file."""
-    names: set[str] = {*checkpoint.state.get("trainable", {}).get("in_no_optimizer", ())}
-    models = [each for each in checkpoint.files if each.partition("-")[0] == "model"]
+    trainable = checkpoint.state.get("trainable", {})
+    names: set[str] = {*trainable.get("in_no_optimizer", ())}
+    models = [name for name in checkpoint.files if name.partition("-")[0] == "model"]
     if len(models) == 1:
         return names
-    prefix = f"{file.partition('-')[2] or 'model'}."
+    model = file.partition("-")[2] or "model"
+    prefix = f"{model}."
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
+def _in_float64(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    converted = {}
+    for name, tensor in tensors.items():
+        converted[name] = tensor.double() if tensor.is_floating_point() else tensor
+    return converted
+
+
 def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -> None:
-    misfit = next(
-        (name for name in sums if name not in tensors or tensors[name].shape != sums[name].shape),
-        None,
-    )
+    misfit = _first_misfit(sums, tensors)
     if misfit is not None or len(tensors) != len(sums):
         raise CheckpointError(
             "average-of-different-models",
@@ -114,3 +115,10 @@ def _add(sums: dict[str, Tensor], tensors: Mapping[str, Tensor], *, step: int) -
                 step=step,
                 tensor=name,
             )
+
+
+def _first_misfit(sums: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str | None:
+    for name, total in sums.items():
+        if name not in tensors or tensors[name].shape != total.shape:
+            return name
+    return None
