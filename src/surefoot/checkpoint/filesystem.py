@@ -30,9 +30,8 @@ class Disk:
     names = staticmethod(os.listdir)
 
     def create(self, path: Path) -> int:
-        return os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666
-        )
+        as_bytes = getattr(os, "O_BINARY", 0)  # Windows would write other line ends
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | as_bytes, 0o666)
 
     def append(self, handle: int, data: memoryview) -> None:
         while data:
@@ -62,7 +61,8 @@ class Disk:
         """Return the size of a regular file in bytes; raise `OSError` for any other file, such as a
         pipe.
         """
-        if not stat.S_ISREG((status := os.stat(path)).st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError("not a regular file")
         return status.st_size
 

@@ -67,9 +67,7 @@ class Checkpoint:
     state: Mapping[str, Any] = field(default_factory=dict)
     log: tuple[int, str] | None = None
     pieces: Pieces | None = None
-    directory: Path | None = field(
-        default=None, compare=False
-    )  # the source of a checkpoint that was read
+    directory: Path | None = field(default=None, compare=False)  # from which it was read
     bases: Sequence[Base] = ()
     of_newest: Mapping[str, Mapping[str, Tensor | Stored]] = field(default_factory=dict)
 
@@ -90,10 +88,10 @@ class Checkpoint:
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """Return all tensors of a file, loaded into memory."""
-        return {
-            name: each.load() if isinstance(each, Stored) else each
-            for name, each in self.files[file].items()
-        }
+        loaded = {}
+        for name, tensor in self.files[file].items():
+            loaded[name] = tensor.load() if isinstance(tensor, Stored) else tensor
+        return loaded
 
 
 @dataclass(frozen=True)
@@ -163,47 +161,48 @@ def write(
     `state`), and `OSError` if the disk fails.
     """
     pieces = checkpoint.pieces
-    state = _state_bytes(
-        checkpoint.state if pieces is None else {**checkpoint.state, SHARDED: as_json(pieces)}
-    )
+    state = dict(checkpoint.state)
+    if pieces is not None:
+        state[SHARDED] = as_json(pieces)
+    state_bytes = _state_bytes(state)
     disk.make_directory(directory)
     if others is not None:
         others.begin()
     entries = write_tensors(checkpoint, directory=directory, disk=disk)
     if others is not None:
         entries |= others.entries()
-    count, spread = (0, {}) if pieces is None else (pieces.count, pieces.shapes)
-    files = [
-        f"{piece_file(name, rank, count)}.safetensors" for name in spread for rank in range(count)
-    ]
-    if absent := [file for file in files if file not in entries]:
-        raise not_saved(checkpoint.step, f"no rank has written {absent[0]}")
-    entries[STATE] = _write_file([memoryview(state)], directory / STATE, disk=disk)
-    manifest = to_bytes(
-        Manifest(checkpoint.step, entries, checkpoint.log, _needed_bases(checkpoint))
-    )
-    digest = _write_file([memoryview(manifest)], directory / MANIFEST, disk=disk)[1]
+    if pieces is not None:
+        _refuse_absent_pieces(pieces, entries, step=checkpoint.step)
+    entries[STATE] = _write_file([memoryview(state_bytes)], directory / STATE, disk=disk)
+    manifest = Manifest(checkpoint.step, entries, checkpoint.log, _needed_bases(checkpoint))
+    manifest_bytes = to_bytes(manifest)
+    _, digest = _write_file([memoryview(manifest_bytes)], directory / MANIFEST, disk=disk)
     disk.flush_directory(directory)
     return digest
+
+
+def _refuse_absent_pieces(pieces: Pieces, entries: Entries, *, step: int) -> None:
+    for name in pieces.shapes:
+        for rank in range(pieces.count):
+            file = f"{piece_file(name, rank, pieces.count)}.safetensors"
+            if file not in entries:
+                raise not_saved(step, f"no rank has written {file}")
 
 
 def _needed_bases(checkpoint: Checkpoint) -> list[Base]:
     """Return the bases without tensors that the checkpoint itself has, as after it was read."""
     sharded = {} if checkpoint.pieces is None else checkpoint.pieces.shapes
-    own = {
-        file: {*checkpoint.files.get(file, ()), *sharded.get(file, ())}
-        for file in {*checkpoint.files, *sharded}
-    }
     bases = []
     for base in checkpoint.bases:
-        lacking = {
-            file: [each for each in names if each not in own.get(file, ())]
-            for file, names in base.tensors.items()
-        }
-        bases.append(
-            replace(base, tensors={file: names for file, names in lacking.items() if names})
-        )
-    return [base for base in bases if base.tensors]
+        needed = {}
+        for file, names in base.tensors.items():
+            present = {*checkpoint.files.get(file, ()), *sharded.get(file, ())}
+            lacking = [name for name in names if name not in present]
+            if lacking:
+                needed[file] = lacking
+        if needed:
+            bases.append(replace(base, tensors=needed))
+    return bases
 
 
 def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK) -> Entries:
@@ -211,12 +210,15 @@ def write_tensors(checkpoint: Checkpoint, *, directory: Path, disk: Disk = DISK)
     hashes.
     """
     pieces = checkpoint.pieces
-    mine, entries = {} if pieces is None else pieces.files, Entries()
-    for name in dict.fromkeys([*checkpoint.files, *mine]):
-        tensors = (checkpoint.tensors(name) if name in checkpoint.files else {}) | dict(
-            mine.get(name, {})
-        )
-        file = f"{piece_file(name, pieces.rank, pieces.count) if pieces and name in pieces.shapes else name}.safetensors"
+    rows_of_rank = {} if pieces is None else pieces.files
+    entries = Entries()
+    for name in dict.fromkeys([*checkpoint.files, *rows_of_rank]):
+        tensors = checkpoint.tensors(name) if name in checkpoint.files else {}
+        tensors |= rows_of_rank.get(name, {})
+        stem = name
+        if pieces is not None and name in pieces.shapes:
+            stem = piece_file(name, pieces.rank, pieces.count)
+        file = f"{stem}.safetensors"
         entries[file] = _write_file(_file_of(file, tensors), directory / file, disk=disk)
     return entries
 
@@ -228,41 +230,43 @@ def size_bytes(checkpoint: Checkpoint) -> int:
     files = [*checkpoint.files.values()]
     if checkpoint.pieces is not None:  # no rank holds more rows than the first rank
         files += checkpoint.pieces.count * [*checkpoint.pieces.files.values()]
-    named = [named for tensors in files for named in tensors.items()]
-    return sum(
-        math.prod(each.shape) * each.dtype.itemsize + 256 + 6 * len(name) for name, each in named
-    ) + (1 << 20)
+    needed_bytes = 1 << 20
+    for tensors in files:
+        for name, tensor in tensors.items():
+            header_bytes = 256 + 6 * len(name)
+            needed_bytes += math.prod(tensor.shape) * tensor.dtype.itemsize + header_bytes
+    return needed_bytes
 
 
 def _write_file(data: Sequence[memoryview], path: Path, *, disk: Disk) -> tuple[int, str]:
-
-    def hash_of_all() -> str:
-        digest = sha256()
-        for stretch in data:
-            digest.update(stretch)
-        return digest.hexdigest()
-
+    """Write and flush a file; return its length and SHA-256, which a thread computes meanwhile."""
+    length = sum(map(len, data))
     handle = disk.create(path)
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="surefoot-hash") as beside:
-            hashed = None
-            with suppress(
-                RuntimeError
-            ):  # the thread limit is reached, or the interpreter is about to exit
-                hashed = (
-                    beside.submit(hash_of_all) if sum(map(len, data)) > _HASHED_AT_ONCE else None
-                )
+            hashing = None
+            if length > _HASHED_AT_ONCE:
+                # the thread limit may be reached, or the interpreter about to exit
+                with suppress(RuntimeError):
+                    hashing = beside.submit(_hash_of, data)
             for stretch in data:
                 disk.append(handle, stretch)
             # Flush the writing handle: a handle opened later may miss an error of the write-back.
             disk.flush(handle)
-            entry = sum(map(len, data)), hash_of_all() if hashed is None else hashed.result()
+            digest = _hash_of(data) if hashing is None else hashing.result()
     except BaseException:
         with suppress(OSError):
             disk.close(handle)
         raise
     disk.close(handle)
-    return entry
+    return length, digest
+
+
+def _hash_of(data: Sequence[memoryview]) -> str:
+    digest = sha256()
+    for stretch in data:
+        digest.update(stretch)
+    return digest.hexdigest()
 
 
 def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
@@ -281,12 +285,13 @@ def _file_of(file: str, tensors: Mapping[str, Tensor]) -> list[memoryview]:
         raise not_writable(file, reason_of(problem)) from problem
 
 
-def _state_bytes(state: Mapping[str, Any]) -> bytes:
+def _state_bytes(state: dict[str, Any]) -> bytes:
     try:
-        _check_json(dict(state), "state")
-        return (json.dumps(dict(state), indent=1, allow_nan=False) + "\n").encode()
+        _check_json(state, "state")
+        text = json.dumps(state, indent=1, allow_nan=False)
     except (ValueError, RecursionError) as problem:
         raise not_writable(STATE, reason_of(problem)) from problem
+    return f"{text}\n".encode()
 
 
 def _check_json(value: Any, where: str) -> None:

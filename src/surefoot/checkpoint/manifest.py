@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+FORMAT_VERSION = 5
+FORMAT_OF_PIECES = 6  # for sharded tensors, which readers of format 5 would miss
+FORMAT_OF_BASES = 7  # for tensors in older checkpoints, which readers of formats 5 and 6 would miss
+FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES, FORMAT_OF_BASES)
+MANIFEST = "manifest.json"
+STATE = "state.json"
+TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
 _PIECE = re.compile(r"(?P<name>.+)\.(?P<number>\d{5,})-of-(?P<count>\d{5,})")
 
 
@@ -23,9 +30,8 @@ class Pieces:
 
     rank: int
     count: int
-    shapes: Mapping[
-        str, Mapping[str, tuple[int, ...]]
-    ]  # shapes of the complete tensors, by file and name
+    # shapes of the complete tensors, by file and name
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]]
     files: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
 
@@ -55,21 +61,18 @@ def bounds(rows: int, rank: int, count: int) -> tuple[int, int]:
     >>> [bounds(5, rank, 4) for rank in range(4)]
     [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
-    each = -(-rows // count)
-    return min(rank * each, rows), min((rank + 1) * each, rows)
+    most = -(-rows // count)
+    return min(rank * most, rows), min((rank + 1) * most, rows)
 
 
 def as_json(pieces: Pieces) -> dict[str, Any]:
     """Return the entry of state.json from which `from_json` restores the counts and shapes, without
     tensors.
     """
-    return {
-        "pieces": pieces.count,
-        "shapes": {
-            file: {name: list(shape) for name, shape in each.items()}
-            for file, each in pieces.shapes.items()
-        },
-    }
+    shapes = {}
+    for file, of_tensors in pieces.shapes.items():
+        shapes[file] = {name: list(shape) for name, shape in of_tensors.items()}
+    return {"pieces": pieces.count, "shapes": shapes}
 
 
 def from_json(body: Any) -> Pieces | None:
@@ -85,23 +88,16 @@ def from_json(body: Any) -> Pieces | None:
 
 
 def _shapes(file: str, entry: Any) -> dict[str, tuple[int, ...]]:
-    if isinstance(entry, dict):
-        shapes = {
-            name: tuple(shape) for name, shape in entry.items() if isinstance(shape, list) and shape
-        }
-        if len(shapes) == len(entry) and all(
-            isinstance(n, int) and n >= 0 for s in shapes.values() for n in s
-        ):
-            return shapes
-    raise ValueError(f"its entry for the pieces of {file} is invalid")
+    if not isinstance(entry, dict) or not all(map(_is_shape, entry.values())):
+        raise ValueError(f"its entry for the pieces of {file} is invalid")
+    return {name: tuple(shape) for name, shape in entry.items()}
 
 
-FORMAT_VERSION = 5
-FORMAT_OF_PIECES = 6  # for sharded tensors, which readers of format 5 would miss
-FORMAT_OF_BASES = 7  # for tensors in older checkpoints, which readers of formats 5 and 6 would miss
-FORMATS = (FORMAT_VERSION, FORMAT_OF_PIECES, FORMAT_OF_BASES)
-MANIFEST, STATE = "manifest.json", "state.json"
-TENSORS = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)\.safetensors")
+def _is_shape(value: Any) -> bool:
+    """Return True for the shape of a tensor with rows."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(size, int) and size >= 0 for size in value)
 
 
 @dataclass(frozen=True)
@@ -141,27 +137,31 @@ def to_bytes(manifest: Manifest) -> bytes:
     >>> from_bytes(to_bytes(Manifest(7, {"state.json": (3, "ab")}, None)))
     Manifest(step=7, files={'state.json': (3, 'ab')}, log=None, bases=())
     """
-    pieces = any(_PIECE.fullmatch(file.removesuffix(".safetensors")) for file in manifest.files)
+    files = {}
+    version = FORMAT_VERSION
+    for file, (length, digest) in manifest.files.items():
+        files[file] = {"bytes": length, "sha256": digest}
+        if _PIECE.fullmatch(file.removesuffix(".safetensors")):
+            version = FORMAT_OF_PIECES
+    if manifest.bases:
+        version = FORMAT_OF_BASES
+    log = None
+    if manifest.log is not None:
+        log_length, log_digest = manifest.log
+        log = {"bytes": log_length, "sha256": log_digest}
     body: dict[str, Any] = {
-        "files": {
-            file: {"bytes": length, "sha256": digest}
-            for file, (length, digest) in manifest.files.items()
-        },
-        "format_version": FORMAT_OF_BASES
-        if manifest.bases
-        else FORMAT_OF_PIECES
-        if pieces
-        else FORMAT_VERSION,
-        "metrics": None
-        if manifest.log is None
-        else {"bytes": manifest.log[0], "sha256": manifest.log[1]},
+        "files": files,
+        "format_version": version,
+        "metrics": log,
         "step": manifest.step,
     }
     if manifest.bases:
         body["bases"] = [
-            {"sha256": e.sha256, "step": e.step, "tensors": dict(e.tensors)} for e in manifest.bases
+            {"sha256": base.sha256, "step": base.step, "tensors": dict(base.tensors)}
+            for base in manifest.bases
         ]
-    return _canonical(body | {"sha256": sha256(_canonical(body)).hexdigest()})
+    own_digest = sha256(_canonical(body)).hexdigest()
+    return _canonical(body | {"sha256": own_digest})
 
 
 def from_bytes(data: bytes) -> Manifest:
@@ -185,18 +185,18 @@ def from_bytes(data: bytes) -> Manifest:
         case {"files": dict(files), "metrics": log, "step": int(step)} if (
             step >= 0 and STATE in files
         ):
-            if foreign := [file for file in files if file != STATE and not TENSORS.fullmatch(file)]:
-                raise ValueError(f"{foreign[0]!r} is not a checkpoint file")
-            if not isinstance(entries := body.get("bases", []), list):
-                raise ValueError(f"{entries!r:.80} does not list older checkpoints")
-            bases = tuple(_base(entry, step) for entry in entries)
-            log = None if log is None else _entry(log)
+            for file in files:
+                if file != STATE and not TENSORS.fullmatch(file):
+                    raise ValueError(f"{file!r} is not a checkpoint file")
+            bases = body.get("bases", [])
+            if not isinstance(bases, list):
+                raise ValueError(f"{bases!r:.80} does not list older checkpoints")
             return Manifest(
                 step,
-                {file: _entry(files[file]) for file in files},
-                log,
-                bases,
-                sha256(data).hexdigest(),
+                bases=tuple(_base(base, step) for base in bases),
+                log=None if log is None else _entry(log),
+                files={file: _entry(entry) for file, entry in files.items()},
+                sha256=sha256(data).hexdigest(),
             )
     raise ValueError("has no step or no files")
 
@@ -217,9 +217,10 @@ def _base(entry: Any, own_step: int) -> Base:
         case {"sha256": str(digest), "step": int(step), "tensors": dict(tensors)} if (
             0 <= step < own_step
         ):
-            if all(
-                isinstance(names, list) and all(isinstance(name, str) for name in names)
-                for names in tensors.values()
-            ):
+            if all(map(_is_list_of_names, tensors.values())):
                 return Base(step, digest, tensors)
     raise ValueError(f"{entry!r:.80} does not name an older checkpoint and its tensors")
+
+
+def _is_list_of_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
