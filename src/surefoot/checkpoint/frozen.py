@@ -5,9 +5,9 @@ Bits are compared by `tensor_fingerprint`, and the fingerprints are kept in memo
 frozen parameters.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,10 +19,16 @@ from surefoot.checkpoint.store import Store
 from surefoot.distributed.shards import Rows
 from surefoot.distributed.world import World
 
-Frozen = Mapping[
-    str, Mapping[str, tuple[Tensor, Rows | None]]
-]  # by file and name: the tensor of this rank, and its rows
+# by file and name: the tensor of this rank, and its rows
+Frozen = Mapping[str, Mapping[str, tuple[Tensor, Rows | None]]]
 _Key = tuple[str, str]  # file, name
+
+
+class _StoredTensor(NamedTuple):
+    """The step of the checkpoint that has a tensor, and the tensor's fingerprint."""
+
+    step: int
+    fingerprint: list[Any]
 
 
 class FrozenTensors:
@@ -31,40 +37,41 @@ class FrozenTensors:
     """
 
     def __init__(self, store: Store, world: World) -> None:
-        self.store, self.world = store, world
-        self.stored: dict[_Key, tuple[int, list[Any]]] = {}
-        self.pending: dict[
-            _Key, tuple[int, list[Any]]
-        ] = {}  # written by the last save, which may fail
+        self.store = store
+        self.world = world
+        self.stored: dict[_Key, _StoredTensor] = {}
+        self.pending: dict[_Key, _StoredTensor] = {}  # written by the last save, which may fail
         self.digests: dict[int, str] = {}  # of manifests that an earlier session has written
-        self.chained = set[int]()  # checkpoints that need others than step 0, and so are no bases
+        self.chained: set[int] = set()  # checkpoints that need others than step 0, thus no bases
 
     def resumed(self, checkpoint: Checkpoint, frozen: Frozen) -> None:
         """Take the tensors of a restored checkpoint as stored: in its bases, or else in the
         checkpoint itself.
         """
-        of_bases = {
-            (file, name): base.step
-            for base in checkpoint.bases
-            for file, names in base.tensors.items()
-            for name in names
-        }
-        self.stored = {
-            key: (of_bases.get(key, checkpoint.step), fingerprint)
-            for key, fingerprint in self._fingerprints(frozen).items()
-        }
-        self.digests = {base.step: base.sha256 for base in checkpoint.bases}
-        self.chained = {checkpoint.step} if any(self.digests) else set()
+        steps: dict[_Key, int] = {}
+        self.stored = {}
+        self.digests = {}
+        self.chained = set()
+        for base in checkpoint.bases:
+            self.digests[base.step] = base.sha256
+            if base.step > 0:
+                self.chained.add(checkpoint.step)
+            for file, names in base.tensors.items():
+                for name in names:
+                    steps[file, name] = base.step
+        for key, fingerprint in self._fingerprints(frozen).items():
+            self.stored[key] = _StoredTensor(steps.get(key, checkpoint.step), fingerprint)
         if checkpoint.directory is not None:
-            self.digests[checkpoint.step] = read_manifest(
-                checkpoint.directory, disk=self.store.disk
-            ).sha256
+            manifest = read_manifest(checkpoint.directory, disk=self.store.disk)
+            self.digests[checkpoint.step] = manifest.sha256
 
     def saved(self, step: int | None) -> None:
         """Take the tensors that the last save has written as stored, if it was the save of `step`;
         None: it failed.
         """
-        self.stored |= {key: entry for key, entry in self.pending.items() if entry[0] == step}
+        for key, tensor in self.pending.items():
+            if tensor.step == step:
+                self.stored[key] = tensor
         self.pending = {}
 
     def bases(self, step: int, frozen: Frozen) -> list[Base]:
@@ -72,59 +79,69 @@ class FrozenTensors:
         Collective if tensors are sharded.
         """
         digests = {**self.digests, **self.store.digests}
-        steps = {each for each, _ in self.stored.values() if each < step}
+        older_steps = {tensor.step for tensor in self.stored.values() if tensor.step < step}
         if self.world.is_main:
-            steps = {each for each in steps if each in digests and self._has(each, digests[each])}
-        now = self._fingerprints(frozen)
-        same = {
-            key
-            for key in now
-            if key in self.stored
-            and self.stored[key][0] in steps
-            and self.stored[key][1] == now[key]
+            older_steps = {older for older in older_steps if self._has(older, digests.get(older))}
+        stored = {
+            key: tensor.fingerprint
+            for key, tensor in self.stored.items()
+            if tensor.step in older_steps
         }
-        sharded = {
-            (file, name)
-            for file, named in frozen.items()
-            for name, (_, rows) in named.items()
-            if rows is not None
-        }
+        fingerprints = self._fingerprints(frozen)
+        unchanged = {key for key in fingerprints if stored.get(key) == fingerprints[key]}
+        sharded = _sharded(frozen)
         if sharded:
-            on_all = set.intersection(
-                *(
-                    {(file, name) for file, name in each}
-                    for each in self.world.gathered(sorted(same & sharded))
-                )
-            )
-            same = (same - sharded) | on_all
-        through_others = any(self.stored[key][0] in self.chained for key in same)
-        if (
-            any(self.world.gathered(through_others)) if sharded else through_others
-        ):  # this checkpoint is to need at most step 0
-            same = {key for key in same if self.stored[key][0] == 0}
+            unchanged_on_all = unchanged & sharded
+            for keys in self.world.gathered(sorted(unchanged & sharded)):
+                unchanged_on_all &= {(file, name) for file, name in keys}
+            unchanged = (unchanged - sharded) | unchanged_on_all
+        needs_chained = any(self.stored[key].step in self.chained for key in unchanged)
+        if sharded:
+            needs_chained = any(self.world.gathered(needs_chained))
+        if needs_chained:  # this checkpoint is to need at most step 0
+            unchanged = {key for key in unchanged if self.stored[key].step == 0}
         self.pending = {
-            key: (step, fingerprint) for key, fingerprint in now.items() if key not in same
+            key: _StoredTensor(step, fingerprint)
+            for key, fingerprint in fingerprints.items()
+            if key not in unchanged
         }
-        tensors: dict[int, dict[str, list[str]]] = {}
-        for file, name in sorted(same):
-            tensors.setdefault(self.stored[file, name][0], {}).setdefault(file, []).append(name)
-        self.chained = self.chained - {step} | ({step} if any(tensors) else set())
-        return [Base(each, digests.get(each, ""), tensors[each]) for each in sorted(tensors)]
+        bases = self._bases_with(unchanged, digests)
+        self.chained.discard(step)
+        if any(base.step > 0 for base in bases):
+            self.chained.add(step)
+        return bases
 
-    def _has(self, step: int, digest: str) -> bool:
+    def _bases_with(self, keys: Set[_Key], digests: Mapping[int, str]) -> list[Base]:
+        names: dict[int, dict[str, list[str]]] = {}
+        for file, name in sorted(keys):
+            of_base = names.setdefault(self.stored[file, name].step, {})
+            of_base.setdefault(file, []).append(name)
+        return [Base(step, digests.get(step, ""), names[step]) for step in sorted(names)]
+
+    def _has(self, step: int, digest: str | None) -> bool:
+        if digest is None:
+            return False
         with suppress(DamageError):
             return read_manifest(self.store.path(step), disk=self.store.disk).sha256 == digest
         return False
 
     def _fingerprints(self, frozen: Frozen) -> dict[_Key, list[Any]]:
-        keys = [(file, name) for file, named in frozen.items() for name in named]
-        # in one layout, since a later session may have another memory format
-        fingerprints = [
-            tensor_fingerprint(frozen[file][name][0].contiguous()) for file, name in keys
-        ]
+        fingerprints = {}
+        for file, tensors in frozen.items():
+            for name, (tensor, _) in tensors.items():
+                # in one layout, since a later session may have another memory format
+                fingerprints[file, name] = tensor_fingerprint(tensor.contiguous())
+        sums = read_fingerprints([*fingerprints.values()])
         described: dict[_Key, list[Any]] = {}
-        for key, each, sums in zip(
-            keys, fingerprints, read_fingerprints(fingerprints), strict=True
-        ):
-            described[key] = [str(each.dtype), *each.shape, *sums]
+        for (key, fingerprint), numbers in zip(fingerprints.items(), sums, strict=True):
+            described[key] = [str(fingerprint.dtype), *fingerprint.shape, *numbers]
         return described
+
+
+def _sharded(frozen: Frozen) -> set[_Key]:
+    sharded = set()
+    for file, tensors in frozen.items():
+        for name, (_, rows) in tensors.items():
+            if rows is not None:
+                sharded.add((file, name))
+    return sharded
