@@ -54,28 +54,33 @@ def is_gpt2_layout(names: Iterable[str]) -> bool:
     ... )
     (True, False)
     """
-    return {"wte.weight", "wpe.weight", "h.0.ln_1.weight"} <= {
-        name.removeprefix(_PREFIX) for name in names
-    }
+    plain_names = {name.removeprefix(_PREFIX) for name in names}
+    return {"wte.weight", "wpe.weight", "h.0.ln_1.weight"} <= plain_names
 
 
 def from_gpt2_layout(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Map a GPT-2 state of transformers to the state of a gpt2-family `GPT`; raise `ValueError` for
     unknown tensor names.
     """
-    plain = {
-        name.removeprefix(_PREFIX): tensor
-        for name, tensor in tensors.items()
-        if not _MASK.fullmatch(name)
-    }
-    names = _names(block[1] for name in plain if (block := _BLOCK.match(name)))
-    if foreign := [name for name in plain if name not in names]:
+    plain: dict[str, Tensor] = {}
+    layers: set[str] = set()
+    for name, tensor in tensors.items():
+        if _MASK.fullmatch(name):
+            continue
+        plain_name = name.removeprefix(_PREFIX)
+        plain[plain_name] = tensor
+        block = _BLOCK.match(plain_name)
+        if block is not None:
+            layers.add(block[1])
+    our_names = _our_names(layers)
+    foreign = [name for name in plain if name not in our_names]
+    if foreign:
         raise ValueError(
             f"it has tensors that GPT-2 does not have ({len(foreign)}): {', '.join(foreign[:3])}"
         )
-    state = {
-        names[name]: _transpose(tensor, name.startswith("h.")) for name, tensor in plain.items()
-    }
+    state = {}
+    for name, tensor in plain.items():
+        state[our_names[name]] = _transpose(tensor, name.startswith("h."))
     state.setdefault("head.weight", state["embedding.weight"])
     return state
 
@@ -84,12 +89,12 @@ def to_gpt2_layout(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Map the state of a gpt2-family `GPT` with a tied head to the names and matrix orientation of
     transformers.
     """
-    named = [(*named_in_gpt2(name), tensor) for name, tensor in state.items()]
-    return {
-        name: _transpose(tensor, turned).contiguous()
-        for name, turned, tensor in named
-        if name is not None
-    }
+    tensors = {}
+    for our_name, tensor in state.items():
+        name, is_transposed = named_in_gpt2(our_name)
+        if name is not None:
+            tensors[name] = _transpose(tensor, is_transposed).contiguous()
+    return tensors
 
 
 def named_in_gpt2(name: str) -> tuple[str | None, bool]:
@@ -102,23 +107,25 @@ def named_in_gpt2(name: str) -> tuple[str | None, bool]:
     if name == "head.weight":
         return None, False
     in_block = name.startswith("blocks.")
-    there = next(
-        there for there, here in _names([name.split(".")[1]] * in_block).items() if here == name
-    )
-    return _PREFIX + there, in_block
+    layers = [name.split(".")[1]] if in_block else []
+    their_names = {ours: theirs for theirs, ours in _our_names(layers).items()}
+    return _PREFIX + their_names[name], in_block
 
 
-def _names(layers: Iterable[str]) -> dict[str, str]:
-    return _OUTSIDE | {
-        f"h.{layer}.{there}.{kind}": f"blocks.{layer}.{here}.{kind}"
-        for layer in dict.fromkeys(layers)
-        for there, here in _PARTS.items()
-        for kind in ("weight", "bias")
-    }
+def _our_names(layers: Iterable[str]) -> dict[str, str]:
+    """Return the name in `GPT` of each tensor of these layers and outside of layers."""
+    names = dict(_OUTSIDE)
+    for layer in layers:
+        for part, our_part in _PARTS.items():
+            for kind in ("weight", "bias"):
+                names[f"h.{layer}.{part}.{kind}"] = f"blocks.{layer}.{our_part}.{kind}"
+    return names
 
 
-def _transpose(tensor: Tensor, turned: bool) -> Tensor:
-    return tensor.t().contiguous() if turned and tensor.ndim == 2 else tensor
+def _transpose(tensor: Tensor, is_transposed: bool) -> Tensor:
+    if is_transposed and tensor.ndim == 2:
+        return tensor.t().contiguous()
+    return tensor
 
 
 def gpt2_settings(shape: GPTConfig, *, eos_id: int | None) -> bytes:
@@ -167,7 +174,9 @@ def load_gpt2(path: Path | str, *, heads: int | None = None) -> GPT:
             value=heads,
             expected=saved_heads,
         )
-    state, shape = _from_gpt2(tensors, file, saved_heads if heads is None else heads)
+    if heads is None:
+        heads = saved_heads
+    state, shape = _from_gpt2(tensors, file, heads)
     model = GPT(shape)
     misfit = _misfit(state, model)
     if misfit is not None:
@@ -208,7 +217,8 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
     >>> load_gpt2(directory).shape == model.shape
     True
     """
-    shape, directory = model.shape, local_path(directory, setting="directory")
+    shape = model.shape
+    directory = local_path(directory, setting="directory")
     if eos_id is not None and not 0 <= eos_id < shape.vocab_size:
         raise CheckpointError(
             "eos-id-outside-vocabulary",
@@ -226,12 +236,11 @@ def save_gpt2(model: GPT, directory: Path | str, *, eos_id: int | None) -> None:
             remedy=Setting("model.family", "gpt2"),
             family=shape.family,
         )
-    tensors = {
-        name: tensor.detach().cpu() for name, tensor in to_gpt2_layout(model.state_dict()).items()
-    }
+    tensors = to_gpt2_layout(model.state_dict())
+    on_host = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / WEIGHTS, file_of(tensors, {"format": "pt"}))
+        write_whole(directory / WEIGHTS, file_of(on_host, {"format": "pt"}))
         write_whole(directory / SETTINGS, gpt2_settings(shape, eos_id=eos_id))
     except OSError as problem:
         raise not_written(directory, problem) from problem
@@ -241,7 +250,8 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
     """Return the state of a `GPT` from the tensors of the file `path`; raise `CheckpointError`
     unless all tensors fit.
     """
-    shape, saved_heads = model.shape, _read_heads(path)
+    shape = model.shape
+    saved_heads = _read_heads(path)
     state, saved_shape = _from_gpt2(tensors, path, saved_heads)
     if shape.family != "gpt2":
         raise CheckpointError(
@@ -251,31 +261,32 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
             path=path,
             family=shape.family,
         )
-    sizes = ("layers", "heads", "width", "context", "vocab_size")
-    if wrong := [name for name in sizes if getattr(saved_shape, name) != getattr(shape, name)]:
-        mismatches = ", ".join(
-            f"{name} {getattr(saved_shape, name)} (here {getattr(shape, name)})" for name in wrong
-        )
-        settings = [
-            Setting(f"model.{name}", getattr(saved_shape, name))
-            for name in wrong
-            if name != "vocab_size"
-        ]
-        remedy: tuple[str | Setting, ...] = tuple(settings)
-        if "vocab_size" in wrong:
-            tokenizer = Setting("data.tokenizer")
-            more = "with as many tokens (padded vocabularies are not cut)"
-            remedy = (*remedy, tokenizer, more)
-        if "heads" in wrong and saved_heads is None:
-            mismatches += (
+    differing = []
+    mismatches = []
+    remedy: list[str | Setting] = []
+    for name in ("layers", "heads", "width", "context", "vocab_size"):
+        saved_size = getattr(saved_shape, name)
+        size = getattr(shape, name)
+        if saved_size != size:
+            differing.append(name)
+            mismatches.append(f"{name} {saved_size} (here {size})")
+            if name != "vocab_size":
+                remedy.append(Setting(f"model.{name}", saved_size))
+    if "vocab_size" in differing:
+        tokenizer = Setting("data.tokenizer")
+        remedy += [tokenizer, "with as many tokens (padded vocabularies are not cut)"]
+    if differing:
+        sizes = ", ".join(mismatches)
+        if "heads" in differing and saved_heads is None:
+            sizes += (
                 f"; without n_head in a {SETTINGS} beside it, one head per 64 channels is assumed"
             )
         raise CheckpointError(
             "gpt2-size-differs",
-            problem=f"{path} is a GPT-2 model of another size: {mismatches}",
-            remedy=remedy,
+            problem=f"{path} is a GPT-2 model of another size: {sizes}",
+            remedy=tuple(remedy),
             path=path,
-            names=wrong,
+            names=differing,
         )
     misfit = _misfit(state, model)
     if misfit is not None:
@@ -310,9 +321,12 @@ def _from_gpt2(
     try:
         state = from_gpt2_layout(tensors)
         vocab_size, width = state["embedding.weight"].shape
-        return state, GPTConfig(
-            layers=1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks.")),
-            heads=max(1, width // 64) if heads is None else heads,
+        if heads is None:
+            heads = max(1, width // 64)
+        layers = [int(name.split(".")[1]) for name in state if name.startswith("blocks.")]
+        shape = GPTConfig(
+            layers=1 + max(layers),
+            heads=heads,
             width=width,
             context=len(state["positions.weight"]),
             vocab_size=vocab_size,
@@ -321,28 +335,31 @@ def _from_gpt2(
         )
     except ValueError as problem:
         raise _not_gpt2(file, str(problem)) from problem
+    return state, shape
 
 
 def _read_heads(file: Path) -> int | None:
     path = file.with_name(SETTINGS)
+    settings: Any = {}
     try:
-        settings: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if path.is_file():
+            settings = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise ValueError(f"it holds a {type(settings).__name__}, not a JSON object")
     except (OSError, ValueError, RecursionError) as problem:
         raise CheckpointError(
             "gpt2-config-unreadable", problem=f"{path} cannot be read: {problem}", path=path
         ) from problem
-    if wrong := [
-        name for name, right in _OF_GPT.items() if name in settings and settings[name] not in right
-    ]:
-        raise CheckpointError(
-            "gpt2-setting-unsupported",
-            problem=f"{path}: {wrong[0]} = {settings[wrong[0]]!r}, which surefoot's gpt2 does not"
-            " support",
-            reason="its results would differ",
-            path=path,
-            name=wrong[0],
-            value=settings[wrong[0]],
-        )
-    return settings["n_head"] if isinstance(settings.get("n_head"), int) else None
+    for name, supported in _OF_GPT.items():
+        if name in settings and settings[name] not in supported:
+            raise CheckpointError(
+                "gpt2-setting-unsupported",
+                problem=f"{path}: {name} = {settings[name]!r}, which surefoot's gpt2 does not"
+                " support",
+                reason="its results would differ",
+                path=path,
+                name=name,
+                value=settings[name],
+            )
+    heads = settings.get("n_head")
+    return heads if isinstance(heads, int) else None
