@@ -3,6 +3,7 @@ and new tensors.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -27,12 +28,13 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 from surefoot.models.gpt import GPT
 
-_WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-)  # DDP, torch.compile, and trainers with a model attribute
+# of DDP, torch.compile, and trainers with a model attribute
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
 _NAMES = 3  # names printed per row of the table
+_Row = list[tuple[str, Tensor | Stored]]  # names with tensors
+_Filled = dict[
+    int, tuple[str, Tensor | Stored]
+]  # by id of a live tensor: its name, and what it got
 
 
 def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: World) -> str:
@@ -45,43 +47,38 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
     `GPT` completely. Raises `CheckpointError` if nothing is readable or no tensor matches.
     """
     sources, source = _sources(path, models, world)
-    rows: dict[str, list[tuple[str, Tensor | Stored]]] = {
-        "loaded": [],
-        "renamed": [],
-        "skipped": [],
-        "new": [],
-    }
-    filled: dict[int, tuple[str, Tensor | Stored]] = {}
-    states = {
-        name: live_state(model)[0] for name, model in models.items()
-    }  # keeps the tensors alive: `filled` has their ids
+    loaded: _Row = []
+    renamed: _Row = []
+    skipped: _Row = []
+    new: _Row = []
+    filled: _Filled = {}
+    # keeps the tensors alive: `filled` has their ids
+    states = {name: live_state(model)[0] for name, model in models.items()}
     for name, model in models.items():
-        live, fitting = states[name], dict[str, Tensor | Stored]()
+        live = states[name]
+        fitting: dict[str, Tensor | Stored] = {}
         for saved_name, tensor in sources.get(name, {}).items():
-            own = _own_name(saved_name, live)
-            if own is None or own.startswith("extra/"):  # module state that is not a single tensor
-                rows["skipped"].append((f"{saved_name} (not in this model)", tensor))
-            elif live[own].shape != tensor.shape and not own.endswith(EXTRA):
-                rows["skipped"].append(
-                    (f"{saved_name} ({list(tensor.shape)}, here {list(live[own].shape)})", tensor)
-                )
-            elif id(live[own]) in filled and not _equal(filled[id(live[own])][1], tensor):
-                rows["skipped"].append(
-                    (f"{saved_name} (tied to {filled[id(live[own])][0]} here)", tensor)
-                )
+            own_name = _own_name(saved_name, live)
+            if own_name is None:
+                skipped.append((f"{saved_name} (not in this model)", tensor))
+                continue
+            misfit = _misfit(own_name, tensor, live, filled)
+            if misfit is not None:
+                skipped.append((f"{saved_name} ({misfit})", tensor))
+                continue
+            fitting[own_name] = tensor
+            filled[id(live[own_name])] = (own_name, tensor)
+            if own_name == saved_name:
+                loaded.append((own_name, tensor))
             else:
-                fitting[own] = tensor
-                filled[id(live[own])] = own, tensor
-                kind, label = (
-                    ("loaded", own) if own == saved_name else ("renamed", f"{saved_name} -> {own}")
-                )
-                rows[kind].append((label, tensor))
-        copy_into(model, ModelState(fitting, {}, {}), where=f"init from {path}", partial=True)()
-    rows["new"] = [
-        entry for live in states.values() for entry in live.items() if id(entry[1]) not in filled
-    ]
+                renamed.append((f"{saved_name} -> {own_name}", tensor))
+        state = ModelState(fitting, aliases={}, extra={})
+        check = copy_into(model, state, where=f"init from {path}", partial=True)
+        check()
+    for live in states.values():
+        new += [(name, tensor) for name, tensor in live.items() if id(tensor) not in filled]
     if not filled:
-        names = [name for tensors in sources.values() for name in tensors]
+        names = list(chain.from_iterable(sources.values()))
         raise CheckpointError(
             "no-initial-weight-fits",
             problem=f"none of the {len(names)} tensors in {path} fits this model",
@@ -89,13 +86,47 @@ def load_initial_weights(models: Mapping[str, nn.Module], path: Path, *, world: 
             setting="init_from",
             path=path,
         )
-    return "\n".join(
-        [f"init    {source}", *(_row(kind, entries) for kind, entries in rows.items() if entries)]
-    )
+    lines = [f"init    {source}"]
+    rows = {"loaded": loaded, "renamed": renamed, "skipped": skipped, "new": new}
+    for kind, row in rows.items():
+        if row:
+            lines.append(_line(kind, row))
+    return "\n".join(lines)
+
+
+def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a saved tensor in this model, or None if the model has no such tensor."""
+    while name not in live and name.startswith(_WRAPPERS):
+        name = name.split(".", 1)[1]
+    if name not in live or name.startswith("extra/"):  # module state that is not a single tensor
+        return None
+    return name
+
+
+def _misfit(
+    name: str, tensor: Tensor | Stored, live: Mapping[str, Tensor], filled: _Filled
+) -> str | None:
+    """Return why a saved tensor is not copied into the tensor `name` of this model, or None."""
+    shape = live[name].shape
+    if shape != tensor.shape and not name.endswith(EXTRA):
+        return f"{list(tensor.shape)}, here {list(shape)}"
+    if id(live[name]) in filled:
+        tied_name, tied_tensor = filled[id(live[name])]
+        if not _equal(tied_tensor, tensor):
+            return f"tied to {tied_name} here"
+    return None
 
 
 def _equal(first: Tensor | Stored, second: Tensor | Stored) -> bool:
     return first is second or torch.equal(read_rows(first, None), read_rows(second, None))
+
+
+def _line(kind: str, row: _Row) -> str:
+    names = ", ".join(name for name, _ in row[:_NAMES])
+    if len(row) > _NAMES:
+        names += f", and {len(row) - _NAMES} more"
+    numbers = sum(tensor.shape.numel() for _, tensor in row)
+    return f"  {kind:<8}{len(row):>5} tensors {numbers:>13,} values   {names}"
 
 
 def _sources(
@@ -108,34 +139,52 @@ def _sources(
             setting="init_from",
             path=path,
         )
-    if path.is_file() or (
-        any((path / name).is_file() for name in (WEIGHTS, INDEX)) and not (path / MANIFEST).exists()
-    ):
-        tensors = read_weights(path) if path.is_dir() else _read_file(path)
-        if len(models) == 1:
-            (only,) = models.values()
-            if isinstance(only, GPT) and is_gpt2_layout(tensors):
-                fitted = fitted_gpt2(tensors, only, path=path / WEIGHTS if path.is_dir() else path)
-                return dict.fromkeys(models, fitted), f"{path}, GPT-2 weights of transformers"
-            return dict.fromkeys(models, tensors), str(path)
-        names = {name: set(live_state(model)[0]) for name, model in models.items()}
-        return {
-            name: {key: tensors[key] for key in tensors if key in own}
-            for name, own in names.items()
-        }, str(path)
+    if path.is_file() or _is_directory_of_weights(path):
+        return _sources_in_weights(path, models)
+    return _sources_in_checkpoint(path, models, world)
+
+
+def _is_directory_of_weights(path: Path) -> bool:
+    has_weights = (path / WEIGHTS).is_file() or (path / INDEX).is_file()
+    return has_weights and not (path / MANIFEST).exists()
+
+
+def _sources_in_weights(
+    path: Path, models: Mapping[str, nn.Module]
+) -> tuple[dict[str, Saved], str]:
+    tensors = read_weights(path) if path.is_dir() else _read_file(path)
+    sources: dict[str, Saved] = {}
+    if len(models) > 1:
+        for name, model in models.items():
+            live, _ = live_state(model)
+            sources[name] = {key: tensor for key, tensor in tensors.items() if key in live}
+        return sources, str(path)
+    ((name, model),) = models.items()
+    if isinstance(model, GPT) and is_gpt2_layout(tensors):
+        file = path / WEIGHTS if path.is_dir() else path
+        sources[name] = fitted_gpt2(tensors, model, path=file)
+        return sources, f"{path}, GPT-2 weights of transformers"
+    sources[name] = tensors
+    return sources, str(path)
+
+
+def _sources_in_checkpoint(
+    path: Path, models: Mapping[str, nn.Module], world: World
+) -> tuple[dict[str, Saved], str]:
     checkpoint, source = _read_checkpoint(path, world)
     sources: dict[str, Saved] = {}
     for name in models:
-        trained, averaged = (
-            ("model", "ema") if name == "model" else (f"model-{name}", f"ema-{name}")
-        )
-        saved = checkpoint.files.get(averaged, checkpoint.files.get(trained, {}))
+        suffix = "" if name == "model" else f"-{name}"
+        averaged = f"ema{suffix}"
+        saved = dict(checkpoint.files.get(f"model{suffix}", {}))
+        if averaged in checkpoint.files:
+            saved = dict(checkpoint.files[averaged])
+            source += " (averaged weights)"
         aliases = checkpoint.state.get("aliases", {}).get(name, {})  # the state may have no aliases
-        sources[name] = {
-            **saved,
-            **{alias: saved[first] for alias, first in aliases.items() if first in saved},
-        }
-        source += " (averaged weights)" * (averaged in checkpoint.files)
+        for alias, first in aliases.items():
+            if first in saved:
+                saved[alias] = saved[first]
+        sources[name] = saved
     return sources, source
 
 
@@ -148,9 +197,11 @@ def _read_file(file: Path) -> dict[str, Tensor]:
 
 
 def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
+    are_ranks = world.size > 1
     if (path / MANIFEST).exists():
-        return read_together(path, world) if world.size > 1 else read(path), str(path)
-    newest = Store(path / "checkpoints").newest_intact(world=world if world.size > 1 else None)
+        checkpoint = read_together(path, world) if are_ranks else read(path)
+        return checkpoint, str(path)
+    newest = Store(path / "checkpoints").newest_intact(world=world if are_ranks else None)
     if newest is None:
         raise CheckpointError(
             "initial-weights-not-in-directory",
@@ -159,19 +210,8 @@ def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
             setting="init_from",
             path=path,
         )
-    return newest[0], f"{path}, step {newest[0].step}" + "".join(
-        f"\n  warning: {damage}" for damage in newest[1]
-    )
-
-
-def _own_name(name: str, live: Mapping[str, Tensor]) -> str | None:
-    while name not in live and name.startswith(_WRAPPERS):
-        name = name.split(".", 1)[1]
-    return name if name in live else None
-
-
-def _row(kind: str, entries: list[tuple[str, Tensor | Stored]]) -> str:
-    more = f", and {len(entries) - _NAMES} more" * (len(entries) > _NAMES)
-    names = ", ".join(name for name, _ in entries[:_NAMES]) + more
-    numbers = sum(tensor.shape.numel() for _, tensor in entries)
-    return f"  {kind:<8}{len(entries):>5} tensors {numbers:>13,} values   {names}"
+    checkpoint, damaged = newest
+    source = f"{path}, step {checkpoint.step}"
+    for damage in damaged:
+        source += f"\n  warning: {damage}"
+    return checkpoint, source
