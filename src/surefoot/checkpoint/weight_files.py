@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,7 +20,8 @@ from surefoot.checkpoint.tensor_file import CHUNK_BYTES, Stored, bytes_of, file_
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 _OURS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
 
@@ -33,7 +35,10 @@ class Written:
 
     @property
     def shape(self) -> list[int]:
-        return [*reversed(self.stored.shape)] if self.turned else [*self.stored.shape]
+        sizes = list(self.stored.shape)
+        if self.turned:
+            sizes.reverse()
+        return sizes
 
     @property
     def size_bytes(self) -> int:
@@ -65,18 +70,19 @@ def write_weights(
     which `safetensors.torch.load_model` reads from the metadata. Old weights are removed, index
     first, and the new index is written last, so an interrupted write never looks complete.
     """
-    groups, filled = [list[Written]()], 0  # in order, each file as full as possible
+    # in order, each file as full as possible
+    groups: list[list[Written]] = [[]]
+    filled = 0
     for tensor in tensors:
         if groups[-1] and filled + tensor.size_bytes > max_bytes:
-            groups, filled = [*groups, []], 0
+            groups.append([])
+            filled = 0
         groups[-1].append(tensor)
         filled += tensor.size_bytes
     count = len(groups)
-    files = (
-        [WEIGHTS]
-        if count == 1
-        else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    )
+    files = [WEIGHTS]
+    if count > 1:
+        files = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name in [INDEX, *os.listdir(directory)]:
@@ -85,16 +91,14 @@ def write_weights(
         for file, group in zip(files, groups, strict=True):
             _write(group, directory / file, aliases)
         if count > 1:
-            where = {
-                tensor.name: file
-                for file, group in zip(files, groups, strict=True)
-                for tensor in group
-            }
-            metadata = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
-            index = {
-                "metadata": metadata | ({"tied": dict(aliases)} if aliases else {}),
-                "weight_map": where,
-            }
+            where = {}
+            for file, group in zip(files, groups, strict=True):
+                for tensor in group:
+                    where[tensor.name] = file
+            metadata: dict[str, Any] = {"total_size": sum(tensor.size_bytes for tensor in tensors)}
+            if aliases:
+                metadata["tied"] = dict(aliases)
+            index = {"metadata": metadata, "weight_map": where}
             write_whole(directory / INDEX, (json.dumps(index, indent=2) + "\n").encode())
             files.append(INDEX)
         for name, data in beside:
@@ -118,16 +122,21 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Load all tensors of a file or of a directory of files; raise `CheckpointError` if a file is
     missing or invalid.
     """
-    directory, files = (path, [WEIGHTS]) if path.is_dir() else (path.parent, [path.name])
+    directory = path.parent
+    files = [path.name]
+    if path.is_dir():
+        directory = path
+        files = [WEIGHTS]
+    tensors: dict[str, Tensor] = {}
     try:
         if path.is_dir() and (directory / INDEX).is_file():
             index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
             files = sorted({str(file) for file in index["weight_map"].values()})
-        if elsewhere := [file for file in files if Path(file).name != file]:
-            raise ValueError(f"{INDEX} names {elsewhere[0]!r}, which is not in the same directory")
-        return {
-            name: tensor for file in files for name, tensor in load_file(directory / file).items()
-        }
+        for file in files:
+            if Path(file).name != file:
+                raise ValueError(f"{INDEX} names {file!r}, which is not in the same directory")
+        for file in files:
+            tensors |= load_file(directory / file)
     except (
         OSError,
         ValueError,
@@ -141,13 +150,16 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             problem=f"cannot read weights from {path}: {reason_of(problem)}",
             path=path,
         ) from problem
+    return tensors
 
 
 def _write(group: Sequence[Written], path: Path, aliases: Mapping[str, str]) -> None:
     in_order = sorted(group, key=lambda tensor: -tensor.stored.dtype.itemsize)
     layout = {tensor.name: (tensor.stored.dtype, tensor.shape) for tensor in in_order}
-    begin = file_header(
-        layout,
-        {"format": "pt", **{alias: name for alias, name in aliases.items() if name in layout}},
-    )
-    write_whole(path, chain([begin], *(tensor.chunks() for tensor in in_order)))
+    metadata = {"format": "pt"}
+    for alias, name in aliases.items():
+        if name in layout:
+            metadata[alias] = name
+    header = file_header(layout, metadata)
+    contents = chain.from_iterable(tensor.chunks() for tensor in in_order)
+    write_whole(path, chain([header], contents))
