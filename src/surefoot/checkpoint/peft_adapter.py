@@ -28,14 +28,15 @@ def adapter_files(models: Mapping[str, nn.Module]) -> dict[str, str | bytes]:
     for name, model in models.items():
         if not isinstance(model, PeftModel) or not isinstance(model.active_adapter, str):
             continue
-        adapter, state = model.active_adapter, model.state_dict(keep_vars=True)
-        names = {id(tensor): own for own, tensor in reversed(state.items())}
-        saved = get_peft_model_state_dict(
+        adapter = model.active_adapter
+        state = model.state_dict(keep_vars=True)
+        names = {id(tensor): key for key, tensor in reversed(state.items())}
+        adapter_state = get_peft_model_state_dict(
             model, state, adapter_name=adapter, save_embedding_layers=False
         )
-        tensors = {key: names.get(id(tensor)) for key, tensor in saved.items()}
-        settings = {"config": _config(model, adapter), "tensors": tensors}
-        files[file_of(name)] = json.dumps(settings, indent=1)
+        tensors = {key: names.get(id(tensor)) for key, tensor in adapter_state.items()}
+        description = {"config": _config(model, adapter), "tensors": tensors}
+        files[file_of(name)] = json.dumps(description, indent=1)
     return files
 
 

@@ -21,7 +21,9 @@ class Source:
     """
 
     def __init__(self, directory: Path, disk: Disk, *, of: Path | None = None) -> None:
-        self.directory, self.disk, self.of = directory, disk, of
+        self.directory = directory
+        self.disk = disk
+        self.of = of
         with self.damage_in(MANIFEST):
             size = disk.size(directory / MANIFEST)
             if size > _MANIFEST_BYTES:
@@ -47,20 +49,23 @@ class Source:
     def check_length(self, file: str) -> int:
         with self.damage_in(file):
             length = self.disk.size(self.directory / file)
-        if length != (saved := self.manifest.files[file][0]):
-            raise self.damage(f"{file}: {length} bytes long, but {saved} bytes were saved")
+        saved_length, _ = self.manifest.files[file]
+        if length != saved_length:
+            raise self.damage(f"{file}: {length} bytes long, but {saved_length} bytes were saved")
         return length
 
     def chunks(self, file: str) -> Iterator[bytes]:
-        length, digest = self.check_length(file), sha256()
+        """Yield the bytes of a file; raise `DamageError` at the end if their hash differs."""
+        length = self.check_length(file)
+        digest = sha256()
         with self.damage_in(file):
             for start in range(0, length, CHUNK_BYTES):
-                chunk = self.disk.read(
-                    self.directory / file, start=start, length=min(CHUNK_BYTES, length - start)
-                )
+                chunk_bytes = min(CHUNK_BYTES, length - start)
+                chunk = self.disk.read(self.directory / file, start=start, length=chunk_bytes)
                 digest.update(chunk)
                 yield chunk
-        if digest.hexdigest() != self.manifest.files[file][1]:
+        _, saved_digest = self.manifest.files[file]
+        if digest.hexdigest() != saved_digest:
             raise self.damage(f"{file}: hash differs")
 
 
@@ -74,11 +79,14 @@ def bases_of(source: Source, only: Collection[str] | None) -> Iterator[tuple[Sou
 
 
 def _find_base(source: Source, base: Base) -> Source:
-    name, why = f"step-{base.step:08d}", "is missing"
-    beside = dict.fromkeys(
-        [source.directory.parent, source.directory.resolve().parent]
-    )  # `directory` may be a link
-    for directory in [parent / each for parent in beside for each in (name, f".replaced-{name}")]:
+    name = f"step-{base.step:08d}"
+    # `directory` may be a link
+    parents = dict.fromkeys([source.directory.parent, source.directory.resolve().parent])
+    candidates = []
+    for parent in parents:
+        candidates += [parent / name, parent / f".replaced-{name}"]
+    why = "is missing"
+    for directory in candidates:
         if source.disk.is_directory(directory):
             try:
                 candidate = Source(directory, source.disk, of=source.directory)
@@ -99,16 +107,15 @@ def files_of_bases(source: Source, only: Collection[str] | None) -> list[tuple[S
     """Return the files of older checkpoints that a read of the entries in `only` (None: all)
     needs.
     """
-    return [
-        (base, file)
-        for base, entry in bases_of(source, only)
-        for name in entry.tensors
-        if only is None or name in only
-        for file in pieces_of(base, name)
-    ]
+    files = []
+    for base_source, base in bases_of(source, only):
+        for name in base.tensors:
+            if only is None or name in only:
+                files += [(base_source, file) for file in pieces_of(base_source, name)]
+    return files
 
 
 def pieces_of(source: Source, name: str) -> list[str]:
     """Return the files of an entry: one for each rank if its tensors are sharded."""
-    files = [file.removesuffix(".safetensors") for file in source.manifest.files if file != STATE]
-    return [f"{file}.safetensors" for file in sorted(files) if logical_name(file) == name]
+    stems = [file.removesuffix(".safetensors") for file in source.manifest.files if file != STATE]
+    return [f"{stem}.safetensors" for stem in sorted(stems) if logical_name(stem) == name]
