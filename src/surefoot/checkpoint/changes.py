@@ -244,4 +244,4 @@ def _cause(code: Sequence[str]) -> str:
 
 
 def _names(code: Sequence[str]) -> str:
-    return ", ".join(shortened(list(code), 3))
+    return ", ".join(shortened(code, 3))

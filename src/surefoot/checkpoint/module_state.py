@@ -2,7 +2,7 @@
 only its own rows.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +13,16 @@ from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
 from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
 
-
-def shortened(problems: list[str], limit: int = 4) -> Iterable[str]:
-    """Return at most `limit` lines; the last one then counts the lines that are left out."""
-    return (
-        problems
-        if len(problems) <= limit
-        else [*problems[: limit - 1], f"... and {len(problems) - limit + 1} more"]
-    )
-
-
 Saved = Mapping[str, Tensor | Stored]
 EXTRA = "_extra_state"  # suffix of the names of `get_extra_state` values, whose shape may change
+
+
+def shortened(problems: Sequence[str], limit: int = 4) -> list[str]:
+    """Return at most `limit` lines; the last one then counts the lines that are left out."""
+    if len(problems) <= limit:
+        return list(problems)
+    rest = len(problems) - limit + 1
+    return [*problems[: limit - 1], f"... and {rest} more"]
 
 
 class ModelState(NamedTuple):
@@ -42,7 +40,8 @@ def live_state(model: nn.Module) -> tuple[Named, dict[str, Any]]:
     """Return a model's tensors without copies, and its other state_dict values as JSON
     (`split_state`).
     """
-    tensors, extra = Named(), dict[str, Any]()
+    tensors: Named = {}
+    extra: dict[str, Any] = {}
     for name, value in saved_state(model).items():
         if isinstance(value, Tensor):
             tensors |= plain_tensors(name, value)
@@ -56,13 +55,12 @@ def frozen_names(model: nn.Module) -> set[str]:
     names.
     """
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
-    state = saved_state(model) if frozen else {}
-    return {
-        inner
-        for name, value in state.items()
-        if id(value) in frozen
-        for inner in plain_tensors(name, value)
-    }
+    names: set[str] = set()
+    if frozen:
+        for name, value in saved_state(model).items():
+            if id(value) in frozen:
+                names.update(plain_tensors(name, value))
+    return names
 
 
 def local_tensors(
@@ -71,11 +69,20 @@ def local_tensors(
     """Return this rank's parts of some of a model's tensors, without copies; tied tensors once,
     under their first name.
     """
-    unique: dict[int, str] = {}
-    live = live_state(model)[0]
+    live, _ = live_state(model)
+    aliases = _aliases(live)
+    return {name: held_of(live[name]) for name in live if name in names and name not in aliases}
+
+
+def _aliases(live: Mapping[str, Any]) -> dict[str, str]:
+    """Return the first name of each tied tensor by its further names."""
+    first_names: dict[int, str] = {}
+    aliases = {}
     for name, value in live.items():
-        unique.setdefault(id(value), name)
-    return {name: held_of(live[name]) for name in unique.values() if name in names}
+        first = first_names.setdefault(id(value), name)
+        if first != name:
+            aliases[name] = first
+    return aliases
 
 
 class OtherModelError(CheckpointError):
@@ -91,22 +98,18 @@ def model_tensors(
     Tensors named in `without` are left out.
     """
     live, extra = live_state(model)
-    first = {id(value): name for name, value in reversed(live.items())}
-    aliases = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
-    local = {
-        name: held_of(live[name]) for name in live if name not in aliases and name not in without
-    }
-    tensors = {
-        name: host_copy(each)
-        for name, (each, rows) in local.items()
-        if include_unsharded or rows is not None
-    }
-    return ModelState(
-        tensors,
-        aliases,
-        extra,
-        {name: rows for name, (_, rows) in local.items() if rows is not None},
-    )
+    aliases = _aliases(live)
+    tensors = {}
+    rows_of_tensors = {}
+    for name, tensor in live.items():
+        if name in aliases or name in without:
+            continue
+        local, rows = held_of(tensor)
+        if rows is not None:
+            rows_of_tensors[name] = rows
+        if include_unsharded or rows is not None:
+            tensors[name] = host_copy(local)
+    return ModelState(tensors, aliases, extra, rows_of_tensors)
 
 
 def load_model(
@@ -117,26 +120,7 @@ def load_model(
 
     With `same_ties`, tensors that were one (tied) must be one in the model, and others must not.
     """
-    saved, live = (
-        without_extra_state(_with_aliases(state)),
-        without_extra_state(live_state(model)[0]),
-    )
-    problems = _changed_ties(state.aliases, live) if same_ties else []
-    problems += [
-        f"{name} {list(saved[name].shape)} is saved, but not in this model"
-        for name in saved
-        if name not in live
-    ]
-    problems += [
-        f"{name} {list(live[name].shape)} is in this model, but not saved"
-        for name in live
-        if name not in saved
-    ]
-    for name in [name for name in live if name in saved]:
-        if saved[name].shape != live[name].shape:
-            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
-        elif saved[name].dtype != live[name].dtype:
-            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
+    problems = _differences(state, model, same_ties=same_ties)
     if problems:
         raise OtherModelError(
             "model-of-other-tensors",
@@ -146,14 +130,36 @@ def load_model(
     return copy_into(model, state, where=where)
 
 
-def _changed_ties(before: Mapping[str, str], live: dict[str, Any]) -> list[str]:
-    first = {id(value): name for name, value in reversed(live.items())}
-    now = {name: first[id(value)] for name, value in live.items() if first[id(value)] != name}
-    lost = [name for name in before if name in live and name not in now]
-    new = [name for name in now if name not in before]
-    return [
-        f"{name} was tied to {before[name]}, and is now a parameter of its own" for name in lost
-    ] + [f"{name} was a parameter of its own, and is now tied to {now[name]}" for name in new]
+def _differences(state: ModelState, model: nn.Module, *, same_ties: bool) -> list[str]:
+    saved = without_extra_state(_with_aliases(state))
+    live = without_extra_state(live_state(model)[0])
+    problems = _changed_ties(state.aliases, live) if same_ties else []
+    for name in saved:
+        if name not in live:
+            problems.append(f"{name} {list(saved[name].shape)} is saved, but not in this model")
+    for name in live:
+        if name not in saved:
+            problems.append(f"{name} {list(live[name].shape)} is in this model, but not saved")
+    for name in live:
+        if name not in saved:
+            continue
+        if saved[name].shape != live[name].shape:
+            problems.append(f"{name} was {list(saved[name].shape)}, now {list(live[name].shape)}")
+        elif saved[name].dtype != live[name].dtype:
+            problems.append(f"{name} was {saved[name].dtype}, now {live[name].dtype}")
+    return problems
+
+
+def _changed_ties(before: Mapping[str, str], live: Mapping[str, Any]) -> list[str]:
+    now = _aliases(live)
+    problems = []
+    for name, first in before.items():
+        if name in live and name not in now:
+            problems.append(f"{name} was tied to {first}, and is now a parameter of its own")
+    for name, first in now.items():
+        if name not in before:
+            problems.append(f"{name} was a parameter of its own, and is now tied to {first}")
+    return problems
 
 
 def copy_into(
@@ -172,7 +178,8 @@ def copy_into(
     Returns a check to call after all loads. The check reads all tensors again, and raises
     `CheckpointError` if the model would save other values.
     """
-    saved, refusal = _with_aliases(state), ""
+    saved = _with_aliases(state)
+    refusal = ""
 
     def read(name: str, live: Tensor, rows: Rows | None) -> Tensor:
         tensor = read_rows(saved[name], None if own_rows else rows)
@@ -183,22 +190,21 @@ def copy_into(
         for name, value in state_dict.items():
             if name in state.extra:
                 state_dict[name] = join_state(state.extra[name], saved)
-            elif not isinstance(value, Tensor):
-                state_dict[name] = read_rows(saved[name], None).clone() if name in saved else value
-            for inner, part in (
-                plain_tensors(name, value).items() if isinstance(value, Tensor) else ()
-            ):
-                if inner in saved:
-                    local, rows = held_of(part)
-                    tensor = read(inner, local, rows)
-                    if (local.dtype, local.shape, 0 in local.stride()) == (
-                        tensor.dtype,
-                        tensor.shape,
-                        False,
-                    ):
-                        local.copy_(tensor)
-                    else:  # extra state of another shape, or an expanded tensor (stride 0)
-                        state_dict[name] = tensor.to(local.device, copy=True)
+            elif not isinstance(value, Tensor) and name in saved:
+                state_dict[name] = read_rows(saved[name], None).clone()
+            if not isinstance(value, Tensor):
+                continue
+            for inner, part in plain_tensors(name, value).items():
+                if inner not in saved:
+                    continue
+                local, rows = held_of(part)
+                tensor = read(inner, local, rows)
+                fits = local.dtype == tensor.dtype and local.shape == tensor.shape
+                is_expanded = 0 in local.stride()
+                if fits and not is_expanded:
+                    local.copy_(tensor)
+                else:  # extra state of another shape, for example
+                    state_dict[name] = tensor.to(local.device, copy=True)
         try:
             model.load_state_dict(state_dict)
         except Exception as problem:
@@ -206,15 +212,13 @@ def copy_into(
 
     def check() -> None:
         live, extra = live_state(model)
-        wrong = (
-            []
-            if partial
-            else [name for name in {**saved, **live} if (name in saved) != (name in live)]
-        )
-        wrong += [name for name in state.extra if extra.get(name) != state.extra[name]]
+        wrong = [name for name in state.extra if extra.get(name) != state.extra[name]]
+        if not partial:
+            wrong += live.keys() ^ saved.keys()
         for name in live.keys() & saved.keys():
             local, rows = held_of(live[name])
-            wrong += [] if equal_bits(local, read(name, local, rows)) else [name]
+            if not equal_bits(local, read(name, local, rows)):
+                wrong.append(name)
         if wrong:
             raise not_restored("a model", f"{min(wrong)} differs{refusal}").inside(where)
 
@@ -225,45 +229,36 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     """Raise `CheckpointError` if saving and loading would change a parameter that state_dict
     converts; restore the model.
     """
-    live = live_state(model)[0]  # keeps the tensors alive, so that ids stay unique
-    saved = {id(each) for each in live.values()}
-    parts = {
-        key: part
-        for name, each in model.named_parameters()
-        for key, part in plain_tensors(name, each).items()
-    }
-    if not (
-        apart := {
-            key: part
-            for key, part in parts.items()
-            if id(part) not in saved and part.is_floating_point()
-        }
-    ):
+    live, _ = live_state(model)  # keeps the tensors alive, so that ids stay unique
+    saved = {id(tensor) for tensor in live.values()}
+    converted: dict[str, Tensor] = {}
+    for parameter_name, parameter in model.named_parameters():
+        for key, part in plain_tensors(parameter_name, parameter).items():
+            if id(part) not in saved and part.is_floating_point():
+                converted[key] = held_of(part)[0].detach()
+    if not converted:
         return
-    parameters, own = [held_of(each)[0].detach() for each in apart.values()], model_tensors(model)
-    before = [each.clone() for each in parameters]
-    for each in parameters:
-        each.copy_(
-            torch.arange(1, each.numel() + 1, dtype=torch.float64).sqrt().frac().view(each.shape)
-        )
-    saved_fill, filled = model_tensors(model), [each.clone() for each in parameters]
-    torch._foreach_zero_(parameters)
-    copy_into(model, saved_fill, where=name, own_rows=True)
-    compared = zip(
-        apart, parameters, filled, strict=True
-    )  # a model may rebuild a frozen parameter without saving it
-    lost = [
-        key
-        for key, now, then in compared
-        if not equal_bits(now, then) and (key in trained or now.any())
-    ]
-    torch._foreach_copy_(parameters, before)
-    copy_into(model, own, where=name, own_rows=True)
-    lost += [
-        key
-        for key, now, then in zip(apart, parameters, before, strict=True)
-        if not equal_bits(now, then)
-    ]
+
+    state = model_tensors(model)
+    tensors = [*converted.values()]
+    before = [tensor.clone() for tensor in tensors]
+    for tensor in tensors:
+        numbers = torch.arange(1, tensor.numel() + 1, dtype=torch.float64).sqrt().frac()
+        tensor.copy_(numbers.view(tensor.shape))
+    filled_state = model_tensors(model)
+    filled = [tensor.clone() for tensor in tensors]
+    torch._foreach_zero_(tensors)
+    copy_into(model, filled_state, where=name, own_rows=True)
+    lost = []
+    for (key, tensor), expected in zip(converted.items(), filled, strict=True):
+        # a model may rebuild a frozen parameter without saving it
+        if not equal_bits(tensor, expected) and (key in trained or tensor.any()):
+            lost.append(key)
+    torch._foreach_copy_(tensors, before)
+    copy_into(model, state, where=name, own_rows=True)
+    for (key, tensor), expected in zip(converted.items(), before, strict=True):
+        if not equal_bits(tensor, expected):
+            lost.append(key)
     if lost:
         raise CheckpointError(
             "weights-saved-with-loss",
@@ -280,28 +275,24 @@ def read_rows(saved: Tensor | Stored, rows: Rows | None) -> Tensor:
     """Return the rows of a saved tensor, or the complete tensor if `rows` is None. Other rows are
     not read.
     """
-    if rows is None:
-        return saved.load() if isinstance(saved, Stored) else saved
-    return (
-        saved.rows(rows.start, rows.stop)
-        if isinstance(saved, Stored)
-        else saved[rows.start : rows.stop]
-    )
+    if isinstance(saved, Stored):
+        return saved.load() if rows is None else saved.rows(rows.start, rows.stop)
+    return saved if rows is None else saved[rows.start : rows.stop]
 
 
 def _with_aliases(state: ModelState) -> dict[str, Tensor | Stored]:
-    return {
-        **state.tensors,
-        **{alias: state.tensors[name] for alias, name in state.aliases.items()},
-    }
+    tensors = dict(state.tensors)
+    for alias, name in state.aliases.items():
+        tensors[alias] = state.tensors[name]
+    return tensors
 
 
 def without_extra_state(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of a model except extra state (`get_extra_state`), because its shape may
     change.
     """
-    return {
-        name: each
-        for name, each in tensors.items()
-        if not (name.startswith("extra/") or name.endswith(EXTRA))
-    }
+    return {name: tensors[name] for name in tensors if not _is_extra_state(name)}
+
+
+def _is_extra_state(name: str) -> bool:
+    return name.startswith("extra/") or name.endswith(EXTRA)
