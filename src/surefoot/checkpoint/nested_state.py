@@ -2,6 +2,7 @@
 restoration.
 """
 
+import operator
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -31,16 +32,19 @@ def pack_state(objects: Mapping[str, Any]) -> tuple[Named, dict[str, Any]]:
     """Convert the user's objects (nested state, torch generators, or `Stateful` objects) to tensors
     and JSON.
     """
-    tensors, plain = Named(), dict[str, Any]()
+    tensors: Named = {}
+    plain: dict[str, Any] = {}
     for name, live in objects.items():
-        state = live.state_dict() if isinstance(live, Stateful) else live
-        state = live.get_state() if isinstance(live, torch.Generator) else state
+        state = live
+        if isinstance(live, torch.Generator):
+            state = live.get_state()
+        elif isinstance(live, Stateful):
+            state = live.state_dict()
         # the state_dict of a torchmetrics metric lacks its update count and most of its state
-        if metrics := torchmetrics_in(live):
-            state = {
-                "module": state,
-                "metrics": [[each.metric_state, each.update_count] for each in metrics],
-            }
+        metrics = torchmetrics_in(live)
+        if metrics:
+            of_metrics = [[metric.metric_state, metric.update_count] for metric in metrics]
+            state = {"module": state, "metrics": of_metrics}
         if not isinstance(state, Tensor | dict | list):
             kind = type(live).__name__
             raise CheckpointError(
@@ -91,19 +95,16 @@ def split_state(path: str, value: Any, tensors: Named) -> Any:
         tensors[path] = host_copy(value)
         return {"tensor": path}
     if isinstance(value, dict):
-        if wrong := [key for key in value if type(key) not in (str, int)]:
-            why = f"the key {wrong[0]!r} is neither a string nor an integer"
-            raise not_writable(repr(path), why)
-        pairs = [
-            [key, split_state(f"{path}/{_escape(key)}", each, tensors)]
-            for key, each in value.items()
-        ]
-        # JSON turns integer keys of a dictionary into strings
-        return (
-            {"dict": dict(pairs)}
-            if all(isinstance(key, str) for key in value)
-            else {"pairs": pairs}
-        )
+        for key in value:
+            if type(key) not in (str, int):
+                why = f"the key {key!r} is neither a string nor an integer"
+                raise not_writable(repr(path), why)
+        pairs = []
+        for key, entry in value.items():
+            pairs.append([key, split_state(f"{path}/{_escape(key)}", entry, tensors)])
+        if all(isinstance(key, str) for key in value):
+            return {"dict": dict(pairs)}
+        return {"pairs": pairs}  # JSON turns integer keys of a dictionary into strings
     if isinstance(value, list | tuple | deque):
         parts = [split_state(f"{path}/{index}", part, tensors) for index, part in enumerate(value)]
         if isinstance(value, deque):
@@ -161,12 +162,10 @@ def first_difference(
     """
     if saved != now:
         return "its keys or numbers differ"
-    unlike = (
-        path
-        for path, each in now_tensors.items()
-        if not equal_bits(_read(saved_tensors[path]), each)
-    )
-    return next((f"{path} differs" for path in unlike), None)
+    for path, tensor in now_tensors.items():
+        if not equal_bits(_read(saved_tensors[path]), tensor):
+            return f"{path} differs"
+    return None
 
 
 def _escape(key: str | int) -> str:
@@ -185,15 +184,9 @@ def _load_state(live: Any, saved: Any) -> None:
         live.set_state(saved)
     elif isinstance(live, Stateful):
         metrics = torchmetrics_in(live)
-        for metric, (state, updates) in zip(
-            metrics, saved["metrics"] if metrics else (), strict=True
-        ):
-            for key, value in state.items():
-                setattr(
-                    metric, key, value.to(metric.device) if isinstance(value, Tensor) else value
-                )
-            metric._update_count, metric._computed = updates, None
-        saved = saved["module"] if metrics else saved
+        if metrics:
+            _load_metrics(metrics, saved["metrics"])
+            saved = saved["module"]
         # keeps the version metadata of state_dict, without which a module assumes an old format
         if isinstance(live, nn.Module):
             state = live.state_dict()
@@ -203,6 +196,16 @@ def _load_state(live: Any, saved: Any) -> None:
         live.load_state_dict(saved)
     else:
         _restore_into(live, saved)
+
+
+def _load_metrics(metrics: list[Any], saved: list[Any]) -> None:
+    """Restore the states and the update counts of torchmetrics objects."""
+    for metric, (state, update_count) in zip(metrics, saved, strict=True):
+        for key, value in state.items():
+            on_device = value.to(metric.device) if isinstance(value, Tensor) else value
+            setattr(metric, key, on_device)
+        metric._update_count = update_count
+        metric._computed = None
 
 
 def _restore_into(live: Any, saved: Any) -> Any:
@@ -216,17 +219,17 @@ def _restore_into(live: Any, saved: Any) -> Any:
             live.copy_(saved)
         return live
     if isinstance(live, dict) and isinstance(saved, dict):
-        entries = {key: _restore_into(live.get(key), each) for key, each in saved.items()}
+        entries = {key: _restore_into(live.get(key), value) for key, value in saved.items()}
         live.clear()
         live.update(entries)
         return live
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
-        every = [_restore_into(*pair) for pair in zip(live, saved, strict=False)] + list(
-            saved[len(live) :]
-        )
+        values = [_restore_into(*pair) for pair in zip(live, saved, strict=False)]
+        values += saved[len(live) :]
         if isinstance(live, list):
-            live[:] = every
+            live[:] = values
             return live
-        same = len(live) == len(every) and all(a is b for a, b in zip(live, every, strict=True))
-        return live if same else tuple(every)
+        if len(live) == len(values) and all(map(operator.is_, live, values)):
+            return live
+        return tuple(values)
     return saved
