@@ -2,7 +2,7 @@
 `load_state_dict`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,13 @@ from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import inner_optimizers
 
 _OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
-_KEYS, _ENTRIES = "~keys", "~entries"  # of a dict whose keys are no strings or integers
-_PARAMETER = "~parameter"
-_TENSOR, _STRIDE = "~tensor", "~stride"  # of a tensor that is not contiguous
+# of a dict whose keys are no strings or integers
+_KEYS = "~keys"
+_ENTRIES = "~entries"
+_PARAMETER = "~parameter"  # such a key
+# of a tensor that is not contiguous
+_TENSOR = "~tensor"
+_STRIDE = "~stride"
 _STRIDES = "strides"  # of such tensors among the entries of parameters
 
 
@@ -44,27 +48,26 @@ def optimizer_tensors(
             if isinstance(owner, Tensor):  # state that all parameters share has other keys
                 for key, value in state.items():
                     entries[f"{name_of(owner, names)}/{prefix}{key}"] = (owner, value)
-    local = {
-        name: (value, rows_of_state(of, value))
-        for name, (of, value) in entries.items()
-        if isinstance(value, Tensor)
-    }
-    tensors = {
-        name: host_copy(value)
-        for name, (value, rows) in local.items()
-        if include_unsharded or rows is not None
-    }
-    further = {name: value for name, (_, value) in entries.items() if name not in local}
+    tensors: Named = {}
+    further: dict[str, Any] = {}
+    rows_of_tensors: dict[str, Rows] = {}
+    strides: dict[str, list[int]] = {}
+    for name, (parameter, value) in entries.items():
+        if not isinstance(value, Tensor):
+            further[name] = value
+            continue
+        rows = rows_of_state(parameter, value)
+        if rows is not None:
+            rows_of_tensors[name] = rows
+        elif _has_own_layout(value, parameter):
+            strides[name] = list(value.stride())
+        if include_unsharded or rows is not None:
+            tensors[name] = host_copy(value)
     own = _own_state(optimizer)
-    strides = {
-        name: list(value.stride())
-        for name, (value, rows) in local.items()
-        if rows is None and _has_own_layout(value, entries[name][0])
-    }
     if strides:
-        own[_OWN][_STRIDES] = strides
-    plain = _savable(own | further, names)
-    return tensors, plain, {name: rows for name, (_, rows) in local.items() if rows is not None}
+        own[_STRIDES] = strides
+    plain = _savable({_OWN: own, **further}, names)
+    return tensors, plain, rows_of_tensors
 
 
 def load_optimizer(
@@ -75,35 +78,33 @@ def load_optimizer(
     """
     # includes newly frozen parameters, which another check reports better
     parameters = {name: parameter for parameter, name in names.items()}
-    parameters |= {
-        name_of(each, names): each for group in optimizer.param_groups for each in group["params"]
-    }
-    plain = _as_saved(plain, parameters)
-    own = plain[_OWN]
-    for prefix, each in _with_inner(optimizer).items():  # an inner one may share the outer's state
-        each.state.clear()
-        each.state.update(own["state"] if not prefix else own.get(prefix, {}))
-    entries = {**tensors, **{key: value for key, value in plain.items() if key != _OWN}}
-    entries = _in_order_of_groups(entries, optimizer, names)
-    strides = own.get(_STRIDES, {})
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameters[name_of(parameter, names)] = parameter
+    entries = _as_saved(plain, parameters)
+    own = entries.pop(_OWN)
+    strides = own.pop(_STRIDES, {})
+    for prefix, member in _with_inner(optimizer).items():  # inner ones may share the outer's state
+        member.state.clear()
+        member.state.update(own.get(_state_of(prefix), {}))
+    entries = _in_order_of_groups({**tensors, **entries}, optimizer, names)
     _load_entries(optimizer, entries, parameters, strides)
-    loaded, shared = False, _shared_groups(optimizer)
-    for prefix, each in reversed(_with_inner(optimizer).items()):  # the outer one last
-        more = own["more"] if not prefix else own.get(_more_of(prefix), {})
+
+    has_loaded = False
+    shared = _shared_groups(optimizer)
+    for prefix, member in reversed(_with_inner(optimizer).items()):  # the outer one last
+        more = own.get(_more_of(prefix), {})
         if more or (not prefix and _overrides_load(optimizer)):
-            each.load_state_dict({**each.state_dict(), **more})
-            loaded = True
-    if not loaded:
+            member.load_state_dict({**member.state_dict(), **more})
+            has_loaded = True
+    if not has_loaded:
         return
     _share_groups(optimizer, shared)
     _load_entries(optimizer, entries, parameters, strides)  # some `load_state_dict` cast tensors
-    own.pop(_STRIDES, None)
-    now = {key: value for key, value in _own_state(optimizer)[_OWN].items() if key in own}
-    (then_tensors, then_plain), (now_tensors, now_plain) = (
-        pack_state(_savable({_OWN: own}, names)),
-        pack_state(_savable({_OWN: now}, names)),
-    )
-    wrong = first_difference(then_plain[_OWN], now_plain[_OWN], then_tensors, now_tensors)
+    now = {key: value for key, value in _own_state(optimizer).items() if key in own}
+    saved_tensors, saved_plain = pack_state({_OWN: _savable(own, names)})
+    now_tensors, now_plain = pack_state({_OWN: _savable(now, names)})
+    wrong = first_difference(saved_plain[_OWN], now_plain[_OWN], saved_tensors, now_tensors)
     if wrong is not None:
         raise not_restored(type(optimizer).__name__, wrong)
 
@@ -112,8 +113,10 @@ def _with_inner(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return an optimizer and its inner optimizers by the prefix of their entries. torch's
     `state_dict` omits the inner ones.
     """
-    inner = inner_optimizers(optimizer)
-    return {"": optimizer} | {f"{name}:": each for name, each in inner.items()}
+    optimizers = {"": optimizer}
+    for name, inner in inner_optimizers(optimizer).items():
+        optimizers[f"{name}:"] = inner
+    return optimizers
 
 
 def _states(optimizer: Optimizer) -> dict[str, dict[Any, Any]]:
@@ -122,9 +125,9 @@ def _states(optimizer: Optimizer) -> dict[str, dict[Any, Any]]:
     """
     states: dict[str, dict[Any, Any]] = {}
     in_deeper: set[int] = set()
-    for prefix, each in reversed(_with_inner(optimizer).items()):
-        state = each.state
-        is_stored = state is each.state
+    for prefix, member in reversed(_with_inner(optimizer).items()):
+        state = member.state
+        is_stored = state is member.state
         states[prefix] = {}
         if not is_stored:
             continue
@@ -139,16 +142,23 @@ def _overrides_load(optimizer: Optimizer) -> bool:
     return type(optimizer).load_state_dict is not Optimizer.load_state_dict
 
 
+def _state_of(prefix: str) -> str:
+    """Return the key of the state of no single parameter, of an optimizer or an inner one."""
+    return prefix or "state"
+
+
 def _more_of(prefix: str) -> str:
-    """Return the key of what the `state_dict` of an inner optimizer has besides its state."""
+    """Return the key of what the `state_dict` of an optimizer has besides its state."""
     return f"{prefix}more"
 
 
 def _shared_groups(optimizer: Optimizer) -> dict[str, list[int]]:
     """Return for each inner optimizer the indices of its groups among the outer one's."""
-    index = {id(group): number for number, group in enumerate(optimizer.param_groups)}
-    inner = inner_optimizers(optimizer)
-    return {name: [index[id(group)] for group in each.param_groups] for name, each in inner.items()}
+    indices = {id(group): index for index, group in enumerate(optimizer.param_groups)}
+    shared = {}
+    for name, inner in inner_optimizers(optimizer).items():
+        shared[name] = [indices[id(group)] for group in inner.param_groups]
+    return shared
 
 
 def _share_groups(optimizer: Optimizer, shared: Mapping[str, list[int]]) -> None:
@@ -157,7 +167,8 @@ def _share_groups(optimizer: Optimizer, shared: Mapping[str, list[int]]) -> None
     """
     for name, inner in inner_optimizers(optimizer).items():
         groups = [optimizer.param_groups[index] for index in shared[name]]
-        if any(one is not other for one, other in zip(inner.param_groups, groups, strict=True)):
+        pairs = zip(inner.param_groups, groups, strict=True)
+        if any(group is not outer_group for group, outer_group in pairs):
             inner.param_groups = groups
 
 
@@ -191,54 +202,60 @@ def _load_entries(
                 problem=f"optimizer state for {name} is saved, but this optimizer does not train it",
                 parameter=name,
             )
-        prefix = next((each for each in optimizers if each and entry.startswith(each)), "")
-        state, entry = optimizers[prefix].state, entry.removeprefix(prefix)
+        prefix = _prefix_of(entry, optimizers)
         parameter = parameters[name]
-        of_parameter = state.setdefault(parameter, {})
-        restored = _on_device(value, parameter.device)
-        if isinstance(value, Tensor | Stored):
-            read = read_rows(
-                value, rows_of(parameter) if value.shape else None
-            )  # a scalar is equal on every rank
-            now = of_parameter.get(entry)
-            is_there = isinstance(now, Tensor) and now.device == parameter.device
-            if is_there and key not in strides and equal_bits(now, read):
-                continue
-            restored = read.to(parameter.device, copy=True)
-            if key in strides:
-                restored = _with_stride(restored, strides[key])
-            elif (
-                restored.shape == parameter.shape
-            ):  # fused kernels need state in the parameter's memory format
-                restored = torch.empty_like(
-                    parameter, dtype=restored.dtype, requires_grad=False
-                ).copy_(restored)
-        of_parameter[entry] = restored
+        state = optimizers[prefix].state.setdefault(parameter, {})
+        entry_name = entry.removeprefix(prefix)
+        if not isinstance(value, Tensor | Stored):
+            state[entry_name] = _on_device(value, parameter.device)
+            continue
+        # a scalar is equal on every rank
+        saved = read_rows(value, rows_of(parameter) if value.shape else None)
+        now = state.get(entry_name)
+        is_there = isinstance(now, Tensor) and now.device == parameter.device
+        if is_there and key not in strides and equal_bits(now, saved):
+            continue
+        restored = saved.to(parameter.device, copy=True)
+        if key in strides:
+            restored = _with_stride(restored, strides[key])
+        elif restored.shape == parameter.shape:
+            # fused kernels need state in the parameter's memory format
+            like_parameter = torch.empty_like(parameter, dtype=restored.dtype, requires_grad=False)
+            restored = like_parameter.copy_(restored)
+        state[entry_name] = restored
+
+
+def _prefix_of(entry: str, prefixes: Iterable[str]) -> str:
+    """Return the prefix of the inner optimizer that has an entry, or "" for the outer one."""
+    for prefix in prefixes:
+        if prefix and entry.startswith(prefix):
+            return prefix
+    return ""
 
 
 def _on_device(nested: Any, device: torch.device) -> Any:
     """Return nested lists with their tensors on a device, such as the directions of LBFGS."""
+    if isinstance(nested, Tensor):
+        return nested.to(device)
     if isinstance(nested, dict):
-        return {key: _on_device(each, device) for key, each in nested.items()}
+        return {key: _on_device(value, device) for key, value in nested.items()}
     if isinstance(nested, list | tuple):
-        return type(nested)(_on_device(each, device) for each in nested)
-    return nested.to(device) if isinstance(nested, Tensor) else nested
+        return type(nested)(_on_device(value, device) for value in nested)
+    return nested
 
 
 def _own_state(optimizer: Optimizer) -> dict[str, Any]:
     """Return the state of no single parameter, and what each `state_dict` has besides the state."""
-    states = _states(optimizer)
     own: dict[str, Any] = {}
-    for prefix, state in states.items():
-        own[prefix or "state"] = {
+    for prefix, state in _states(optimizer).items():
+        own[_state_of(prefix)] = {
             key: value for key, value in state.items() if not isinstance(key, Tensor)
         }
-    own["more"] = further_state(optimizer)
-    for prefix, inner in _with_inner(optimizer).items():
-        more = further_state(inner) if prefix else {}
-        if more:
+    for prefix, member in _with_inner(optimizer).items():
+        more = further_state(member)
+        if more or not prefix:
             own[_more_of(prefix)] = more
-    return {_OWN: own}
+    return own
 
 
 def further_state(optimizer: Optimizer) -> dict[str, Any]:
@@ -259,7 +276,7 @@ def further_state(optimizer: Optimizer) -> dict[str, Any]:
             value=type(named).__name__,
         )
     further = {key: value for key, value in named.items() if key not in ("state", "param_groups")}
-    known = {id(each) for each in pytree.tree_leaves([*_states(optimizer).values()])}
+    known = {id(leaf) for leaf in pytree.tree_leaves([*_states(optimizer).values()])}
     leaves = pytree.tree_leaves(named.get("state"))
     if any(isinstance(leaf, Tensor) and id(leaf) not in known for leaf in leaves):
         further["state"] = named["state"]
@@ -274,15 +291,15 @@ def _savable(nested: Any, names: Mapping[Tensor, str]) -> Any:
     if isinstance(nested, Tensor) and _has_own_layout(nested):
         return {_TENSOR: nested, _STRIDE: list(nested.stride())}
     if isinstance(nested, dict):
-        entries = {key: _savable(each, names) for key, each in nested.items()}
+        entries = {key: _savable(value, names) for key, value in nested.items()}
         if all(type(key) in (str, int) for key in nested):
             return entries
-        keys = [
-            {_PARAMETER: name_of(key, names)} if isinstance(key, Tensor) else key for key in nested
-        ]
+        keys: list[Any] = []
+        for key in nested:
+            keys.append({_PARAMETER: name_of(key, names)} if isinstance(key, Tensor) else key)
         return {_KEYS: keys, _ENTRIES: list(entries.values())}
     if type(nested) in (list, tuple):
-        return type(nested)(_savable(each, names) for each in nested)
+        return type(nested)(_savable(value, names) for value in nested)
     return nested
 
 
@@ -292,15 +309,14 @@ def _as_saved(nested: Any, parameters: Mapping[str, Tensor]) -> Any:
         if nested.keys() == {_TENSOR, _STRIDE}:
             return _with_stride(nested[_TENSOR], nested[_STRIDE])
         if nested.keys() == {_KEYS, _ENTRIES}:
-            keys = [
-                parameters[key[_PARAMETER]] if isinstance(key, dict) else key
-                for key in nested[_KEYS]
-            ]
-            entries = [_as_saved(each, parameters) for each in nested[_ENTRIES]]
+            keys = []
+            for key in nested[_KEYS]:
+                keys.append(parameters[key[_PARAMETER]] if isinstance(key, dict) else key)
+            entries = [_as_saved(value, parameters) for value in nested[_ENTRIES]]
             return dict(zip(keys, entries, strict=True))
-        return {key: _as_saved(each, parameters) for key, each in nested.items()}
+        return {key: _as_saved(value, parameters) for key, value in nested.items()}
     if type(nested) in (list, tuple):
-        return type(nested)(_as_saved(each, parameters) for each in nested)
+        return type(nested)(_as_saved(value, parameters) for value in nested)
     return nested
 
 
@@ -324,15 +340,15 @@ def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the values of each parameter group (learning rate, decay, counters, buffers) without
     its parameters.
     """
-    kinds = (bool, int, float, str, np.generic, Tensor, tuple, list, dict)
-    return [
-        {
-            key: value
-            for key, value in group.items()
-            if key not in ("params", "param_names") and isinstance(value, kinds)
-        }
-        for group in optimizer.param_groups
-    ]
+    types = (bool, int, float, str, np.generic, Tensor, tuple, list, dict)
+    groups = []
+    for group in optimizer.param_groups:
+        values = {}
+        for key, value in group.items():
+            if key not in ("params", "param_names") and isinstance(value, types):
+                values[key] = value
+        groups.append(values)
+    return groups
 
 
 def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
@@ -364,15 +380,15 @@ def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, T
                     saved=value,
                     value=now,
                 )
-            group[key] = (
-                value.to(now.device)
-                if isinstance(value, Tensor) and isinstance(now, Tensor)
-                else value
-            )
+            if isinstance(value, Tensor) and isinstance(now, Tensor):
+                group[key] = value.to(now.device)
+            else:
+                group[key] = value
 
 
 def _shape_of(value: Any) -> Any:
     if isinstance(value, tuple):
-        return [_shape_of(each) for each in value]
-    is_number = isinstance(value, bool | int | float | np.generic | Tensor)
-    return "number" if is_number else type(value).__name__
+        return [_shape_of(entry) for entry in value]
+    if isinstance(value, bool | int | float | np.generic | Tensor):
+        return "number"
+    return type(value).__name__
