@@ -53,16 +53,17 @@ def _check_nested(value: Any) -> None:
 
 def _check_optimizer(value: Any) -> None:
     _check_nested(value)
-    if not all(
-        {"dict", "pairs"} & value["dict"]["own"]["dict"][name].keys() for name in ("state", "more")
-    ):
-        raise ValueError("not an optimizer state")
+    own = value["dict"]["own"]["dict"]
+    for name in ("state", "more"):
+        if not {"dict", "pairs"} & own[name].keys():
+            raise ValueError("not an optimizer state")
 
 
 def _check_groups(value: Any) -> None:
     _check_nested(value)
     for group in value["list"]:
-        group["dict"].items()
+        if not isinstance(group["dict"], dict):
+            raise ValueError("not a parameter group")
 
 
 Number = Annotated[str, partial(float)]  # a float as text, which may be NaN or infinite
@@ -266,11 +267,11 @@ class SavedState:
         return self.monitor or next(iter(self.stopping or ()), None)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            name: json.loads(json.dumps(each))
-            for name, each in vars(self).items()
-            if name not in _OPTIONAL or each
-        }
+        state = {}
+        for name, value in vars(self).items():
+            if value or name not in _OPTIONAL:
+                state[name] = json.loads(json.dumps(value))
+        return state
 
 
 def parse_state(data: bytes) -> dict[str, Any]:
@@ -284,16 +285,19 @@ def parse_state(data: bytes) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"holds a {type(state).__name__}, not a JSON object")
     for name, hint in hints_of(SavedState).items():
-        if name in state and (problem := misshapen(state[name], hint, name)):
+        problem = misshapen(state[name], hint, name) if name in state else None
+        if problem is not None:
             raise ValueError(problem)
     return state
 
 
 def typed_state(state: Mapping[str, Any]) -> SavedState:
     """Return the typed state of a run; raise `ValueError` with the names of missing keys."""
-    if missing := sorted(hints_of(SavedState).keys() - state.keys() - _OPTIONAL):
-        raise ValueError(f"lacks {', '.join(missing)}")
-    return SavedState(**{name: state[name] for name in hints_of(SavedState) if name in state})
+    names = hints_of(SavedState)
+    missing = names.keys() - state.keys() - _OPTIONAL
+    if missing:
+        raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    return SavedState(**{name: state[name] for name in names if name in state})
 
 
 @cache
@@ -309,46 +313,52 @@ def misshapen(value: Any, hint: Any, where: str) -> str | None:
     >>> misshapen({"a": [1, "x"]}, dict[str, list[int]], "counts")
     'counts/a/1 has the invalid value "x"'
     """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if (
-        origin is Annotated
-    ):  # the arguments are TypedDicts, and functions that raise for invalid values
-        return _first(misshapen(value, each, where) for each in (arguments[0], *hint.__metadata__))
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if origin is Annotated:
+        # the metadata are TypedDicts, and functions that raise for invalid values
+        hints = (arguments[0], *hint.__metadata__)
+        return _first(misshapen(value, one_hint, where) for one_hint in hints)
     if origin is NotRequired:
         return misshapen(value, arguments[0], where)
     if origin in (Union, UnionType):
-        problems = [misshapen(value, each, where) for each in arguments]
+        problems = [misshapen(value, alternative, where) for alternative in arguments]
         return None if None in problems else problems[0]
     if is_typeddict(hint) and isinstance(value, dict):
-        lacks = (
-            f"{where} lacks {name}"
-            for name in hints_of(hint)
-            if name in hint.__required_keys__ - value.keys()
-        )
-        named = hints_of(hint).items()
-        return _first(lacks) or _first(
-            misshapen(value[k], each, f"{where}/{k}") for k, each in named if k in value
-        )
+        return _misshapen_typed_dict(value, hint, where)
     if origin in (dict, Mapping) and isinstance(value, dict):
-        return _first(
-            misshapen(each, arguments[1], f"{where}/{name}") for name, each in value.items()
-        )
+        of_entries = arguments[1]
+        return _first(misshapen(value[key], of_entries, f"{where}/{key}") for key in value)
     if origin is list and isinstance(value, list):
-        return _first(
-            misshapen(each, arguments[0], f"{where}/{index}") for index, each in enumerate(value)
-        )
+        of_entries = arguments[0]
+        numbered = enumerate(value)
+        return _first(misshapen(entry, of_entries, f"{where}/{i}") for i, entry in numbered)
     if hint is Any or (origin is Literal and value in arguments):
         return None
     if hint in (bool, int, str, float, NoneType):
-        if isinstance(value, (int, float) if hint is float else hint) and (
-            hint is bool or not isinstance(value, bool)
-        ):
+        if _is_scalar(value, hint):
             return None
     elif origin is None and not is_typeddict(hint):
         with suppress(*UNREADABLE):
             hint(value)
             return None
     return f"{where} has the invalid value {json.dumps(value)[:40]}"
+
+
+def _misshapen_typed_dict(value: dict[str, Any], hint: Any, where: str) -> str | None:
+    hints = hints_of(hint)
+    for name in hints:
+        if name in hint.__required_keys__ and name not in value:
+            return f"{where} lacks {name}"
+    present = [name for name in hints if name in value]
+    return _first(misshapen(value[name], hints[name], f"{where}/{name}") for name in present)
+
+
+def _is_scalar(value: Any, hint: type) -> bool:
+    """Return True if a value from JSON has this type; an integer is a float, a bool is no integer."""
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def _first(problems: Iterable[str | None]) -> str | None:
