@@ -75,7 +75,10 @@ class Store:
                 value=keep_last,
             )
         self.directory = local_path(directory, setting="directory")
-        self.keep_last, self.keep_every, self.guard, self.disk = keep_last, keep_every, guard, disk
+        self.keep_last = keep_last
+        self.keep_every = keep_every
+        self.guard = guard
+        self.disk = disk
         self.intact: set[int] = set()
         self.digests: dict[int, str] = {}  # SHA-256 of the manifests that this process has written
         self._bases: dict[int, set[int]] = {}
@@ -115,7 +118,9 @@ class Store:
         damaged: list[Damage] = []
         # another process may train and remove a checkpoint that was listed: those now there count
         is_alone = world is None or world.size == 1
-        for step, path in [each for each in self._list_on_all_ranks(world) if each[0] <= up_to]:
+        for step, path in self._list_on_all_ranks(world):
+            if step > up_to:
+                continue
             try:
                 return self._read(step, path, only, world), damaged
             except DamageError as error:
@@ -141,16 +146,16 @@ class Store:
         """Return the checkpoint of a step with the options of `newest_intact`; raise
         `CheckpointError` if it is damaged or absent.
         """
-        error: CheckpointError | None = None
-        for path in [
-            path for saved_step, path in self._list_on_all_ranks(world) if saved_step == step
-        ]:
+        first_error: CheckpointError | None = None
+        for saved_step, path in self._list_on_all_ranks(world):
+            if saved_step != step:
+                continue
             try:
                 return self._read(step, path, only, world)
-            except DamageError as damage:
-                error = error or damage
-        if error is not None:
-            raise error
+            except DamageError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
         steps = self.steps()
         raise CheckpointError(
             "step-without-checkpoint",
@@ -177,7 +182,8 @@ class Store:
         """Return the best step according to the checkpoint `newest`; raise `CheckpointError` if no
         best step is recorded.
         """
-        if newest.saved.best_step is None:
+        best_step = newest.saved.best_step
+        if best_step is None:
             raise CheckpointError(
                 "run-without-best-checkpoint",
                 problem=f"{self.directory.parent} has no best checkpoint",
@@ -189,7 +195,7 @@ class Store:
                 ],
                 path=self.directory.parent,
             )
-        return newest.saved.best_step
+        return best_step
 
     def save(
         self,
@@ -204,17 +210,17 @@ class Store:
         After a `CheckpointError`, nothing is saved or removed. After a `NotPrunedError`, the
         checkpoint is saved, but an old checkpoint remains on disk.
         """
-        target = self.path(checkpoint.step)
+        step = checkpoint.step
+        target = self.path(step)
+        partial = self.partial(step)
         try:
             self._prepare(checkpoint)
-            digest = write(
-                checkpoint, directory=self.partial(checkpoint.step), disk=self.disk, others=others
-            )
-            self.intact.discard(checkpoint.step)
+            digest = write(checkpoint, directory=partial, disk=self.disk, others=others)
+            self.intact.discard(step)
             self.guard()  # check again, since the write took a while
             if target.name in self.disk.names(self.directory):
                 self.disk.rename(target, target.with_name(f".replaced-{target.name}"))
-            self.disk.rename(self.partial(checkpoint.step), target)
+            self.disk.rename(partial, target)
             self.disk.flush_directory(self.directory)
         except Exception as problem:
             if others is not None:
@@ -222,18 +228,19 @@ class Store:
             with suppress(OSError):
                 self._clear()
             if isinstance(problem, OSError):
-                raise self.not_saved(checkpoint.step, problem) from problem
+                raise self.not_saved(step, problem) from problem
             raise
-        self.intact.add(checkpoint.step)
-        self.digests[checkpoint.step] = digest
-        self._bases.pop(checkpoint.step, None)
-        if remains := self._prune(checkpoint.step, protected):
+        self.intact.add(step)
+        self.digests[step] = digest
+        self._bases.pop(step, None)
+        remains = self._prune(step, protected)
+        if remains:
             lines = [f"{path}: {problem.strerror or problem}" for path, problem in remains[:3]]
             raise NotPrunedError(
                 "old-checkpoints-not-removed",
                 problem=f"{target} is saved, but files that are no longer needed cannot be removed",
                 reason="\n".join(lines),
-                step=checkpoint.step,
+                step=step,
                 paths=[path for path, _ in remains],
             )
         return target
@@ -241,17 +248,18 @@ class Store:
     def _prepare(self, checkpoint: Checkpoint) -> None:
         self.guard()
         above = (self.directory, *self.directory.parents)
-        for path in reversed([path for path in above if not self.disk.is_directory(path)]):
+        absent = [path for path in above if not self.disk.is_directory(path)]
+        for path in reversed(absent):
             self.disk.make_directory(path)
             self.disk.flush_directory(path.parent)
         for path, problem in self._clear():
             if path.name.endswith(self.path(checkpoint.step).name):
                 raise problem  # the directory that cannot be removed blocks this save
-        needed, free = size_bytes(checkpoint), self.disk.free_bytes(self.directory)
-        if free < needed:
-            raise OSError(
-                errno.ENOSPC, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
-            )
+        needed_bytes = size_bytes(checkpoint)
+        free_bytes = self.disk.free_bytes(self.directory)
+        if free_bytes < needed_bytes:
+            needed = f"{needed_bytes / 1e6:,.0f} MB are needed"
+            raise OSError(errno.ENOSPC, f"{needed}, {free_bytes / 1e6:,.0f} MB are free")
 
     def _clear(self) -> _Remains:
         """Remove leftover directories, but restore a replaced checkpoint if its replacement is
@@ -259,14 +267,10 @@ class Store:
         """
         self.guard()
         names = self.disk.names(self.directory)
-        litter = [
-            name
-            for name in names
-            if name.startswith((".partial-step-", ".replaced-step-", ".deleted-step-"))
-        ]
-        if (
-            litter
-        ):  # flush renames cut off by a kill before removing the renamed or replaced directories
+        leftover = (".partial-step-", ".replaced-step-", ".deleted-step-")
+        litter = [name for name in names if name.startswith(leftover)]
+        if litter:
+            # a kill may have cut off the flush of renames, which is due before a removal
             self.disk.flush_directory(self.directory)
         remains = _Remains()
         for name in sorted(litter):
@@ -287,14 +291,16 @@ class Store:
         counted = sorted(self.intact.intersection(steps) - {0})
         remains = _Remains()
         since = counted[-self.keep_last] if len(counted) >= self.keep_last else 0
-        old = [
-            step
-            for step in steps
-            if step < since and step not in {0, saved, *protected} and not self.keep_every(step)
-        ]
-        bases = set[int]().union(
-            *(self._bases_of(step) for step in steps if old and step not in old)
-        )
+        kept = {0, saved, *protected}
+        old = []
+        for step in steps:
+            if step < since and step not in kept and not self.keep_every(step):
+                old.append(step)
+        bases: set[int] = set()
+        if old:
+            for step in steps:
+                if step not in old:
+                    bases |= self._bases_of(step)
         for step in reversed(old):  # a base goes after the checkpoints that refer to it
             if step in bases:
                 bases |= self._bases_of(step)
@@ -303,9 +309,8 @@ class Store:
                 self.guard()
                 if any(step in self._bases_of(later) for later in old):
                     self.disk.flush_directory(self.directory)
-                self.disk.rename(
-                    self.path(step), self.directory / f".deleted-{self.path(step).name}"
-                )
+                path = self.path(step)
+                self.disk.rename(path, path.with_name(f".deleted-{path.name}"))
                 self.intact.discard(step)
             except OSError as problem:
                 remains.append((self.path(step), problem))
@@ -320,12 +325,10 @@ class Store:
             try:
                 self._bases[step] = read_bases(self.path(step), disk=self.disk)
             except DamageError as error:
-                if isinstance(error.__cause__, OSError) and not isinstance(
-                    error.__cause__, FileNotFoundError
-                ):
-                    return {
-                        each for each in self.steps() if each < step
-                    }  # its manifest may be readable again later
+                cause = error.__cause__
+                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                    # its manifest may be readable again later
+                    return {older for older in self.steps() if older < step}
                 return set()
         return self._bases[step]
 
@@ -341,8 +344,10 @@ class Store:
     def _read(self, step: int, path: Path, only: Only, world: World | None) -> Checkpoint:
         if world is not None:
             checkpoint = read_together(path, world, only=only, step=step, disk=self.disk)
-        elif (checkpoint := read(path, only=only, disk=self.disk)).step != step:
-            raise damage_error(path, f"{MANIFEST}: is for step {checkpoint.step}")
+        else:
+            checkpoint = read(path, only=only, disk=self.disk)
+            if checkpoint.step != step:
+                raise damage_error(path, f"{MANIFEST}: is for step {checkpoint.step}")
         if only is None and path == self.path(step):
             self.intact.add(step)
         return checkpoint
@@ -375,34 +380,32 @@ class Store:
                 problem=f"cannot list {self.directory}: {problem.strerror or problem}",
                 path=self.directory,
             ) from problem
-        entries = [
-            (int(match[2]), match[1] is not None, name)
-            for name in names
-            if (match := _NAME.fullmatch(name))
-        ]
-        entries.sort(
-            key=lambda each: (-each[0], each[1])
-        )  # surefoot never writes a name like "step-000000600"
-        return [
-            (step, self.directory / name)
-            for step, _, name in entries
-            if name.endswith(self.path(step).name)
-        ]
+        checkpoints = []
+        for name in names:
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            step = int(match[2])
+            # surefoot never writes a name like "step-000000600"
+            if name.endswith(self.path(step).name):
+                checkpoints.append((step, self.directory / name))
+        # of one step, "step-" sorts above ".replaced-"
+        return sorted(checkpoints, reverse=True)
 
     def not_saved(self, step: int, problem: OSError) -> CheckpointError:
         """Return the error for a save that failed with an `OSError`."""
-        newest, link = None, problem.errno == errno.ELOOP
+        is_link = problem.errno == errno.ELOOP
+        newest = None
         with suppress(CheckpointError):
             newest = self.newest_step()
-        stands = (
-            "" if newest is None or link else f"; the newest checkpoint is {self.path(newest).name}"
-        )
+        why = str(problem.strerror or problem)
+        if newest is not None and not is_link:
+            why += f"; the newest checkpoint is {self.path(newest).name}"
         where = problem.filename or self.directory
         remedy: Remedy = "check the disk and its write permissions"
         if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
             fewer = f"(now {self.keep_last})"
             remedy = ("free some space, or keep fewer checkpoints:", Setting("keep_last"), fewer)
-        elif link:
+        elif is_link:
             remedy = Command(f"rm {shlex.quote(str(where))}")
-        why = f"{problem.strerror or problem}{stands}"
         return not_saved(step, why, where=str(where), remedy=remedy)
