@@ -44,15 +44,16 @@ class Writer:
         mail: Mail | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store, self.rank, self.mail, self.now = store, rank, mail, now
+        self.store = store
+        self.rank = rank
+        self.mail = mail
+        self.now = now
         self.took_s = 0.0  # duration of the last finished save
         self.saved: int | None = None
-        self.not_pruned: NotPrunedError | None = (
-            None  # of the last save, which succeeded nevertheless
-        )
-        self.failure: CheckpointError | None = (
-            None  # of the last finished save, None after a success
-        )
+        # of the last save, which succeeded nevertheless
+        self.not_pruned: NotPrunedError | None = None
+        # of the last finished save, None after a success
+        self.failure: CheckpointError | None = None
         self._thread: threading.Thread | None = None
         self._save_count = 0
         self._hurried = threading.Event()
@@ -88,7 +89,9 @@ class Writer:
         self._hurried.set()
 
     def _save(self, checkpoint: Checkpoint, protected: Collection[int]) -> None:
-        step, self.not_pruned, start = checkpoint.step, None, self.now()
+        step = checkpoint.step
+        self.not_pruned = None
+        start = self.now()
         try:
             if self.mail is None:
                 self.store.save(checkpoint, protected=protected)
@@ -98,14 +101,16 @@ class Writer:
                     save_leading(self.store, checkpoint, board, protected=protected)
                 else:
                     save_following(self.store, checkpoint, board, rank=self.rank)
-            self.saved, self.failure = step, None
-        except (
-            Exception
-        ) as problem:  # a bug must reach the caller too: a thread's traceback would be lost
+            self.saved = step
+            self.failure = None
+        # a bug must reach the caller too: a thread's traceback would be lost
+        except Exception as problem:
             del checkpoint
             _clear_tracebacks(problem)
             if isinstance(problem, NotPrunedError):
-                self.saved, self.failure, self.not_pruned = step, None, problem
+                self.saved = step
+                self.failure = None
+                self.not_pruned = problem
             else:
                 self.failure = _failure(step, problem)
         finally:
@@ -125,7 +130,10 @@ class Board:
         patience_s: float = _PATIENCE_S,
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.mail, self.save, self.patience_s, self.hurried = mail, save, patience_s, hurried
+        self.mail = mail
+        self.save = save
+        self.patience_s = patience_s
+        self.hurried = hurried
 
     def send(self, what: str, value: Any) -> None:
         """Send a message; raise `CheckpointError` if the connection is lost."""
@@ -138,21 +146,24 @@ class Board:
         """Wait for the first of several messages; return its name and value. `of` is the name of
         the sender in errors.
         """
-        start, pause_s = time.monotonic(), 0.005
-        ending: float | None = None
+        start = time.monotonic()
+        hurried_since: float | None = None
+        pause_s = 0.005
         while True:
             try:
-                for each in what:
-                    if self.mail.check([f"{self.save}/{each}"]):
-                        return each, json.loads(self.mail.get(f"{self.save}/{each}"))
+                for name in what:
+                    key = f"{self.save}/{name}"
+                    if self.mail.check([key]):
+                        return name, json.loads(self.mail.get(key))
             except RuntimeError as problem:
                 raise _cut_off(first_line(problem)) from problem
             now = time.monotonic()
-            if ending is None and (self.hurried() or not threading.main_thread().is_alive()):
-                ending = now
-            if now - start > self.patience_s or (
-                ending is not None and now - ending > _LAST_PATIENCE_S
-            ):
+            is_in_hurry = self.hurried() or not threading.main_thread().is_alive()
+            if hurried_since is None and is_in_hurry:
+                hurried_since = now
+            is_late = now - start > self.patience_s
+            is_hurry_over = hurried_since is not None and now - hurried_since > _LAST_PATIENCE_S
+            if is_late or is_hurry_over:
                 raise _cut_off(f"no message from {of} for {now - start:,.0f} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_S)
@@ -162,8 +173,12 @@ class Writers:
     """The other ranks that write pieces, as seen by rank 0 (`format.Others`)."""
 
     def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
-        self.board, self.store, self.step, self.started = board, store, checkpoint.step, False
-        self.awaited = list(range(1, 1 if checkpoint.pieces is None else checkpoint.pieces.count))
+        self.board = board
+        self.store = store
+        self.step = checkpoint.step
+        self.started = False
+        rank_count = 1 if checkpoint.pieces is None else checkpoint.pieces.count
+        self.awaited = list(range(1, rank_count))
 
     def begin(self) -> None:
         self.started = True
@@ -177,7 +192,7 @@ class Writers:
         failed = None
         while self.awaited:
             rank = self.awaited.pop(0)
-            report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")[1]
+            _, report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")
             with suppress(RuntimeError):  # no other rank needs this key
                 self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
             for file, (length, digest) in report["files"].items():
@@ -217,15 +232,14 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
     0.
     """
     pieces = checkpoint.pieces
-    kind, message = board.receive(
-        *(["begin"] if pieces is not None else []), "outcome", of="rank 0"
-    )
-    if pieces is not None and kind == "begin":
-        board.send(
-            f"piece-{pieces.rank}",
-            _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank),
-        )
-        message = board.receive("outcome", of="rank 0")[1]
+    if pieces is None:
+        _, message = board.receive("outcome", of="rank 0")
+    else:
+        kind, message = board.receive("begin", "outcome", of="rank 0")
+        if kind == "begin":
+            report = _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank)
+            board.send(f"piece-{pieces.rank}", report)
+            _, message = board.receive("outcome", of="rank 0")
     if "problem" in message:
         raise error_of_dict(message["problem"])
     if "not_pruned" in message:
@@ -235,15 +249,14 @@ def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: 
 def _write_pieces(
     store: Store, checkpoint: Checkpoint, *, leader_step: int, rank: int
 ) -> dict[str, Any]:
-    step, where = checkpoint.step, f"rank {rank} on {socket.gethostname()}"
+    step = checkpoint.step
+    where = f"rank {rank} on {socket.gethostname()}"
     try:
         if leader_step != step:
             raise not_saved(leader_step, f"it is at step {step}")
         store.guard()
-        return {
-            "files": write_tensors(checkpoint, directory=store.partial(step), disk=store.disk),
-            "failed": None,
-        }
+        files = write_tensors(checkpoint, directory=store.partial(step), disk=store.disk)
+        return {"files": files, "failed": None}
     except FileNotFoundError as problem:
         failed = _unseen(step, where, problem.filename or store.partial(step))
     except OSError as problem:
