@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,8 +50,9 @@ def interpreted(directory: Path | None) -> Iterator[None]:
     except UNREADABLE as problem:
         if directory is None or passed_others(problem):
             raise
-        where = traceback.extract_tb(problem.__traceback__)[-1]
-        words = f"{type(problem).__name__}: {first_line(problem)} at {Path(where.filename).name}:{where.lineno}"
+        frame = traceback.extract_tb(problem.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        words = f"{type(problem).__name__}: {first_line(problem)} at {where}"
         raise damage_error(directory, f"{STATE}: {words}") from problem
 
 
@@ -59,9 +61,8 @@ def interprets(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def interpreting(*arguments: _P.args, **more: _P.kwargs) -> _R:
-        with interpreted(
-            next(each.directory for each in arguments if isinstance(each, Checkpoint))
-        ):
+        checkpoint = next(value for value in arguments if isinstance(value, Checkpoint))
+        with interpreted(checkpoint.directory):
             return function(*arguments, **more)
 
     return interpreting
@@ -92,12 +93,15 @@ def verify(
 
     `checked` remembers the problems of files that several checkpoints share.
     """
-    problems, checked = list[str](), {} if checked is None else checked
+    if checked is None:
+        checked = {}
+    problems: list[str] = []
     try:
         source = Source(directory, disk)
         problems += _check([(source, file) for file in source.manifest.files])
         for base, file in files_of_bases(source, None):
-            if (path := base.directory / file) not in checked:
+            path = base.directory / file
+            if path not in checked:
                 checked[path] = _check([(base, file)])
             problems += checked[path]
     except DamageError as error:
@@ -110,11 +114,8 @@ def read_manifest(directory: Path, *, disk: Disk = DISK) -> Manifest:
     is read.
     """
     source = Source(directory, disk)
-    for each, file in [
-        *((source, file) for file in source.manifest.files),
-        *files_of_bases(source, None),
-    ]:
-        each.check_length(file)
+    for source_or_base, file in _files_with_bases(source, None):
+        source_or_base.check_length(file)
     return source.manifest
 
 
@@ -141,19 +142,13 @@ def read_together(
         manifest = read_manifest(directory, disk=disk)
         if step is not None and manifest.step != step:
             raise damage_error(directory, f"{MANIFEST}: is for step {manifest.step}")
-        source = Source(directory, disk)
-        files = [
-            *((source, file) for file in files_of(manifest, only)),
-            *files_of_bases(source, only),
-        ]
-        files.sort(
-            key=lambda each: (-each[0].manifest.files[each[1]][0], each[0].directory, each[1])
-        )
+        files = _files_with_bases(Source(directory, disk), only)
+        files.sort(key=_largest_first)
         problems = _check(files[world.rank :: world.size])
         contents = opened(directory, only=only, disk=disk)
     except DamageError as error:
         problems = [error.damage.problem]
-    problems = [problem for each in world.gathered(problems) for problem in each]
+    problems = list(chain.from_iterable(world.gathered(problems)))
     if problems or contents is None:
         raise damage_error(directory, problems[0])
     return contents
@@ -170,6 +165,17 @@ def files_of(manifest: Manifest, only: Collection[str] | None = None) -> list[st
     ]
 
 
+def _files_with_bases(source: Source, only: Collection[str] | None) -> list[tuple[Source, str]]:
+    files = [(source, file) for file in files_of(source.manifest, only)]
+    return files + files_of_bases(source, only)
+
+
+def _largest_first(entry: tuple[Source, str]) -> tuple[int, Path, str]:
+    source, file = entry
+    length, _ = source.manifest.files[file]
+    return -length, source.directory, file
+
+
 def _check(files: Iterable[tuple[Source, str]]) -> list[str]:
     problems = []
     for source, file in files:
@@ -183,26 +189,29 @@ def _check(files: Iterable[tuple[Source, str]]) -> list[str]:
 def _join_files(
     source: Source,
     only: Collection[str] | None,
-    parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]],
+    read_file: Callable[[Source, str], Mapping[str, Tensor | Stored]],
 ) -> Checkpoint:
     with source.damage_in(STATE):
         state = parse_state(b"".join(source.chunks(STATE)))
         _check_complete(state, source.manifest)
         pieces = from_json(state.pop(SHARDED, None))
+    sharded = {} if pieces is None else pieces.shapes
     files: dict[str, dict[str, Tensor | Stored]] = {}
-    for name, names_of_files in _wanted_files(source, pieces, only).items():
-        files[name] = _join_pieces(source, names_of_files, parts_of)
-        for tensor, shape in ({} if pieces is None else pieces.shapes.get(name, {})).items():
-            if tensor not in files[name] or tuple(files[name][tensor].shape) != shape:
+    for name, files_of_name in _wanted_files(source, pieces, only).items():
+        tensors = _join_pieces(source, files_of_name, read_file)
+        for tensor_name, shape in sharded.get(name, {}).items():
+            if tensor_name not in tensors or tuple(tensors[tensor_name].shape) != shape:
                 raise damage_error(
-                    source.directory, f"{name}: its pieces do not form {tensor} {list(shape)}"
+                    source.directory, f"{name}: its pieces do not form {tensor_name} {list(shape)}"
                 )
-    for base, entry in bases_of(source, files):
-        for name in entry.tensors.keys() & files.keys():
-            stored = _join_pieces(base, pieces_of(base, name), parts_of)
-            if lost := [tensor for tensor in entry.tensors[name] if tensor not in stored]:
-                raise base.damage(f"{name}: lacks {lost[0]}")
-            files[name] |= {tensor: stored[tensor] for tensor in entry.tensors[name]}
+        files[name] = tensors
+    for base_source, base in bases_of(source, files):
+        for name in base.tensors.keys() & files.keys():
+            stored = _join_pieces(base_source, pieces_of(base_source, name), read_file)
+            for tensor_name in base.tensors[name]:
+                if tensor_name not in stored:
+                    raise base_source.damage(f"{name}: lacks {tensor_name}")
+                files[name][tensor_name] = stored[tensor_name]
     manifest = source.manifest
     return Checkpoint(
         manifest.step, files, state, manifest.log, directory=source.directory, bases=manifest.bases
@@ -212,50 +221,67 @@ def _join_files(
 def _join_pieces(
     source: Source,
     files: Sequence[str],
-    parts_of: Callable[[Source, str], Mapping[str, Tensor | Stored]],
+    read_file: Callable[[Source, str], Mapping[str, Tensor | Stored]],
 ) -> dict[str, Tensor | Stored]:
-    parts: dict[str, list[Any]] = {}
+    pieces: dict[str, list[Any]] = {}
     for file in files:
-        for tensor, part in parts_of(source, file).items():
-            parts.setdefault(tensor, []).append(part)
-    return {tensor: _join(each) for tensor, each in parts.items()}
+        for name, piece in read_file(source, file).items():
+            pieces.setdefault(name, []).append(piece)
+    return {name: _join(pieces_of_tensor) for name, pieces_of_tensor in pieces.items()}
+
+
+def _join(pieces: list[Any]) -> Any:
+    first, *others = pieces
+    if not others:
+        return first
+    return torch.cat(pieces) if isinstance(first, Tensor) else first.followed_by(others)
 
 
 def _check_complete(state: Mapping[str, Any], manifest: Manifest) -> None:
-    tells = {"model": ("aliases", "eval_mode"), "optimizer": ("param_groups", "optimizer")}
+    """Raise `ValueError` if the state lacks a model or an optimizer that has a file."""
+    keys_of_kind = {"model": ("aliases", "eval_mode"), "optimizer": ("param_groups", "optimizer")}
     for file in manifest.files:
-        kind, _, name = logical_name(file.removesuffix(".safetensors")).partition("-")
-        for key in tells.get(kind, ()):
-            if key in state and (name or "model") not in state[key]:
-                raise ValueError(f"{key} lacks {name or 'model'}")
+        kind, _, suffix = logical_name(file.removesuffix(".safetensors")).partition("-")
+        name = suffix or "model"
+        for key in keys_of_kind.get(kind, ()):
+            if key in state and name not in state[key]:
+                raise ValueError(f"{key} lacks {name}")
 
 
 def _wanted_files(
     source: Source, pieces: Pieces | None, only: Collection[str] | None
 ) -> dict[str, list[str]]:
-    there = [match["name"] for file in source.manifest.files if (match := TENSORS.fullmatch(file))]
-    spread, count = ({}, 1) if pieces is None else (pieces.shapes, pieces.count)
-    names = [logical_name(file) if logical_name(file) in spread else file for file in there]
-    pieces_of = {name: [piece_file(name, rank, count) for rank in range(count)] for name in spread}
-    by_name = {name: pieces_of.get(name, [name]) for name in names}
-    if absent := [name for name in only or () if name not in by_name]:
-        raise CheckpointError(
-            "checkpoint-without-tensors",
-            problem=f"{source.directory} has no tensors {absent[0]!r}",
-            reason=f"available: {', '.join(sorted(by_name)) or 'none'}",
-            path=source.directory,
-            name=absent[0],
-            available=sorted(by_name),
-        )
-    if lost := [
-        name for name in spread if any(file not in there for file in by_name.get(name, [name]))
-    ]:
-        raise damage_error(source.directory, f"{MANIFEST}: lacks a piece of {lost[0]}")
-    return {
-        name: [f"{file}.safetensors" for file in files]
-        for name, files in by_name.items()
-        if only is None or name in only
-    }
+    sharded: dict[str, list[str]] = {}
+    if pieces is not None:
+        for name in pieces.shapes:
+            stems = [piece_file(name, rank, pieces.count) for rank in range(pieces.count)]
+            sharded[name] = [f"{stem}.safetensors" for stem in stems]
+    available: dict[str, list[str]] = {}
+    for file in source.manifest.files:
+        match = TENSORS.fullmatch(file)
+        if match is None:
+            continue
+        name = logical_name(match["name"])
+        if name in sharded:
+            available[name] = sharded[name]
+        else:
+            available[match["name"]] = [file]
+    for name in only or ():
+        if name not in available:
+            raise CheckpointError(
+                "checkpoint-without-tensors",
+                problem=f"{source.directory} has no tensors {name!r}",
+                reason=f"available: {', '.join(sorted(available)) or 'none'}",
+                path=source.directory,
+                name=name,
+                available=sorted(available),
+            )
+    for name, files in sharded.items():
+        if any(file not in source.manifest.files for file in files):
+            raise damage_error(source.directory, f"{MANIFEST}: lacks a piece of {name}")
+    if only is None:
+        return available
+    return {name: files for name, files in available.items() if name in only}
 
 
 def _load(source: Source, file: str) -> dict[str, Tensor]:
@@ -269,9 +295,3 @@ def _load(source: Source, file: str) -> dict[str, Tensor]:
 def _open(source: Source, file: str) -> dict[str, Stored]:
     with source.damage_in(file):
         return stored_in(source.directory / file, disk=source.disk)
-
-
-def _join(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0].followed_by(parts[1:])

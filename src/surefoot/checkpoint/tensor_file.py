@@ -45,11 +45,8 @@ _TYPES = {
 }
 # without dtypes that the library can write but not read
 NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_INTEGERS = {
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # by width in bytes; faster to compare than bytes
+# by width in bytes; faster to compare than bytes
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Stretch(NamedTuple):
@@ -88,26 +85,30 @@ class Stored:
 
     def followed_by(self, others: Iterable["Stored"]) -> "Stored":
         """Return the tensor with the rows of `others` appended."""
-        stretches = tuple(stretch for each in (self, *others) for stretch in each.stretches)
-        return replace(
-            self,
-            shape=torch.Size((sum(each.rows for each in stretches), *self.shape[1:])),
-            stretches=stretches,
-        )
+        stretches = list(self.stretches)
+        for other in others:
+            stretches += other.stretches
+        rows = sum(stretch.rows for stretch in stretches)
+        shape = torch.Size((rows, *self.shape[1:]))
+        return replace(self, shape=shape, stretches=tuple(stretches))
 
     def load(self) -> Tensor:
-        return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
+        row_count = self.shape[0] if self.shape else 1
+        return self.rows(0, row_count).view(self.shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Return the rows from `start` to `stop` (exclusive). Other rows are not read."""
         read = torch.empty((stop - start, *self.shape[1:]), dtype=self.dtype)
-        target, offset, first = bytes_of(read), 0, 0
+        target = bytes_of(read)
+        offset = 0
+        first_row = 0  # of the stretch
         for stretch in self.stretches:
-            begin, end = max(start - first, 0), min(stop - first, stretch.rows)
+            begin = max(start - first_row, 0)
+            end = min(stop - first_row, stretch.rows)
             for data in self._chunks(stretch, begin, end):
                 target[offset : offset + len(data)] = data
                 offset += len(data)
-            first += stretch.rows
+            first_row += stretch.rows
         return read
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -145,7 +146,8 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     """Return the tensors of a file without reading their values; raise a one-line `ValueError` for
     an invalid file.
     """
-    size, length = disk.size(path), int.from_bytes(disk.read(path, start=0, length=8), "little")
+    size = disk.size(path)
+    length = int.from_bytes(disk.read(path, start=0, length=8), "little")
     if not 2 <= length <= min(size - 8, _HEADER_BYTES):
         raise ValueError("not a safetensors file: its header length is invalid")
     try:
@@ -155,10 +157,10 @@ def stored_in(path: Path, *, disk: Disk = DISK) -> dict[str, Stored]:
     if not isinstance(header, dict):
         raise ValueError(f"not a safetensors file: its header is a {type(header).__name__}")
     header.pop("__metadata__", None)
-    return {
-        name: _stored(path, disk, name, entry, begin=8 + length, size=size)
-        for name, entry in header.items()
-    }
+    tensors = {}
+    for name, entry in header.items():
+        tensors[name] = _stored(path, disk, name, entry, begin=8 + length, size=size)
+    return tensors
 
 
 def file_header(
@@ -168,11 +170,13 @@ def file_header(
     dtypes come first (alignment).
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    start, narrowest = 0, math.inf
+    start = 0
+    narrowest: float = math.inf
     for name, (dtype, shape) in tensors.items():
         if dtype.itemsize > narrowest:
             raise ValueError(f"{name}: its dtype is wider than the dtype before it")
-        narrowest, stop = dtype.itemsize, start + math.prod(shape) * dtype.itemsize
+        narrowest = dtype.itemsize
+        stop = start + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -204,21 +208,18 @@ def file_of(
     memory with another tensor.
     """
     in_order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
-    if apart := [
-        k for k in in_order if tensors[k].layout != torch.strided or not tensors[k].is_contiguous()
-    ]:
-        raise ValueError(f"{apart[0]} is not contiguous: use tensor.contiguous()")
-    in_memory = sorted(
-        (name for name in tensors if tensors[name].numel()),
-        key=lambda name: tensors[name].data_ptr(),
-    )
+    for name in in_order:
+        if tensors[name].layout != torch.strided or not tensors[name].is_contiguous():
+            raise ValueError(f"{name} is not contiguous: use tensor.contiguous()")
+    not_empty = [name for name in tensors if tensors[name].numel()]
+    in_memory = sorted(not_empty, key=lambda name: tensors[name].data_ptr())
     for before, name in pairwise(in_memory):
         if tensors[name].data_ptr() < tensors[before].data_ptr() + tensors[before].nbytes:
             raise ValueError(f"{before} and {name} share memory: use tensor.clone()")
-    begin = file_header(
-        {name: (tensors[name].dtype, tensors[name].shape) for name in in_order}, metadata or {}
-    )
-    return list(_stretches([memoryview(begin), *(bytes_of(tensors[name]) for name in in_order)]))
+    layout = {name: (tensors[name].dtype, tensors[name].shape) for name in in_order}
+    segments = [memoryview(file_header(layout, metadata or {}))]
+    segments += [bytes_of(tensors[name]) for name in in_order]
+    return list(_stretches(segments))
 
 
 def _stretches(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -286,8 +287,9 @@ class HostMemory:
 
     def take(self, dtype: torch.dtype, shape: torch.Size) -> Tensor:
         free = self.free[dtype, shape]
-        self.lent.append(free.pop() if free else torch.empty(shape, dtype=dtype))
-        return self.lent[-1]
+        tensor = free.pop() if free else torch.empty(shape, dtype=dtype)
+        self.lent.append(tensor)
+        return tensor
 
 
 _MEMORY: ContextVar[HostMemory | None] = ContextVar("memory", default=None)
@@ -314,8 +316,12 @@ def equal_bits(a: Tensor, b: Tensor) -> bool:
     """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    pair = [a, b] if a.device == b.device else [a.cpu(), b.cpu()]
-    flat = [each.detach().resolve_conj().resolve_neg().contiguous().reshape(-1) for each in pair]
-    return torch.equal(
-        *(each.view(_INTEGERS.get(each.element_size(), torch.uint8)) for each in flat)
-    )
+    if a.device != b.device:
+        a = a.cpu()
+        b = b.cpu()
+    return torch.equal(_as_integers(a), _as_integers(b))
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(_INTEGERS.get(flat.element_size(), torch.uint8))
