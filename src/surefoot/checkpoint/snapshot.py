@@ -13,11 +13,12 @@ import math
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Literal, NamedTuple, Self
@@ -54,7 +55,8 @@ Kind = Literal[
     "weight", "buffer", "gradient", "mode", "optimizer", "generator", "registered", "attribute"
 ]
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic)
-_MAX_ENTRIES, _MAX_OBJECTS = 10_000, 100_000  # of a longer container only the length is compared
+_MAX_ENTRIES = 10_000  # of a longer container only the length is compared
+_MAX_OBJECTS = 100_000
 # of tensors that no checkpoint holds, such as a data set in a closure: a larger one is not hashed,
 # and above this sum none is copied
 _MAX_UNSAVED_BYTES = 1 << 28
@@ -166,21 +168,14 @@ class Snapshot:
         self._block = ExitStack()
         user_state = user_state or {}
         optimizers = optimizers or {}
-        registered = [each for each in user_state.values() if isinstance(each, nn.Module)]
-        self._saved_modules = {
-            id(module) for each in [*models.values(), *registered] for module in each.modules()
-        }
+        self._parameter_names = _parameter_names(models)
+        self._saved_modules = _ids_of_modules([*models.values(), *user_state.values()])
         # the state of a metric is saved with the registered object that has it
-        metrics = {name: torchmetrics_in(each) for name, each in user_state.items()}
-        metric_ids = {id(metric) for of_object in metrics.values() for metric in of_object}
+        metrics = {name: torchmetrics_in(thing) for name, thing in user_state.items()}
+        metric_ids = set(map(id, chain.from_iterable(metrics.values())))
         # not visited through a registered object, which may refer to the whole run
-        self._later = self._saved_modules | {id(each) for each in optimizers.values()}
+        self._later = self._saved_modules | set(map(id, optimizers.values()))
         self._later -= metric_ids
-        self._parameter_names = {
-            id(parameter): name if len(models) == 1 else f"{model_name}.{name}"
-            for model_name, model in models.items()
-            for name, parameter in model.named_parameters()
-        }
 
         self._global_generators()
         for name, model in models.items():
@@ -188,9 +183,9 @@ class Snapshot:
         for parameter in parameters:
             if isinstance(parameter, Shard):  # others are those of the models
                 self._shard(f"shard of {parameter.called}", parameter)
-        for name, each in user_state.items():  # before other references to the same objects
+        for name, thing in user_state.items():  # before other references to the same objects
             place = Place(f"registered[{name!r}]", "registered", is_saved=True)
-            for part in [each, *metrics[name]]:
+            for part in [thing, *metrics[name]]:
                 self._visit(place, part, is_root=True)
         for name, model in models.items():
             self._visit(Place(name, "attribute", is_saved=False), model, is_root=True)
@@ -199,8 +194,8 @@ class Snapshot:
         for name, optimizer in optimizers.items():
             is_only = list(models) == ["model"]
             self._optimizer("optimizer" if is_only else f"optimizer[{name!r}]", optimizer)
-        for name, each in user_state.items():  # modules, whose state_dict is saved
-            self._visit(Place(name, "attribute", is_saved=False), each)
+        for name, thing in user_state.items():  # modules, whose state_dict is saved
+            self._visit(Place(name, "attribute", is_saved=False), thing)
         if self._failed:
             raise self._failed[0]
 
@@ -273,7 +268,8 @@ class Snapshot:
     def _record(self, place: Place, content: Any) -> None:
         if place.is_saved and not self.saved:
             return
-        name, number = place.name, 1
+        name = place.name
+        number = 1
         while name in self.values:  # two hooks of one module, for example
             number += 1
             name = f"{place.name} ({number})"
@@ -486,7 +482,7 @@ class Snapshot:
         of_module = place._replace(is_saved=place.is_saved or saves_itself)
         for entries in (vars(module), module._parameters, module._buffers, module._modules):
             self._on_restore(of_module, _reset, entries, entries.copy())
-        attributes = {key: each for key, each in vars(module).items() if key not in _OF_MODULES}
+        attributes = {key: value for key, value in vars(module).items() if key not in _OF_MODULES}
         self._attributes(of_module, attributes)
         for slots, kind in _tensors_of(module):
             for name, tensor in slots.items():
@@ -530,20 +526,18 @@ class Snapshot:
                 for key, number in numbers.items():
                     self._visit(saved.attribute(f"{group_name}.{key}"), number)
             left_out = {*_OF_OPTIMIZERS, *numbers}
-            rest = {key: each for key, each in group.items() if key not in left_out}
+            rest = {key: value for key, value in group.items() if key not in left_out}
             self._attributes(unsaved.attribute(group_name), rest)
         # an optimizer whose state_dict adds something decides what is saved; a wrapper that gives
         # the state_dict of another optimizer leaves its own attributes out
         saves_itself = bool(further_state(optimizer))
         # other attributes of torch's and surefoot's optimizers are no state
-        is_own = (
-            kind_of(optimizer) is None and type(optimizer).__module__.partition(".")[0] != "torch"
-        )
-        attributes = {
-            key: each
-            for key, each in vars(optimizer).items()
-            if key not in _OF_OPTIMIZERS and (is_own or key.endswith("_hooks"))
-        }
+        package = type(optimizer).__module__.partition(".")[0]
+        is_own = kind_of(optimizer) is None and package != "torch"
+        attributes = {}
+        for key, value in vars(optimizer).items():
+            if key not in _OF_OPTIMIZERS and (is_own or key.endswith("_hooks")):
+                attributes[key] = value
         self._attributes(saved if saves_itself else unsaved, attributes)
 
     def _optimizer_state(self, place: Place, optimizer: Optimizer) -> None:
@@ -729,6 +723,23 @@ def _as_bytes(state: Any) -> Any:
         case list() | tuple():
             return tuple(_as_bytes(entry) for entry in state)
     return state
+
+
+def _parameter_names(models: Mapping[str, nn.Module]) -> dict[int, str]:
+    names = {}
+    for model_name, model in models.items():
+        prefix = "" if len(models) == 1 else f"{model_name}."
+        for name, parameter in model.named_parameters():
+            names[id(parameter)] = f"{prefix}{name}"
+    return names
+
+
+def _ids_of_modules(objects: Iterable[Any]) -> set[int]:
+    ids: set[int] = set()
+    for thing in objects:
+        if isinstance(thing, nn.Module):
+            ids.update(map(id, thing.modules()))
+    return ids
 
 
 def _tensors_of(module: nn.Module) -> list[tuple[dict[str, Any], Kind]]:
