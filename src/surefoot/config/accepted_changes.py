@@ -18,12 +18,13 @@ def change_names(accepted: str | Sequence[str] | None) -> tuple[str, ...]:
     (('loss', 'data'), ())
     """
     names = accepted.split(",") if isinstance(accepted, str) else list(accepted or ())
-    if unknown := [name for name in names if name not in CHANGES]:
-        raise ConfigError(
-            "change-unknown",
-            problem=f"accept_change = {unknown[0]!r} is not a known change",
-            remedy=f"choose from {', '.join(CHANGES)}",
-            setting="accept_change",
-            value=unknown[0],
-        )
+    for name in names:
+        if name not in CHANGES:
+            raise ConfigError(
+                "change-unknown",
+                problem=f"accept_change = {name!r} is not a known change",
+                remedy=f"choose from {', '.join(CHANGES)}",
+                setting="accept_change",
+                value=name,
+            )
     return tuple(names)

@@ -37,15 +37,16 @@ class Batching:
         """
         copies = ranks // shards
         bounds = [self.pieces * copy // copies for copy in range(copies + 1)]
-        return [
-            range(bounds[rank // shards] + rank % shards, bounds[rank // shards + 1], shards)
-            for rank in range(ranks)
-        ]
+        by_rank = []
+        for rank in range(ranks):
+            copy, turn = divmod(rank, shards)
+            by_rank.append(range(bounds[copy] + turn, bounds[copy + 1], shards))
+        return by_rank
 
-    def each(self, ranks: int) -> str:
+    def on_each_rank(self, ranks: int) -> str:
         """Return the number of micro-batches of each rank in words.
 
-        >>> batching(8, 1).each(2), batching(8, 1).each(3)
+        >>> batching(8, 1).on_each_rank(2), batching(8, 1).on_each_rank(3)
         ('4', '2 or 3')
         """
         fewest, rest = divmod(self.pieces, ranks)
@@ -72,10 +73,9 @@ class Batching:
 
     def to_dict(self) -> dict[str, int | str]:
         """Return the settings in the form that a resume compares."""
-        both = {"batch_size": self.batch_size, "micro_batch_size": self.micro_batch_size}
         return {
-            name: size if self.unit == "samples" else f"{size} tokens"
-            for name, size in both.items()
+            "batch_size": _with_unit(self.batch_size, self.unit),
+            "micro_batch_size": _with_unit(self.micro_batch_size, self.unit),
         }
 
 
@@ -101,14 +101,14 @@ def batching(batch_size: int | str | None, micro_batch_size: int | str | None) -
             batch_size=batch_size,
         )
     if total % piece:
-        near = sorted({*_divisors_beside(piece, total)})
+        divisors = _divisors_beside(piece, total)
         fitting = max(1, round(total / piece)) * piece
         raise ConfigError(
             "micro-batch-size-not-divisor",
             problem=f"batch_size = {batch_size} cannot be divided evenly into micro-batches of"
             f" {micro_batch_size}",
             remedy=[
-                *(Setting("micro_batch_size", _with_unit(size, unit)) for size in near),
+                *(Setting("micro_batch_size", _with_unit(size, unit)) for size in divisors),
                 Setting("batch_size", _with_unit(fitting, unit)),
             ],
             setting="micro_batch_size",
@@ -128,7 +128,7 @@ def one_each(batch_size: int | str | None, *, ranks: int) -> int | str:
     total, unit = _parsed("batch_size", batch_size)
     if total % ranks == 0:
         return _with_unit(total // ranks, unit)
-    possible_ranks = sorted({*_divisors_beside(ranks, total)})
+    possible_ranks = _divisors_beside(ranks, total)
     fitting = -(-total // ranks) * ranks
     raise ConfigError(
         "batch-size-not-divisible",
@@ -143,10 +143,12 @@ def one_each(batch_size: int | str | None, *, ranks: int) -> int | str:
     )
 
 
-def _divisors_beside(number: int, total: int) -> tuple[int, int]:
+def _divisors_beside(number: int, total: int) -> list[int]:
+    """Return the nearest divisors of `total` below and above a number, or one if both are equal."""
     divisors = [size for size in range(1, total + 1) if total % size == 0]
     below = max((size for size in divisors if size < number), default=1)
-    return below, min((size for size in divisors if size > number), default=total)
+    above = min((size for size in divisors if size > number), default=total)
+    return sorted({below, above})
 
 
 def _parsed(name: str, size: int | str | None) -> tuple[int, Literal["samples", "tokens"]]:
@@ -160,11 +162,10 @@ def _parsed(name: str, size: int | str | None) -> tuple[int, Literal["samples", 
             setting="batch_size",
         )
     match = _SIZE.fullmatch(str(size).strip())
-    number = 0 if match is None else int(match[1])
-    if match is None or number < 1:
+    if match is None or int(match[1]) < 1:
         meaning = "a number of samples, such as 64, or of tokens, such as '4096 tokens'"
         raise out_of_range(name, size, meaning)
-    return number, "samples" if match[2] is None else "tokens"
+    return int(match[1]), "samples" if match[2] is None else "tokens"
 
 
 def _with_unit(size: int, unit: str) -> int | str:

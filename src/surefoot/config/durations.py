@@ -226,21 +226,23 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
     period = max(Fraction(1), min(Fraction(50), Fraction(length.steps, 20)))
     if length.in_epochs:
         epoch = Fraction(length.samples_per_epoch, length.batch_size)
-        period = epoch / ceil(epoch / period) if epoch > period else epoch * (period // epoch)
-    return Every(
-        period=period.as_integer_ratio(), early=_EARLY_RECORD if period > _EARLY_RECORD else None
-    )
+        if epoch > period:
+            records_per_epoch = ceil(epoch / period)
+            period = epoch / records_per_epoch
+        else:
+            epochs_per_record = period // epoch
+            period = epoch * epochs_per_record
+    early = _EARLY_RECORD if period > _EARLY_RECORD else None
+    return Every(period=period.as_integer_ratio(), early=early)
 
 
 def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
     """Return the interval of checkpoints; "auto" is 5 minutes, or 60 seconds if a save takes under
     1% of that minute.
     """
-    return (
-        Every(seconds=300.0, seconds_if_cheap=60.0)
-        if text == "auto"
-        else every(text, length=length, time=True, setting=setting)
-    )
+    if text == "auto":
+        return Every(seconds=300.0, seconds_if_cheap=60.0)
+    return every(text, length=length, time=True, setting=setting)
 
 
 def seconds(text: str, *, setting: str = "time") -> float:
@@ -268,18 +270,19 @@ def _parsed(text: object, setting: str, *, units: Sequence[_Unit]) -> tuple[Frac
         raise ConfigError(
             "duration-without-unit",
             problem=f"{setting} = {text!r} has no unit",
-            remedy=[*(Setting(setting, example) for example in examples)],
+            remedy=[Setting(setting, example) for example in examples],
             setting=setting,
             value=text,
             units=list(units),
         )
     match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
-    unit, factor = _UNITS.get("" if match is None else match[2].lower(), (None, 0))
+    word = "" if match is None else match[2].lower()
+    unit, factor = _UNITS.get(word, (None, 0))
     if match is None or unit is None or unit not in units:
         raise ConfigError(
             "duration-not-understood",
             problem=f"{setting} = {text!r} is not a number, 0 or more, of {' or '.join(units)}",
-            remedy=[*(Setting(setting, _EXAMPLES[unit]) for unit in units)],
+            remedy=[Setting(setting, _EXAMPLES[unit]) for unit in units],
             setting=setting,
             value=text,
             units=list(units),

@@ -35,5 +35,5 @@ def plain_numbers(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(map(plain_numbers, value))
     if type(value) is dict:
-        return {key: plain_numbers(each) for key, each in value.items()}
+        return {key: plain_numbers(entry) for key, entry in value.items()}
     return plain_number(value)

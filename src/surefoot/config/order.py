@@ -72,7 +72,11 @@ else:
 
 def check_order(value: Any, *, setting: str) -> None:
     """Raise `ConfigError` for anything but a name of an order or `Weighted`."""
-    if not isinstance(value, Weighted) and not (isinstance(value, str) and value in get_args(Name)):
-        plain = value if isinstance(value, str | int | float) else type(value)
-        names = ", ".join(get_args(Name))
-        raise out_of_range(setting, plain, f"one of {names}, or in code sf.data.Weighted(weights)")
+    if isinstance(value, Weighted):
+        return
+    names = get_args(Name)
+    if isinstance(value, str) and value in names:
+        return
+    shown = value if isinstance(value, str | int | float) else type(value)
+    meaning = f"one of {', '.join(names)}, or in code sf.data.Weighted(weights)"
+    raise out_of_range(setting, shown, meaning)

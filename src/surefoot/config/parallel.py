@@ -122,13 +122,11 @@ def strategy_of(kind: Kind, *, ddp: DDPSettings, fsdp: FSDPSettings) -> Strategy
     >>> strategy_of("fsdp", ddp=DDPSettings(), fsdp=FSDPSettings(replicas=2)).replicas
     2
     """
-    own, other = (fsdp, ddp) if kind == "fsdp" else (ddp, fsdp)
-    name = "ddp" if other is ddp else "fsdp"
-    for field in fields(other):
-        value = getattr(other, field.name)
-        if value != field.default:
-            raise _of_other_strategy(f"{name}.{field.name}", value, kind=kind, fitting=name)
-    return Strategy(kind=kind, **vars(own))
+    if kind == "fsdp":
+        _refuse_arguments("ddp", ddp, kind=kind)
+        return Strategy(kind=kind, **vars(fsdp))
+    _refuse_arguments("fsdp", fsdp, kind=kind)
+    return Strategy(kind=kind, **vars(ddp))
 
 
 def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
@@ -166,11 +164,11 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
         strategy = replace(strategy, replicas=1)
     if ranks % strategy.replicas:
         fewer = max(number for number in range(1, strategy.replicas) if ranks % number == 0)
-        fitting = strategy.replicas * max(1, round(ranks / strategy.replicas))
+        fitting_ranks = strategy.replicas * max(1, round(ranks / strategy.replicas))
         raise ConfigError(
             "replicas-not-divisor",
             problem=f"replicas = {strategy.replicas} does not divide {ranks} ranks",
-            remedy=[Setting("fsdp.replicas", fewer), (f"{fitting} ranks",)],
+            remedy=[Setting("fsdp.replicas", fewer), (f"{fitting_ranks} ranks",)],
             setting="replicas",
             value=strategy.replicas,
             ranks=ranks,
@@ -178,6 +176,14 @@ def strategy_for(parallel: Kind | Strategy, *, ranks: int) -> Strategy:
     if strategy.sync == "auto":
         strategy = replace(strategy, sync="every" if strategy.kind == "fsdp" else "last")
     return strategy
+
+
+def _refuse_arguments(name: Literal["ddp", "fsdp"], arguments: DDPSettings, *, kind: Kind) -> None:
+    """Raise `ConfigError` for an argument of the strategy `name` in a run of another strategy."""
+    for field in fields(arguments):
+        value = getattr(arguments, field.name)
+        if value != field.default:
+            raise _of_other_strategy(f"{name}.{field.name}", value, kind=kind, fitting=name)
 
 
 def _of_other_strategy(setting: str, value: object, *, kind: Kind, fitting: str) -> ConfigError:

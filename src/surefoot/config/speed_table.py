@@ -48,13 +48,11 @@ class Row:
     gains: Mapping[str, float]
 
     def holds(self, facts: Facts) -> bool:
-        sizes = (
-            (self.width, facts.width),
-            (self.rows, facts.rows),
-            (self.positions, facts.positions),
-        )
-        return self.layers == facts.layers and all(
-            low <= size <= high for (low, high), size in sizes
+        return (
+            self.layers == facts.layers
+            and self.width[0] <= facts.width <= self.width[1]
+            and self.rows[0] <= facts.rows <= self.rows[1]
+            and self.positions[0] <= facts.positions <= self.positions[1]
         )
 
 
@@ -124,11 +122,17 @@ def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
     Choice(precision='fp32', channels_last=False, known=False, why='models of this kind and size were not measured')
     """
     _, measured = TABLE.get((facts.instructions, facts.torch), ("", ()))
-    if not (rows := [row for row in measured if row.holds(facts)]):
+    rows = [row for row in measured if row.holds(facts)]
+    if not rows:
         return Choice("fp32", False, False, "models of this kind and size were not measured")
-    names = {"bf16"} | ({"channels last", "bf16, channels last"} if layout_open else set())
-    gains = {name: min(row.gains.get(name, 0.0) for row in rows) for name in names} | {"": 1.0}
-    fp32, bf16 = _with_layout(gains, ""), _with_layout(gains, "bf16")
+    names = ["bf16"]
+    if layout_open:
+        names += ["channels last", "bf16, channels last"]
+    gains = {"": 1.0}  # fp32 with contiguous images
+    for name in names:
+        gains[name] = min(row.gains.get(name, 0.0) for row in rows)
+    fp32 = _with_layout(gains, "")
+    bf16 = _with_layout(gains, "bf16")
     if gains[bf16] >= BF16_WORTH_IT * gains[fp32]:
         faster = f"measured at least {gains[bf16]:.2f} times as fast as fp32"
         return Choice("bf16", bf16.endswith("channels last"), True, faster)
@@ -137,5 +141,6 @@ def look_up(facts: Facts, *, layout_open: bool = True) -> Choice:
 
 
 def _with_layout(gains: Mapping[str, float], precision: str) -> str:
+    """Return the name of a precision in `gains`, with channels last if that is worth it."""
     name = f"{precision}, channels last".removeprefix(", ")
     return name if gains.get(name, 0.0) >= LAYOUT_WORTH_IT * gains[precision] else precision

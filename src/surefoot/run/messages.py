@@ -49,7 +49,7 @@ def header(parts: RunComponents, *, resumed: bool) -> str:
     )
     world, how = parts.world, parts.plan.parallel.kind
     if world.size > 1:
-        cut += f", {sizes.each(world.size)} on each of {world.size} ranks"
+        cut += f", {sizes.on_each_rank(world.size)} on each of {world.size} ranks"
     padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
     start = (
         f"resuming at step {step}{', the only saved one' * (not step)}"

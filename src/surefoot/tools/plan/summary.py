@@ -144,7 +144,7 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         parts.pipeline.tape,
     )
     ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
-    each, per_epoch = sizes.each(ranks), length.samples_per_epoch / length.batch_size
+    each, per_epoch = sizes.on_each_rank(ranks), length.samples_per_epoch / length.batch_size
     together = (
         f"batch normalization averages over the micro-batches of {counted(ranks, 'rank')}:"
         " another number of ranks changes the results"
