@@ -54,13 +54,14 @@ def setting(
     (`tree.When`): a setting that a resume may change can at any step, unless it says otherwise; one
     of the run's identity must say it.
     """
-    flags = (
-        ("identity", identity),
-        ("per_rank", per_rank),
-        ("one_session", one_session),
-        ("cadence", cadence),
-    )
-    roles = [role for role, is_given in (*flags, ("observer", observer)) if is_given]
+    is_given = {
+        "identity": identity,
+        "per_rank": per_rank,
+        "one_session": one_session,
+        "cadence": cadence,
+        "observer": observer,
+    }
+    roles = [role for role in is_given if is_given[role]]
     if len(roles) != 1:
         raise TypeError(
             f"a setting needs exactly one role of {', '.join(typing.get_args(Role))}; this one has {roles or 'none'}"
@@ -76,17 +77,14 @@ def setting(
         "check": check,
         "by_fingerprint": by_fingerprint,
         "absent_by_default": absent_by_default,
+        "shared": shared and not per_rank,
         "path": path,
         "after": after,
         "group": group,
         "changes_at": changes_at,
         "most_used": most_used,
     }
-    return dataclasses.field(
-        default=default,
-        default_factory=factory,
-        metadata=metadata | {"shared": shared and not per_rank},
-    )
+    return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
 
 def number(*, min_value: float, below: float = math.inf, kind: Any = int) -> Check:
@@ -97,13 +95,15 @@ def number(*, min_value: float, below: float = math.inf, kind: Any = int) -> Che
     surefoot.errors.ConfigError: warmup = -1 must be a whole number, 0 or more
       [setting-out-of-range]
     """
-    meant = f"a {'whole ' if kind is int else ''}number, {min_value} or more"
+    noun = "whole number" if kind is int else "number"
+    meaning = f"a {noun}, {min_value} or more"
     if below < math.inf:
-        meant += f" and below {below}"
+        meaning += f" and below {below}"
 
     def check(value: Any, *, setting: str) -> None:
-        if isinstance(value, bool) or not isinstance(value, kind) or not min_value <= value < below:
-            raise out_of_range(setting, value, meant)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_number or not min_value <= value < below:
+            raise out_of_range(setting, value, meaning)
 
     return check
 
@@ -124,29 +124,25 @@ class Declared:
     def __init_subclass__(cls) -> None:
         inherited = {field.name: field for field in dataclasses.fields(cls)}
         for name, annotation in inspect.get_annotations(cls).items():
-            own, where = cls.__dict__.get(name), f"{cls.__name__}.{name}"
-            is_declared = isinstance(own, dataclasses.Field) and "role" in own.metadata
-            if name not in inherited and not is_declared:
-                raise TypeError(
-                    f"{where} is not declared by setting(...), which states its role in a resume"
-                )
-            if name in inherited:
-                owner = next(
-                    kind for kind in cls.__mro__[1:] if name in inspect.get_annotations(kind)
-                )
-                hints = [
-                    _members(_evaluated(kind, hint))
-                    for kind, hint in ((cls, annotation), (owner, inherited[name].type))
-                ]
-                if (
-                    is_declared
-                    or not isinstance(own, dataclasses.Field)
-                    or not hints[0] <= hints[1]
-                ):
+            field = cls.__dict__.get(name)
+            is_declared = isinstance(field, dataclasses.Field) and "role" in field.metadata
+            if name not in inherited:
+                if not is_declared:
                     raise TypeError(
-                        f"{where}: only the default of an inherited setting may change, by default(...)"
+                        f"{cls.__name__}.{name} is not declared by setting(...), which states its"
+                        " role in a resume"
                     )
-                own.metadata = inherited[name].metadata
+                continue
+            if (
+                is_declared
+                or not isinstance(field, dataclasses.Field)
+                or not _narrows(cls, annotation, inherited[name])
+            ):
+                raise TypeError(
+                    f"{cls.__name__}.{name}: only the default of an inherited setting may change,"
+                    " by default(...)"
+                )
+            field.metadata = inherited[name].metadata
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__ and name in {field.name for field in dataclasses.fields(self)}:
@@ -161,21 +157,22 @@ class Declared:
         super().__setattr__(name, value)
 
 
-def _members(hint: Any) -> set[Any]:
-    return (
-        set(typing.get_args(hint))
-        if typing.get_origin(hint) in (types.UnionType, typing.Union)
-        else {hint}
+def _narrows(cls: type, annotation: Any, inherited: dataclasses.Field[Any]) -> bool:
+    """Return True if a class gives an inherited field the same type, or some of its members."""
+    owner = next(
+        kind for kind in cls.__mro__[1:] if inherited.name in inspect.get_annotations(kind)
     )
+    return _members(cls, annotation) <= _members(owner, inherited.type)
 
 
-def _evaluated(owner: type, annotation: Any) -> Any:
-    alone = type(
-        owner.__name__,
-        (),
-        {"__annotations__": {"setting": annotation}, "__module__": owner.__module__},
-    )
-    return typing.get_type_hints(alone)["setting"]
+def _members(owner: type, annotation: Any) -> set[Any]:
+    """Return the members of the union that a field's annotation names, or its one type."""
+    # `get_type_hints` of the class would evaluate its other fields, too
+    names = {"__annotations__": {"setting": annotation}, "__module__": owner.__module__}
+    hint = typing.get_type_hints(type(owner.__name__, (), names))["setting"]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return set(typing.get_args(hint))
+    return {hint}
 
 
 def ordered(kind: type[T]) -> type[T]:
@@ -184,13 +181,15 @@ def ordered(kind: type[T]) -> type[T]:
     """
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     order: list[str] = list(vars(kind.__mro__[1])["__dataclass_fields__"])
-    own = [name for name in inspect.get_annotations(kind) if name not in order]
-    last = order[-1] if order else ""
-    for name in own:
+    new = [name for name in inspect.get_annotations(kind) if name not in order]
+    before = order[-1] if order else ""
+    for name in new:
         after = fields[name].metadata["after"]
-        last = last if after is None else after
-        order.insert(order.index(last) + 1 if last else 0, name)
-        last = name
+        if after is not None:
+            before = after
+        place = order.index(before) + 1 if before else 0
+        order.insert(place, name)
+        before = name
     signature = inspect.signature(vars(kind)["__init__"])
     kind.__dataclass_fields__ = {name: fields[name] for name in order}  # type: ignore[attr-defined]
     parameters = [signature.parameters[name] for name in order]
@@ -212,9 +211,9 @@ _texts: dict[type[Any], Mapping[str, str]] = {}
 
 def _read_texts(kind: type[Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for each in reversed(kind.__mro__[:-1]):
+    for owner in reversed(kind.__mro__[:-1]):
         try:
-            source = textwrap.dedent(inspect.getsource(each))
+            source = textwrap.dedent(inspect.getsource(owner))
         except (OSError, TypeError):
             continue
         definition = ast.parse(source).body[0]
@@ -277,24 +276,21 @@ def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
 
 def shared_by_ranks(settings: Declared) -> dict[str, Any]:
     """Return the settings that must be equal on all ranks, by name."""
-    return {
-        field.name: getattr(settings, field.name)
-        for field in dataclasses.fields(settings)
-        if field.metadata["shared"]
-    }
+    shared = [field.name for field in dataclasses.fields(settings) if field.metadata["shared"]]
+    return {name: getattr(settings, name) for name in shared}
 
 
 def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that identify a run. Values in `resolved` replace the values of the
     settings.
     """
-    declared = {
-        field.name: getattr(settings, field.name)
-        for field in dataclasses.fields(settings)
-        if field.metadata["role"] == "identity" and not field.metadata["by_fingerprint"]
-    }
-    identity = {**declared, **resolved}
-    for field in dataclasses.fields(settings):
+    fields = dataclasses.fields(settings)
+    identity: dict[str, Any] = {}
+    for field in fields:
+        if field.metadata["role"] == "identity" and not field.metadata["by_fingerprint"]:
+            identity[field.name] = getattr(settings, field.name)
+    identity |= resolved
+    for field in fields:
         if field.metadata["absent_by_default"] and identity[field.name] == field.default:
             del identity[field.name]
     return identity
@@ -302,13 +298,13 @@ def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, An
 
 def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
     """Return the interval of each cadence setting by name, for a run of this length."""
-    return {
-        field.name: field.metadata["check"](
-            getattr(settings, field.name), length=length, setting=field.name
-        )
-        for field in dataclasses.fields(settings)
-        if field.metadata["role"] == "cadence"
-    }
+    intervals = {}
+    for field in dataclasses.fields(settings):
+        if field.metadata["role"] == "cadence":
+            text = getattr(settings, field.name)
+            parse = field.metadata["check"]
+            intervals[field.name] = parse(text, length=length, setting=field.name)
+    return intervals
 
 
 def checked(*checks: Callable[[], Any]) -> list[Any]:

@@ -12,7 +12,8 @@ from typing import Any
 from surefoot.config.tree import default_values, flat, flatten, merged
 from surefoot.errors import ConfigError, out_of_range
 
-_NONE, _PROGRAM = "None", "program"
+_NONE = "None"
+_PROGRAM = "program"
 
 
 def to_toml(
@@ -30,44 +31,49 @@ def to_toml(
     """
     import tomlkit  # takes 30 ms
 
-    defaults, tables = (
-        default_values(type(config)),
-        {"": list[str]()},
-    )  # TOML needs plain keys before tables
+    defaults = default_values(type(config))
     by_name = flatten(config)
+    # what a reader would have if no None were written
     in_file = {name: value for name, value in by_name.items() if value is not None}
     below, _ = merged(type(config), [("preset", preset or {}), ("file", in_file)])
+    tables: dict[str, list[str]] = {"": []}  # TOML needs plain keys before tables
     for name, value in by_name.items():
-        origin = "".join(
-            letter if letter.isprintable() else "?" for letter in origins.get(name, "default")
-        )
         if value is None and defaults[name] is None and below.get(name) is None:
             continue
         _refuse_unwritable(name, value)
-        path, _, leaf = name.rpartition(".")
-        written = tomlkit.item(
-            _NONE if value is None else str(value) if isinstance(value, Path) else value
-        ).as_string()
-        tables.setdefault(path, []).append(f"{leaf} = {written} # {origin}")
-    lines = [
-        line
-        for path, texts in tables.items()
-        for line in ([*texts, ""] if path == "" else [f"[{path}]", *texts, ""])
-    ]
+        table, _, leaf = name.rpartition(".")
+        text = tomlkit.item(_in_toml(value)).as_string()
+        origin = _printable(origins.get(name, "default"))
+        tables.setdefault(table, []).append(f"{leaf} = {text} # {origin}")
+    lines = []
+    for table, settings in tables.items():
+        if table:
+            lines.append(f"[{table}]")
+        lines += [*settings, ""]
     for name, value in program.items():
         _refuse_unwritable(f"{_PROGRAM}.{name}", value)
     return "\n".join([*lines, tomlkit.dumps({_PROGRAM: without_none(dict(program))})])
+
+
+def _in_toml(value: Any) -> Any:
+    if value is None:
+        return _NONE
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _printable(origin: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in origin)
 
 
 def without_none(value: Any) -> Any:
     """Remove None, which TOML cannot express, from nested dictionaries and lists."""
     if isinstance(value, dict):
         return {key: without_none(entry) for key, entry in value.items() if entry is not None}
-    return (
-        [without_none(entry) for entry in value if entry is not None]
-        if isinstance(value, list | tuple)
-        else value
-    )
+    if isinstance(value, list | tuple):
+        return [without_none(entry) for entry in value if entry is not None]
+    return value
 
 
 def with_choices(text: str, choices: Mapping[str, Any]) -> str:
@@ -80,9 +86,8 @@ def with_choices(text: str, choices: Mapping[str, Any]) -> str:
     """
     settings, table, rest = text.partition("\n[")
     for name in ("precision", "channels_last", "compile"):
-        settings = re.sub(
-            rf'(?m)^{name} = "auto".*$', f"{name} = {json.dumps(choices[name])} # auto", settings
-        )
+        line = f"{name} = {json.dumps(choices[name])} # auto"
+        settings = re.sub(rf'(?m)^{name} = "auto".*$', line, settings)
     return settings + table + rest
 
 
@@ -92,12 +97,15 @@ def origins(text: str) -> dict[str, str]:
     >>> origins("seed = 1  # flag" + chr(10) + "[optimizer]" + chr(10) + "lr = 0.1 # default")
     {'seed': 'flag', 'optimizer.lr': 'default'}
     """
-    by_name, table = dict[str, str](), ""
+    by_name: dict[str, str] = {}
+    prefix = ""
     for line in text.splitlines():
-        if heading := re.fullmatch(r"\[([\w.]+)\]\s*", line):
-            table = f"{heading[1]}."
-        elif setting := re.fullmatch(r"(\w+) = .*#\s*([\w ]+)", line):
-            by_name[table + setting[1]] = setting[2]
+        heading = re.fullmatch(r"\[([\w.]+)\]\s*", line)
+        setting = re.fullmatch(r"(\w+) = .*#\s*([\w ]+)", line)
+        if heading is not None:
+            prefix = f"{heading[1]}."
+        elif setting is not None:
+            by_name[prefix + setting[1]] = setting[2]
     return by_name
 
 
@@ -109,7 +117,11 @@ def values(text: str, *, where: str = "config.toml") -> dict[str, Any]:
     """
     document = _parsed(text, where)
     document.pop(_PROGRAM, None)
-    return {name: None if value == _NONE else value for name, value in flat(document).items()}
+    by_name = flat(document)
+    for name, value in by_name.items():
+        if value == _NONE:
+            by_name[name] = None
+    return by_name
 
 
 def program(text: str, *, where: str = "config.toml") -> dict[str, Any]:

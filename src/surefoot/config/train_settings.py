@@ -4,7 +4,7 @@ checks combinations. Imports no torch.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,23 +36,29 @@ def problems_of(settings: Declared) -> dict[str, ConfigError]:
     hints = field_hints(TrainSettings)
     problems = {}
     for field in dataclasses.fields(settings):
-        name, check = field.name, field.metadata["check"]
-        value = getattr(settings, name)
-        if check is None or value is None:
-            problem = wrong_type(name, value, hints[name]) if name in hints else None
-            if problem is not None:
-                problems[name] = problem
-            continue
-        needs_length = field.metadata["role"] == "cadence"
-        more = {"length": _ANY_LENGTH} if needs_length else {}
-        try:
-            check(value, setting=name, **more)
-        except ConfigError as refusal:
-            problems[name] = refusal
+        problem = _problem_of(field, getattr(settings, field.name), hints)
+        if problem is not None:
+            problems[field.name] = problem
     return problems
 
 
-def _out(value: Any, *, setting: str) -> None:
+def _problem_of(
+    field: dataclasses.Field[Any], value: Any, hints: Mapping[str, Any]
+) -> ConfigError | None:
+    check = field.metadata["check"]
+    if check is None or value is None:
+        return wrong_type(field.name, value, hints[field.name]) if field.name in hints else None
+    try:
+        if field.metadata["role"] == "cadence":
+            check(value, setting=field.name, length=_ANY_LENGTH)
+        else:
+            check(value, setting=field.name)
+    except ConfigError as problem:
+        return problem
+    return None
+
+
+def _check_run_dir(value: Any, *, setting: str) -> None:
     check_type(setting, value, str | Path)
     path_text(str(value), setting=setting)
 
@@ -72,32 +78,35 @@ def clipping(text: Any, *, setting: str = "clip") -> tuple[ClipKind, float]:
     >>> clipping("norm 1.0"), clipping("off")
     (('norm', 1.0), ('off', inf))
     """
-    match text.split() if isinstance(text, str) else []:
+    words = text.split() if isinstance(text, str) else []
+    match words:
         case ["off"]:
             return "off", math.inf
         case ["norm" | "value" | "adaptive" | "auto" as kind, number]:
             limit = _number(number)
-            if 0 < limit < (1 if kind == "auto" else math.inf):
+            highest = 1 if kind == "auto" else math.inf
+            if 0 < limit < highest:
                 return cast("ClipKind", kind), limit
     limit = _number(text)
     norm = f"norm {limit}" if 0 < limit < math.inf else "norm 1.0"
+    examples = (norm, "value 0.5", "adaptive 0.01", "auto 0.9", "off")
     raise ConfigError(
         "clip-not-a-limit",
         problem=f"{setting} = {text!r} is not a kind of limit on the gradient and its value",
         reason="norm: of all gradients; value: of each element; adaptive: of each unit, as a fraction"
         " of its weights; auto: this quantile of the last 100 norms",
-        remedy=[
-            *(Setting(setting, example) for example in (norm, "value 0.5", "adaptive 0.01")),
-            *(Setting(setting, example) for example in ("auto 0.9", "off")),
-        ],
+        remedy=[Setting(setting, example) for example in examples],
         setting=setting,
         value=text,
     )
 
 
 def _number(value: Any) -> float:
+    """Return a value as a number, or NaN."""
+    if isinstance(value, bool):
+        return math.nan
     try:
-        return math.nan if isinstance(value, bool) else float(value)
+        return float(value)
     except (TypeError, ValueError):
         return math.nan
 
@@ -238,7 +247,7 @@ class TrainSettings(Declared):
     """Write report.html, a page about the run, when it ends."""
     run_dir: str | Path | None = setting(
         None,
-        check=_out,
+        check=_check_run_dir,
         observer=True,
         path=True,
         group="checkpoints",
@@ -331,14 +340,16 @@ def timetable(
     """
     plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
     length = plan(settings.length)
-    stop_after = (
-        length if settings.stop_after is None else plan(settings.stop_after, setting="stop_after")
-    )
-    limit_s = (
-        None if settings.time_limit is None else seconds(settings.time_limit, setting="time_limit")
-    )
-    stop_step = min(stop_after.steps, length.steps)
+    stop_step = length.steps
+    if settings.stop_after is not None:
+        stop_after = plan(settings.stop_after, setting="stop_after")
+        stop_step = min(stop_after.steps, length.steps)
+    limit_s = None
+    if settings.time_limit is not None:
+        limit_s = seconds(settings.time_limit, setting="time_limit")
     epoch = every("1 epochs", length=length) if length.in_epochs else Every()
-    began = length if began_steps is None else dataclasses.replace(length, steps=began_steps)
+    began = length
+    if began_steps is not None:
+        began = dataclasses.replace(length, steps=began_steps)
     every_setting = cadences(settings, length=began)
     return Timetable(settings, length, began, every_setting, stop_step, limit_s, epoch)

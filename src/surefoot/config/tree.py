@@ -82,7 +82,8 @@ def leaves(
     """
     hints = type_hints(kind)
     for field in dataclasses.fields(kind):
-        name, hint = f"{prefix}{field.name}", hints[field.name]
+        name = f"{prefix}{field.name}"
+        hint = hints[field.name]
         value = _default(field) if config is None else getattr(config, field.name)
         group = field.metadata.get("group") or group
         when = field.metadata.get("changes_at", changes_at)
@@ -137,8 +138,10 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in nested.items():
         if isinstance(value, Mapping):
             by_name |= flat(value, f"{prefix}{name}.")
+        elif isinstance(value, tuple):
+            by_name[f"{prefix}{name}"] = list(value)
         else:
-            by_name[f"{prefix}{name}"] = list(value) if isinstance(value, tuple) else value
+            by_name[f"{prefix}{name}"] = value
     return by_name
 
 
@@ -169,7 +172,9 @@ def layered(
             if problem is not None:
                 problems.append(problem.inside(origin))
     by_name, origins = merged(kind, layers)
-    config = None if problems else _build(by_name, kind, None, "", problems)
+    config = None
+    if not problems:
+        config = _build(by_name, kind, None, "", problems)
     if problems:
         raise together(problems)
     return typing.cast("T", config), dict.fromkeys(known, "default") | origins
@@ -181,13 +186,17 @@ def merged(
     """Return the values that remain of the layers by dotted name, unchecked, and the origin of
     each.
     """
-    by_name, origins = dict[str, Any](), dict[str, str]()
+    by_name: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    leaders = _leaders(kind)
     for origin, values in layers:
-        for leader, default, followers, is_switch in _leaders(kind):
-            value = values.get(leader, by_name.get(leader, default))
-            if value != by_name.get(leader, default) and (not is_switch or value == default):
-                for name in followers & by_name.keys():
-                    del by_name[name], origins[name]
+        for leader in leaders:
+            value_below = by_name.get(leader.name, leader.default)
+            value = values.get(leader.name, value_below)
+            if leader.drops(value, value_below):
+                for name in leader.followers & by_name.keys():
+                    del by_name[name]
+                    del origins[name]
         by_name |= values
         origins |= dict.fromkeys(values, origin)
     return by_name, origins
@@ -265,15 +274,18 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     plain = {known.lower(): known for known in names}
     sought = name.lower().lstrip("-").replace("-", "_")
     table, _, leaf = sought.rpartition(".")
-    same_leaf = [known for known in plain if known.rpartition(".")[2] == leaf]
+    same_leaf = []
+    beside = {}  # in the same table, by the last part of the name
+    for known in plain:
+        known_table, _, known_leaf = known.rpartition(".")
+        if known_leaf == leaf:
+            same_leaf.append(known)
+        if not table or known_table == table:
+            beside[known_leaf] = known
     if len(same_leaf) == 1:
         return plain[same_leaf[0]]
-    beside = {
-        known.rpartition(".")[2]: known
-        for known in plain
-        if not table or known.rpartition(".")[0] == table
-    }
-    if (keyword := same_as(leaf, beside)) is not None:
+    keyword = same_as(leaf, beside)
+    if keyword is not None:
         return plain[beside[keyword]]
     close = closest(sought, plain)
     return None if close is None else plain[close]
@@ -293,8 +305,9 @@ def _build(
     hints = type_hints(kind)
     keywords: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
-        name, hint = f"{prefix}{field.name}", hints[field.name]
-        default = getattr(base, field.name) if base is not None else _default(field)
+        name = f"{prefix}{field.name}"
+        hint = hints[field.name]
+        default = _default(field) if base is None else getattr(base, field.name)
         if dataclasses.is_dataclass(hint):
             keywords[field.name] = _build(
                 values,
@@ -326,25 +339,22 @@ class _WrongTypeError(Exception):
 
 
 def _checked(value: Any, hint: Any) -> Any:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    """Return a value as its type wants it: a number as a float, a list as a tuple."""
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        for member in sorted(
-            arguments, key=lambda member: type(value) is not member
-        ):  # its own type first
+        own_type_first = sorted(arguments, key=lambda member: type(value) is not member)
+        for member in own_type_first:
             with contextlib.suppress(_WrongTypeError):
                 return _checked(value, member)
-    elif origin is Literal and any(
-        type(value) is type(choice) and value == choice for choice in arguments
-    ):
-        return value
+    elif origin is Literal:
+        for choice in arguments:
+            if type(value) is type(choice) and value == choice:
+                return value
     elif origin in (tuple, Sequence) and isinstance(value, list | tuple):
-        many = origin is Sequence or (len(arguments) == 2 and arguments[1] is Ellipsis)
-        if many or len(value) == len(arguments):
-            wanted = [arguments[0]] * len(value) if many else arguments
-            with contextlib.suppress(_WrongTypeError):
-                return tuple(
-                    _checked(element, member) for element, member in zip(value, wanted, strict=True)
-                )
+        element_hints = _of_elements(hint, len(value))
+        if len(element_hints) == len(value):
+            return tuple(map(_checked, value, element_hints))
     elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     elif type(value) is hint or (hint is Path and isinstance(value, Path)):
@@ -352,18 +362,26 @@ def _checked(value: Any, hint: Any) -> Any:
     raise _WrongTypeError
 
 
+def _of_elements(hint: Any, length: int) -> Sequence[Any]:
+    """Return the types of the elements of a sequence or tuple, which has any length or its own."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Sequence or arguments[1:] == (Ellipsis,):
+        return [arguments[0]] * length
+    return arguments
+
+
 def _expected(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(
-            _expected(member) for member in arguments if member is not types.NoneType
-        )
+        members = [member for member in arguments if member is not types.NoneType]
+        return " or ".join(map(_expected, members))
     if origin is Literal:
-        return "one of " * (len(arguments) > 1) + ", ".join(
-            _quoted_value(choice) for choice in arguments
-        )
+        choices = ", ".join(map(_quoted_value, arguments))
+        return f"one of {choices}" if len(arguments) > 1 else choices
     if origin in (tuple, Sequence):
-        size = "" if origin is Sequence or Ellipsis in arguments else f" of {len(arguments)}"
+        has_any_length = origin is Sequence or Ellipsis in arguments
+        size = "" if has_any_length else f" of {len(arguments)}"
         return f"a list{size}, each {_expected(arguments[0])}"
     plain = {
         bool: "true or false",
@@ -385,26 +403,50 @@ def _meant(name: str, value: Any, hint: Any) -> Remedy | None:
     return None
 
 
-def _leaders(kind: Any) -> Iterator[tuple[str, Any, set[str], bool]]:
-    by_name = {leaf.name: leaf for leaf in leaves(kind)}
-    for name, leaf in by_name.items():
-        metadata = leaf.field.metadata
-        table = name[: name.rfind(".") + 1]
-        if switched := metadata.get(SWITCHES):
-            yield name, leaf.value, {table + sibling for sibling in switched}, True
+@dataclass(frozen=True)
+class _Leader:
+    """A setting whose change drops the values of its followers in lower layers."""
+
+    name: str
+    default: Any
+    followers: set[str]
+    is_switch: bool
+    """Only a change back to the default drops them."""
+
+    def drops(self, value: Any, value_below: Any) -> bool:
+        if value == value_below:
+            return False
+        return value == self.default or not self.is_switch
+
+
+def _leaders(kind: Any) -> list[_Leader]:
+    settings = list(leaves(kind))
+    leaders = []
+    for setting in settings:
+        metadata = setting.field.metadata
+        table = _table_of(setting.name)
+        if SWITCHES in metadata:
+            followers = {table + sibling for sibling in metadata[SWITCHES]}
+            leaders.append(_Leader(setting.name, setting.value, followers, is_switch=True))
         if metadata.get("leads"):
             followers = set()
-            for other, sibling in by_name.items():
-                is_beside = other[: other.rfind(".") + 1] == table and other != name
-                if is_beside and not sibling.field.metadata.get("stays"):
-                    followers.add(other)
-            yield name, leaf.value, followers, False
+            for other in settings:
+                is_beside = _table_of(other.name) == table and other.name != setting.name
+                if is_beside and not other.field.metadata.get("stays"):
+                    followers.add(other.name)
+            leaders.append(_Leader(setting.name, setting.value, followers, is_switch=False))
+    return leaders
+
+
+def _table_of(name: str) -> str:
+    """Return the part of a dotted name up to its last point: "optimizer." of "optimizer.lr"."""
+    return name[: name.rfind(".") + 1]
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    return (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def _quoted_value(value: Any) -> str:
