@@ -68,9 +68,8 @@ def refuse_missing(purpose: str, *modules: str, instead: Remedy | None = None) -
     """
     missing = [module for module in modules if not is_installed(module)]
     if missing:
-        extras = ",".join(
-            extra for extra, own in EXTRAS.items() if not set(own).isdisjoint(missing)
-        )
+        needed = [extra for extra, names in EXTRAS.items() if not set(names).isdisjoint(missing)]
+        extras = ",".join(needed)
         install = f'pip install "surefoot[{extras}]"'
         raise _unusable(purpose, missing, "not installed", install, instead)
 
@@ -86,10 +85,8 @@ def trackers_of(trackers: str | Sequence[str] | None, *, out: str | Path | None)
     ... )
     (('wandb', 'mlflow'), ('trackio',), ())
     """
-    names = tuple(
-        name.strip()
-        for name in (trackers.split(",") if isinstance(trackers, str) else trackers or ())
-    )
+    words = trackers.split(",") if isinstance(trackers, str) else trackers or ()
+    names = tuple(word.strip() for word in words)
     for name in names:
         if name not in TRACKERS:
             remedy: Remedy = did_you_mean(
@@ -139,19 +136,24 @@ def needed_for(purpose: str, *modules: str, instead: Remedy | None = None) -> It
         yield
     except Exception as problem:  # a package built for another torch may raise any exception
         cause = f"the import fails: {type(problem).__name__}: {first_line(problem)}"
-        packages = packages_distributions()
-        names = dict.fromkeys(name for module in modules for name in packages.get(module, [module]))
+        packages_of_module = packages_distributions()
+        packages = dict[str, None]()  # in order, each once
+        for module in modules:
+            packages |= dict.fromkeys(packages_of_module.get(module, [module]))
         # the extra is installed: pip would do nothing
-        install = f"pip install --force-reinstall {' '.join(names)}"
+        install = f"pip install --force-reinstall {' '.join(packages)}"
         raise _unusable(purpose, modules, cause, install, instead) from problem
 
 
 def _unusable(
     purpose: str, modules: Sequence[str], cause: str, install: str, instead: Remedy | None
 ) -> ConfigError:
+    remedy: list[Remedy] = [Command(install)]
+    if instead is not None:
+        remedy.insert(0, instead)
     return ConfigError(
         "package-not-usable",
         problem=f"{purpose} needs {', '.join(modules)}: {cause}",
-        remedy=[*([] if instead is None else [instead]), Command(install)],
+        remedy=remedy,
         modules=list(modules),
     )

@@ -14,6 +14,8 @@ from surefoot.errors import ConfigError, Setting, at_boundary, out_of_range
 
 T = TypeVar("T", bound=Callable[..., Any])
 
+_OF_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 # Keywords of other libraries -> replacements, the first whose keyword exists. {} is the value's
 # repr, {n} has no quotes.
 _FOREIGN_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -163,6 +165,11 @@ def known_keywords(constructor: T) -> T:
         return constructor
     signature = inspect.signature(constructor)
     known = [name for name in signature.parameters if name != "self"]
+    required = []
+    for keyword in known:
+        parameter = signature.parameters[keyword]
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in _OF_SEVERAL:
+            required.append(keyword)
     name = constructor.__qualname__.removesuffix(".__init__")
     # elsewhere a list may be a data set
     of_settings = constructor.__module__.startswith(("surefoot.optim", "surefoot.schedules"))
@@ -174,8 +181,9 @@ def known_keywords(constructor: T) -> T:
     @at_boundary
     @functools.wraps(constructor)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        if unknown := next((keyword for keyword in keywords if keyword not in known), None):
-            raise _unknown(name, unknown, keywords[unknown], known)
+        for keyword, value in keywords.items():
+            if keyword not in known:
+                raise _unknown(name, keyword, value, known)
         try:
             bound = signature.bind_partial(*arguments, **keywords).arguments
         except TypeError as problem:
@@ -185,21 +193,21 @@ def known_keywords(constructor: T) -> T:
                 reason=_all_of(name, known),
                 called=name,
             ) from None
-        required = {
-            each for each in known if signature.parameters[each].default is inspect.Parameter.empty
-        }
-        several = {each for each in known if signature.parameters[each].kind in _OF_SEVERAL}
-        if missing := [each for each in known if each in required - several - bound.keys()]:
-            values = ", ".join(f"{each}={_EXAMPLES.get(each, '...')}" for each in missing)
+        missing = [keyword for keyword in required if keyword not in bound]
+        if missing:
+            values = ", ".join(f"{keyword}={_EXAMPLES.get(keyword, '...')}" for keyword in missing)
+            # an example with a comment closes the bracket before it
+            closing = "" if "#" in values else ")"
             raise ConfigError(
                 "keyword-missing",
                 problem=f"{name}(...): missing {', '.join(missing)}",
                 reason=_all_of(name, known),
-                remedy=f"write {name}(..., {values}{'' if '#' in values else ')'}",
+                remedy=f"write {name}(..., {values}{closing}",
                 setting=missing[0],
             )
-        named = {keyword: plain(keyword, value) for keyword, value in keywords.items()}
-        return constructor(*(plain("", value) for value in arguments), **named)
+        plain_arguments = [plain("", value) for value in arguments]
+        plain_keywords = {keyword: plain(keyword, value) for keyword, value in keywords.items()}
+        return constructor(*plain_arguments, **plain_keywords)
 
     return cast("T", call)
 
@@ -222,12 +230,12 @@ def text_for(word: str, keyword: str, value: str) -> str:
     """Return the text of `keyword` with the number of another library's `word`, or "" if no text
     contains the number.
     """
-    for name, _, text in (cure.partition("=") for cure in _replacements(word.rpartition(".")[2])):
-        if (
-            name == keyword.rpartition(".")[2]
-            and re.fullmatch(r'".*{n}.*"', text)
-            and re.fullmatch(r"[\d.]+", value)
-        ):
+    if not re.fullmatch(r"[\d.]+", value):
+        return ""
+    leaf = keyword.rpartition(".")[2]
+    for cure in _replacements(word.rpartition(".")[2]):
+        name, _, text = cure.partition("=")
+        if name == leaf and re.fullmatch(r'".*{n}.*"', text):
             return text.strip('"').replace("{n}", value)
     return ""
 
@@ -253,8 +261,13 @@ def _replacements(word: str) -> tuple[str, ...]:
 
 
 def _unknown(name: str, word: str, value: Any, known: list[str]) -> ConfigError:
-    text = json.dumps(value) if isinstance(value, str) and len(value) < 40 else repr(value)
-    text = text if isinstance(value, bool | int | float | str) and len(text) < 40 else "..."
+    text = "..."
+    if isinstance(value, str):
+        text = json.dumps(value)
+    elif isinstance(value, bool | int | float):
+        text = repr(value)
+    if len(text) >= 40:
+        text = "..."
     cures = [f"write {cure}" for cure in _replacements(word) if cure.partition("=")[0] in known]
     if word in _NO_KEYWORD and "train_data" in known:
         cures.append(_NO_KEYWORD[word])
@@ -275,9 +288,9 @@ def _unknown(name: str, word: str, value: Any, known: list[str]) -> ConfigError:
 
 
 def _all_of(name: str, known: list[str]) -> str:
-    return (
-        f"all keywords: help(sf.{name})" if len(known) > 20 else f"its keywords: {', '.join(known)}"
-    )
+    if len(known) > 20:
+        return f"all keywords: help(sf.{name})"
+    return f"its keywords: {', '.join(known)}"
 
 
 def parsed(text: str, *, setting: str = "metric") -> tuple[Literal["min", "max"], str]:
@@ -288,8 +301,10 @@ def parsed(text: str, *, setting: str = "metric") -> tuple[Literal["min", "max"]
     ('max', 'val/accuracy')
     """
     match text.split(maxsplit=1):
-        case ["min" | "max" as direction, score]:
-            return "min" if direction == "min" else "max", score
+        case ["min", score]:
+            return "min", score
+        case ["max", score]:
+            return "max", score
     meaning = "min or max and a score, as in 'min val/loss' or 'max val/accuracy'"
     raise out_of_range(setting, text, meaning)
 
@@ -304,12 +319,14 @@ def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> Confi
       [score-unknown]
     """
     direction, score = parsed(text)
-    losses = [each for each in scores if each.endswith("loss")]
+    losses = [name for name in scores if name.endswith("loss")]
     near = closest(score, scores) or next(iter([*losses, *scores]), None)
     setting = by if by == "best" else f"{by}.monitor"
     remedy: Setting | str = 'first add a split: splits={"val": sf.Split(...)}'
-    if near is not None:
-        remedy = Setting(setting, f"{'min' if near in losses else direction} {near}")
+    if near in losses:
+        remedy = Setting(setting, f"min {near}")
+    elif near is not None:
+        remedy = Setting(setting, f"{direction} {near}")
     return ConfigError(
         "score-unknown",
         problem=f"{setting} = {text!r} cannot be monitored: {why}",
@@ -318,6 +335,3 @@ def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> Confi
         value=text,
         scores=list(scores),
     )
-
-
-_OF_SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
