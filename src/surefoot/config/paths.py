@@ -16,9 +16,8 @@ from surefoot.config.file_kinds import cure_of, kind_of_bytes
 from surefoot.errors import Command, ConfigError, Remedy, comes_of_user
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)  # errors of file systems without locks
-_URL = re.compile(
-    r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}"
-)  # `Path` merges two slashes; `C:/` is a drive
+# `Path` merges two slashes; `C:/` is a drive
+_URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
 _NOT_PRINTABLE = re.compile("[\x01-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FOLLOWS_NO_LINK: int = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
 _WAITS_FOR_NOBODY: int = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would block
@@ -37,6 +36,7 @@ _CURES: dict[int | None, str] = {
     errno.EIO: "the disk or the network failed: check the device",
     errno.ESTALE: "the network file system lost it: mount it again",
 }
+_IS_LINK = "a link, and surefoot does not write through links"
 _SMALL_BYTES = 20_000_000  # no small file of a run is larger
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -178,7 +178,9 @@ def unusable_path(
 ) -> ConfigError:
     """Return the error for a path that the system does not let us use."""
     shown = _shortened(path) if setting is None else f"{setting}: {_shortened(path)}"
-    why = _reason(problem)
+    why = str(problem)  # ours, if the path never got to the system
+    if isinstance(problem, OSError):
+        why = problem.strerror or type(problem).__name__
     return ConfigError(
         "path-not-usable",
         problem=f"{shown} cannot be used: {why}",
@@ -199,13 +201,6 @@ def unusable_path_of(problem: BaseException) -> ConfigError | None:
     error = unusable_path(os.fsdecode(problem.filename), problem)
     error.__cause__ = problem
     return error
-
-
-def _reason(problem: OSError | ValueError) -> str:
-    """Return the reason in the system's words, or in ours if the path never got to the system."""
-    if isinstance(problem, OSError):
-        return problem.strerror or type(problem).__name__
-    return str(problem)
 
 
 def _cure(path: Path | str, problem: OSError | ValueError) -> list[Remedy]:
@@ -237,15 +232,15 @@ def user_cache(name: str) -> Path:
     The directory of all programs is $XDG_CACHE_HOME. Default: ~/Library/Caches on macOS,
     %LOCALAPPDATA% on Windows, ~/.cache elsewhere.
     """
-    usual = {
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(caches):
+        return Path(caches, "surefoot", name)
+    by_platform = {
         "darwin": "~/Library/Caches",
         "win32": os.environ.get("LOCALAPPDATA", "~/AppData/Local"),
     }
-    named = os.environ.get("XDG_CACHE_HOME", "")
-    directory = (
-        named if os.path.isabs(named) else os.path.expanduser(usual.get(sys.platform, "~/.cache"))
-    )
-    return Path(directory, "surefoot", name)
+    caches = by_platform.get(sys.platform, "~/.cache")
+    return Path(os.path.expanduser(caches), "surefoot", name)
 
 
 def open_no_follow(path: Path, flags: int) -> int:
@@ -257,9 +252,7 @@ def open_no_follow(path: Path, flags: int) -> int:
     except OSError as problem:
         if problem.errno != errno.ELOOP:
             raise
-        raise OSError(
-            errno.ELOOP, "a link, and surefoot does not write through links", str(path)
-        ) from problem
+        raise OSError(errno.ELOOP, _IS_LINK, str(path)) from problem
     return _checked(handle, path, link_allowed=_FOLLOWS_NO_LINK != 0)
 
 
@@ -268,10 +261,8 @@ def open_regular(path: Path) -> BufferedReader:
     which may never end.
     """
     # Python makes the handle non-inheritable
-    return open(
-        _checked(os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY), path, link_allowed=True),
-        "rb",
-    )
+    handle = os.open(path, os.O_RDONLY | _WAITS_FOR_NOBODY | _BINARY)
+    return open(_checked(handle, path, link_allowed=True), "rb")
 
 
 def read_regular(path: Path, *, limit: int = _SMALL_BYTES) -> bytes:
@@ -316,9 +307,7 @@ def _checked(handle: int, path: Path, *, link_allowed: bool) -> int:
             kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
             raise OSError(errno.EINVAL, f"{kind}, not a regular file", str(path))
         if not (link_allowed or os.path.samestat(os.lstat(path), status)):
-            raise OSError(
-                errno.ELOOP, "a link, and surefoot does not write through links", str(path)
-            )
+            raise OSError(errno.ELOOP, _IS_LINK, str(path))
     except OSError:
         os.close(handle)
         raise
@@ -329,20 +318,21 @@ def make_no_follow(directory: Path) -> None:
     """Create a directory and its missing parents. Raises `OSError` if the directory is a link."""
     directory.mkdir(parents=True, exist_ok=True)
     if directory.is_symlink():
-        raise OSError(
-            errno.ELOOP, "a link, and surefoot does not write through links", str(directory)
-        )
+        raise OSError(errno.ELOOP, _IS_LINK, str(directory))
 
 
 def write_whole(path: Path, pieces: bytes | Iterable[bytes | memoryview]) -> None:
     """Write a file from pieces, atomically. A link with the file's name is replaced, not
     followed.
     """
+    if isinstance(pieces, bytes):
+        pieces = [pieces]
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left by a kill, or planted
     try:
-        with open(open_no_follow(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            for piece in (pieces,) if isinstance(pieces, bytes) else pieces:
+        handle = open_no_follow(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        with open(handle, "wb") as file:
+            for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())

@@ -92,8 +92,9 @@ def refuse_training_at_import() -> None:
 
 def digest(path: Path) -> str | None:
     """Return a hash of a file's contents; None if it is missing, or too large for a program."""
-    is_there = path.is_file() and path.stat().st_size <= _LARGEST_BYTES
-    return sha256(path.read_bytes()).hexdigest() if is_there else None
+    if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
+        return None
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def _is_resolved(path: Path) -> bool:
@@ -143,11 +144,12 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
     elif digest(path) != was:
         cause = "changed"
         reason = f"its text has changed since it built {run}"
-    elif (open_to := _written_by_others(path.resolve(), run=run)) is not None:
-        cause = "writable"
-        reason = f"other users could have changed it: they can write to {open_to}"
     else:
-        return
+        open_to_others = _written_by_others(path.resolve(), run=run)
+        if open_to_others is None:
+            return
+        cause = "writable"
+        reason = f"other users could have changed it: they can write to {open_to_others}"
     remedy: Remedy = ("to run it anyway:", Setting("run_changed_program"))
     if resuming:
         config = run / "config.toml"
@@ -164,19 +166,26 @@ def refuse_changed(path: Path, *, was: str | None, run: Path, resuming: bool = F
 
 
 def _written_by_others(path: Path, *, run: Path) -> Path | None:
-    # For root, the run's owner is a trusted user too. In a sticky directory anybody can add a file,
-    # and Python would import it.
+    """Return the file itself or the first directory above it that another user can write, or None."""
     if sys.platform == "win32":
         return None
-    trusted = {0, os.getuid(), run.stat().st_uid if os.getuid() == 0 else 0}
+    trusted = {0, os.getuid()}
+    if os.getuid() == 0:
+        trusted.add(run.stat().st_uid)  # root may run what a user has trained
     for ancestor in (path, *path.parents):
         status = ancestor.stat()
-        replaceable = not status.st_mode & stat.S_ISVTX or ancestor in (path, path.parent)
+        if status.st_uid not in trusted:
+            return ancestor
+        # In a sticky directory nobody can replace a file of another user. But anybody can add one
+        # beside the program, and Python would import it.
+        is_sticky = status.st_mode & stat.S_ISVTX
+        if is_sticky and ancestor not in (path, path.parent):
+            continue
+        others = stat.S_IWOTH
         is_own_group = status.st_gid == os.getgid() == os.getuid()  # a user's private group
-        open_to_others = status.st_mode & (
-            stat.S_IWOTH if is_own_group else stat.S_IWOTH | stat.S_IWGRP
-        )
-        if status.st_uid not in trusted or (replaceable and open_to_others):
+        if not is_own_group:
+            others |= stat.S_IWGRP
+        if status.st_mode & others:
             return ancestor
     return None
 
@@ -217,25 +226,17 @@ def globals_of(objects: Iterable[Any]) -> dict[str, Any]:
 def own_functions(objects: Iterable[Any]) -> Iterator[FunctionType]:
     """Yield the user's functions in objects, and those that they name, each text once."""
     known = set[tuple[str, str, str]]()
-    waiting = [each.func if isinstance(each, partial) else each for each in objects]
+    waiting = [entry.func if isinstance(entry, partial) else entry for entry in objects]
     while waiting:
         part = waiting.pop()
         if isinstance(part, type):
-            own = [
-                each for each in part.__mro__ if each.__module__.partition(".")[0] not in _NOT_OWN
-            ]
-            methods = [method for each in own for method in vars(each).values()]
-            methods = [
-                each.__func__ if isinstance(each, staticmethod | classmethod) else each
-                for each in methods
-            ]
-            waiting += [each for each in methods if isinstance(each, FunctionType)]
+            waiting += _own_methods(part)
             continue
-        function = (
-            inspect.unwrap(part.__func__ if isinstance(part, MethodType) else part)
-            if callable(part)
-            else part
-        )
+        function = part
+        if isinstance(part, MethodType):
+            function = part.__func__
+        if callable(function):
+            function = inspect.unwrap(function)
         if not isinstance(function, FunctionType):
             waiting.append(type(function))
             continue
@@ -247,31 +248,47 @@ def own_functions(objects: Iterable[Any]) -> Iterator[FunctionType]:
         if text not in known:
             known.add(text)
             yield function
-            used = [function.__globals__.get(each) for each in _names(code)]
-            waiting += [each for each in used if isinstance(each, type | FunctionType)]
+            used = [function.__globals__.get(name) for name in _names(code)]
+            waiting += [entry for entry in used if isinstance(entry, type | FunctionType)]
+
+
+def _own_methods(kind: type) -> list[FunctionType]:
+    """Return the methods of a class and of its base classes that belong to the user."""
+    methods = []
+    for owner in kind.__mro__:
+        if owner.__module__.partition(".")[0] in _NOT_OWN:
+            continue
+        for attribute in vars(owner).values():
+            method = attribute
+            if isinstance(attribute, staticmethod | classmethod):
+                method = attribute.__func__
+            if isinstance(method, FunctionType):
+                methods.append(method)
+    return methods
 
 
 def _names(code: CodeType) -> set[str]:
-    return set(code.co_names).union(
-        *(_names(each) for each in code.co_consts if isinstance(each, CodeType))
-    )
+    """Return the names in the code of a function, and in functions inside it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
 
 
 @cache
 def _hash_of_text(code: CodeType) -> str:
     text = code.co_code.hex()
-    with suppress(
-        Exception
-    ):  # the lines of a lambda inside a call may not parse: hash them as text
+    with suppress(Exception):
         linecache.checkcache(code.co_filename)
         lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
         text = textwrap.dedent("".join(inspect.getblock(lines))) or text
+        # the lines of a lambda inside a call may not parse: they are hashed as text
         tree = ast.parse(text)
         for part in ast.walk(tree):
-            if (
-                isinstance(part, ast.FunctionDef | ast.ClassDef)
-                and ast.get_docstring(part) is not None
-            ):
+            if not isinstance(part, ast.FunctionDef | ast.ClassDef):
+                continue
+            if ast.get_docstring(part) is not None:
                 part.body = part.body[1:] or [ast.Pass()]
         text = ast.unparse(tree)
     return sha256(text.encode()).hexdigest()[:16]
@@ -280,9 +297,7 @@ def _hash_of_text(code: CodeType) -> str:
 def _location(problem: Exception, path: Path) -> tuple[str, int | None]:
     if isinstance(problem, SyntaxError) and problem.filename is not None:
         return problem.filename, problem.lineno
-    frames = [
-        frame
-        for frame in traceback.extract_tb(problem.__traceback__)
-        if Path(frame.filename).is_relative_to(path.parent)
-    ]
-    return (frames[-1].filename, frames[-1].lineno) if frames else (str(path), None)
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        if Path(frame.filename).is_relative_to(path.parent):
+            return frame.filename, frame.lineno
+    return str(path), None
