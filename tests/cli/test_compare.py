@@ -32,7 +32,7 @@ from refused import refused
 from stated import numbers_in
 from surefoot.cli import compare_worker
 from surefoot.cli.compare_plan import Compare, planned_of, trial
-from surefoot.cli.compare_runs import _said_first as said_first
+from surefoot.cli.compare_runs import _introduction as introduction
 from surefoot.cli.compare_runs import compare_existing
 from surefoot.cli.main import main
 from surefoot.cli.options import verb_options
@@ -715,14 +715,14 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}
     chooser = InOrder(plan.names, here / "out")
-    runs, precision = said_first(plan, here / "out", chooser, jobs=1).splitlines()
+    runs, precision = introduction(plan, here / "out", chooser, jobs=1).splitlines()
     assert numbers_in(runs)[:3] == [2, 1, plan.threads]  # runs, at once, threads of each
     assert runs.endswith(f" in {here / 'out'}")
     assert precision.startswith("precision: bf16, ")
     assert "(1.3 times as fast as fp32)" in precision
     assert "--precision bf16" in precision
     laid = replace(plan, found=plan.found | {"channels_last": True, "compile": True})
-    _, precision, compiled = said_first(laid, here / "out", chooser, jobs=1).splitlines()
+    _, precision, compiled = introduction(laid, here / "out", chooser, jobs=1).splitlines()
     assert precision.startswith("precision: bf16, channels last, ")
     assert "--precision" not in precision  # one that is named leaves images as they come
     assert compiled.startswith("compile: True, ")

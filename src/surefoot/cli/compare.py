@@ -29,16 +29,14 @@ def compare(arguments: list[str]) -> None:
         " or several runs, surefoot compare RUN RUN"
     )
     options, flags = verb_options(Compare, arguments, verb="compare", missing=missing)
-    named, typed = (
-        options.what,
-        {name for name, _ in by_flag(arguments)} & set(option_names(Compare)),
-    )
+    what = options.what
+    typed = {name for name, _ in by_flag(arguments)} & set(option_names(Compare))
     _check_score(options.metric)
     plan = None
-    path = run_path(named[0], setting="the run or recipe")
-    if len(named) > 1:
+    path = run_path(what[0], setting="the run or recipe")
+    if len(what) > 1:
         of_runs = {"target", "baseline", "metric", "out", "paired", "run_changed_program"}
-        _refuse_others(flags, typed - of_runs, what=named[0])
+        _refuse_others(flags, typed - of_runs, what=what[0])
     elif (path / FILE).is_file():
         of_session = {"jobs", "threads", "target", "baseline", "metric", "trials"}
         _refuse_others(flags, typed - of_session - {"run_changed_program"}, what=path)
@@ -51,17 +49,17 @@ def compare(arguments: list[str]) -> None:
                 path=path,
             )
         if options.paired:  # new runs are always evaluated batch by batch
-            raise not_of("paired", "existing runs", named[0])
+            raise not_of("paired", "existing runs", what[0])
         if options.trials is None:
             for name in sorted(typed & {"sampler", "pruner"}):
                 raise needs_option(name, "trials", 20)
         else:
             refuse_missing("trials", "optuna")  # before the plan is written
-        plan = planned_of(find_program(named[0]), flags, options, verb=f"compare {named[0]}")
+        plan = planned_of(find_program(what[0]), flags, options, verb=f"compare {what[0]}")
         path = run_path(_OUT if options.out is None else options.out, setting="--out")
     from surefoot.cli import compare_runs  # imports torch
 
-    if len(named) > 1:
+    if len(what) > 1:
         compare_runs.compare_existing(options)
     else:
         compare_runs.train_variants(plan, path, options, typed=typed)

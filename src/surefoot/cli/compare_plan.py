@@ -17,7 +17,13 @@ from surefoot.cli.options import (
     without,
 )
 from surefoot.cli.processes import refuse_several
-from surefoot.cli.settings import configured, file_values, layers_below, typed, without_settings
+from surefoot.cli.settings import (
+    arguments_for,
+    configured,
+    file_values,
+    layers_below,
+    without_settings,
+)
 from surefoot.config.tree import MOST_USED, flatten, layered
 from surefoot.distributed.process_count import cores_each
 from surefoot.errors import ConfigError, Setting, SurefootError, out_of_range, together
@@ -99,49 +105,66 @@ def planned_of(program: Program, flags: Sequence[str], options: Compare, *, verb
             " `run_dir: str`",
         )
     refuse_several(flags, verb="compare")
-    space = _space(options) if options.trials is not None else None
-    texts = _combinations(options) if space is None else corners(space)
+    space = None
+    if options.trials is None:
+        texts = _combinations(options)
+    else:
+        space = _space(options)
+        texts = corners(space)
     texts, configurations = _configurations(program, options, flags, texts, verb=verb)
     if space is None and len(texts) == 1:
         raise _nothing_varies()
     flat = [flatten(config) for config, _ in configurations]
-    if "run_dir" not in flat[0]:
+    base = flat[0]
+    if "run_dir" not in base:
         raise _without_field("run_dir: str", reason="all variants would share one directory")
-    varied = [
-        {setting: values[setting] for setting in text}
-        for values, text in zip(flat, texts, strict=True)
-    ]
+    varied = []
+    for values, text in zip(flat, texts, strict=True):
+        varied.append({setting: values[setting] for setting in text})
     if space is None:
         refuse_duplicates(varied, flat)
-    unlike = [
-        name
-        for name in flat[0]
-        if name != "run_dir" and any(values[name] != flat[0][name] for values in flat)
-    ]
-    recorded = dict.fromkeys([*(name for own in varied for name in own), *unlike])
-    settings = [{key: values[key] for key in recorded} for values in flat]
+    # what differs in some run: the varied settings first, then those that follow from them
+    recorded = dict[str, None]()
+    for variation in varied:
+        recorded |= dict.fromkeys(variation)
+    for name in base:
+        if name != "run_dir" and any(values[name] != base[name] for values in flat):
+            recorded[name] = None
+    settings = [{name: values[name] for name in recorded} for values in flat]
     variants = _variants(varied, settings, seeds=options.seeds)
-    cores, thread_limit = cores_each(1), os.environ.get("OMP_NUM_THREADS", "")
-    cores = min(cores, int(thread_limit)) if thread_limit.isdigit() and int(thread_limit) else cores
-    search = {"trials": options.trials, "sampler": options.sampler, "pruner": options.pruner}
+    search = None
+    if space is not None:
+        variants = []  # the search chooses them
+        search = {
+            "trials": options.trials,
+            "sampler": options.sampler,
+            "pruner": options.pruner,
+            "seed": base.get("seed", 0),
+            "space": space,
+        }
+    _, origins = configurations[0]
     plan = Planned(
         program=program.described,
-        base=flat[0],
-        origins={
-            **configurations[0][1],
-            **dict.fromkeys(recorded, "varied"),
-            "run_dir": "per variant",
-        },
-        variants=variants if space is None else [],
-        threads=options.threads or max(1, cores // options.jobs),
+        base=base,
+        origins={**origins, **dict.fromkeys(recorded, "varied"), "run_dir": "per variant"},
+        variants=variants,
+        threads=options.threads or max(1, _cores() // options.jobs),
         started_in=os.getcwd(),
         target=options.target,
         metric=options.metric,
         baseline=options.baseline,
-        search=None if space is None else search | {"seed": flat[0].get("seed", 0), "space": space},
+        search=search,
     )
     check_baseline(plan)
     return plan
+
+
+def _cores() -> int:
+    """Return the number of cores to train on, at most OMP_NUM_THREADS."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if limit.isdigit() and int(limit) > 0:
+        return min(cores_each(1), int(limit))
+    return cores_each(1)
 
 
 def _variants(
@@ -150,36 +173,53 @@ def _variants(
     """Return the variants of combinations of varied settings. Those that differ only in the seed
     are repeats of one variant, whether --seeds or --vary gave the seeds.
     """
-    repeated = seeds > 1 or any("seed" in own and len(own) > 1 for own in varied)
-    run_seeds = [own.pop("seed", None) if repeated else None for own in varied]
-    combinations = {repr(sorted(own.items())): own for own in varied}
+    are_repeated = seeds > 1 or any("seed" in settings and len(settings) > 1 for settings in varied)
+    run_seeds: list[Any] = [None] * len(varied)
+    if are_repeated:
+        run_seeds = [settings.pop("seed", None) for settings in varied]
+    combinations = {_key_of(settings): settings for settings in varied}
     groups = dict(zip(combinations, names(list(combinations.values())), strict=True))
     variants = []
-    for seed, own, values in zip(run_seeds, varied, settings, strict=True):
-        group = groups[repr(sorted(own.items()))]
+    for seed, combination, values in zip(run_seeds, varied, settings, strict=True):
+        group = groups[_key_of(combination)]
         name = group if seed is None else f"{group},seed={seed}"
-        variants.append(Variant(name, group, own, values))
+        variants.append(Variant(name, group, combination, values))
     return variants
+
+
+def _key_of(combination: Mapping[str, Any]) -> str:
+    return repr(sorted(combination.items()))
 
 
 def trial(plan: Planned, name: str, chosen: Mapping[str, str]) -> Variant:
     """Return the search variant with the `chosen` values; all other settings are the plan's."""
     _, kind = program_of(plan, run=Path(name))
-    flags = [part for setting, text in chosen.items() for part in typed(kind, setting, text)]
-    meant = flatten(configured(kind, [("comparison", plan.base)], flags, verb="compare")[0])
-    varied = {setting: meant[setting] for setting in chosen}
+    flags = _flags_of(kind, chosen)
+    config, _ = configured(kind, [("comparison", plan.base)], flags, verb="compare")
+    chosen_values = flatten(config)
+    varied = {setting: chosen_values[setting] for setting in chosen}
     # settings typed for all trials keep their values if a trial changes the optimizer
-    by_hand = {
-        setting: value
-        for setting, value in plan.base.items()
-        if plan.origins.get(setting) == "flag"
-    }
-    below = {setting: value for setting, value in plan.base.items() if setting not in by_hand}
-    values = flatten(layered(kind, [("comparison", below), ("flag", by_hand | varied)])[0])
-    unlike = {
-        setting: value for setting, value in values.items() if value != plan.base.get(setting)
-    }
-    return Variant(name, name, varied, unlike | varied)
+    by_hand = {}
+    others = {}
+    for setting, value in plan.base.items():
+        if plan.origins.get(setting) == "flag":
+            by_hand[setting] = value
+        else:
+            others[setting] = value
+    config, _ = layered(kind, [("comparison", others), ("flag", by_hand | varied)])
+    changed = {}
+    for setting, value in flatten(config).items():
+        if value != plan.base.get(setting):
+            changed[setting] = value
+    return Variant(name, name, varied, changed | varied)
+
+
+def _flags_of(kind: type[Any], texts: Mapping[str, str]) -> list[str]:
+    """Return the arguments that set settings to texts."""
+    arguments = []
+    for setting, text in texts.items():
+        arguments += arguments_for(kind, setting, text)
+    return arguments
 
 
 def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
@@ -194,10 +234,11 @@ def program_of(plan: Planned, *, run: Path) -> tuple[Program, type[Any]]:
 
 def check_baseline(plan: Planned) -> None:
     """Raise `ConfigError` if the baseline is neither a variant nor a trial of the search."""
-    called = group_labels(plan.variants)
+    labels = group_labels(plan.variants)
     if plan.search is not None:
-        called |= {name: name for name in map(trial_name, range(plan.search["trials"]))}
-    refuse_baseline(plan.baseline, called)
+        trials = [trial_name(index) for index in range(plan.search["trials"])]
+        labels |= dict(zip(trials, trials, strict=True))
+    refuse_baseline(plan.baseline, labels)
 
 
 def _combinations(options: Compare) -> list[dict[str, str]]:
@@ -210,10 +251,11 @@ def _combinations(options: Compare) -> list[dict[str, str]]:
             raise out_of_range("vary", text, _FORM)
         if any(".." in part and not Path(part).exists() for part in values):
             raise needs_option(f"the range of {setting}", "trials", 20)
-    single = [
-        dict(_setting(part, "variant") for part in shlex.split(text)) for text in options.variant
-    ]
-    combinations: list[dict[str, str]] = [*grid(vary), *single] or [{}] * (options.seeds > 1)
+    combinations = list(grid(vary))
+    for text in options.variant:
+        combinations.append(dict(_setting(part, "variant") for part in shlex.split(text)))
+    if not combinations and options.seeds > 1:
+        combinations = [{}]  # only the seed varies
     if not combinations:
         raise _nothing_varies()
     if options.seeds > 1 and any("seed" in combination for combination in combinations):
@@ -253,20 +295,23 @@ def _configurations(
     *,
     verb: str,
 ) -> tuple[list[dict[str, str]], list[tuple[Any, dict[str, str]]]]:
-    kind, in_file = program.config, file_values(options.config)
+    kind = program.config
     assert kind is not None
-    known, configurations = list[dict[str, str]](), list[tuple[Any, dict[str, str]]]()
+    in_file = file_values(options.config)
+    known: list[dict[str, str]] = []
+    configurations: list[tuple[Any, dict[str, str]]] = []
     problems: dict[str, SurefootError] = {}  # by message, with the first combination that has it
     wrong: list[SurefootError] = []
 
     def add(text: dict[str, str]) -> Any:
-        varied = (part for setting, value in text.items() for part in typed(kind, setting, value))
-        arguments = [*without(flags, text), *varied]  # varied values override flags
+        # varied values override flags
+        arguments = [*without(flags, text), *_flags_of(kind, text)]
         layers = layers_below(program, in_file, arguments)
-        configurations.append(configured(kind, layers, arguments, verb=verb, own=[Compare]))
+        config, origins = configured(kind, layers, arguments, verb=verb, own=[Compare])
+        configurations.append((config, origins))
         known.append(text)
-        program.check(configurations[-1][0])
-        return configurations[-1][0]
+        program.check(config)
+        return config
 
     for text in texts:
         try:
@@ -298,10 +343,11 @@ def _space(options: Compare) -> dict[str, dict[str, Any]]:
     check_excluded("trials", others, reason="a search chooses the combinations")
     if not options.vary:
         raise _nothing_varies()
-    return {
-        name: parameter(name, value)
-        for name, value in (_setting(text, "vary") for text in options.vary)
-    }
+    space = {}
+    for text in options.vary:
+        name, value = _setting(text, "vary")
+        space[name] = parameter(name, value)
+    return space
 
 
 def _setting(text: str, option: str) -> tuple[str, str]:

@@ -54,15 +54,16 @@ def train_variants(
     signals = Signals(lambda: f"resume with: {again}", say=to_terminal("\n"))
     try:
         plan, chooser = _prepared(new_plan, directory, options, typed=typed)
-        screen.say(_said_first(plan, path, chooser, jobs=options.jobs))
+        screen.say(_introduction(plan, path, chooser, jobs=options.jobs))
+        trials = Trials(
+            directory,
+            lambda name: command("train", path, name),
+            threads=plan.threads,
+            cwd=plan.started_in,
+        )
         session = runner.Session(
             chooser,
-            Trials(
-                directory,
-                lambda name: command("train", path, name),
-                threads=plan.threads,
-                cwd=plan.started_in,
-            ),
+            trials,
             jobs=options.jobs,
             score=plan.watch,
             screen=screen,
@@ -95,49 +96,51 @@ def _prepared(
     existing = planned.read(directory.shown)
     if new_plan is None:
         assert existing is not None
-        program_again(
-            existing.program, run=directory.shown, run_changed=options.run_changed_program
-        )
-        changes = {
-            name: getattr(options, name)
-            for name in ("target", "metric")
-            if getattr(options, name) is not None
-        }
-        changes |= {"baseline": options.baseline} if "baseline" in typed else {}
-        if options.trials is not None:
-            if existing.search is None:
-                raise not_of("trials", "searches", directory.shown)
-            changes["search"] = {**existing.search, "trials": options.trials}
-        if options.threads not in (None, existing.threads):
-            meaning = f"{existing.threads}, as before: another number would change the bits"
-            raise out_of_range("threads", options.threads, meaning)
-        plan = replace(existing, **changes)
+        plan = _continued(existing, directory.shown, options, typed=typed)
     elif existing is None:
         plan = new_plan
     else:
         plan = planned.continue_plan(
             existing, new_plan, where=directory.shown, threads_given=options.threads is not None
         )
-    previous_metric = (
-        None
-        if existing is None or existing.search is None or not existing.found
-        else existing.watch
-    )
+    previous_metric = None
+    if existing is not None and existing.search is not None and existing.found:
+        previous_metric = existing.watch
     if previous_metric is not None and plan.watch != previous_metric:
         meaning = f"{' '.join(previous_metric)}, by which this search has ranked its trials"
         raise out_of_range("metric", plan.metric, meaning)
     _check_score(plan, directory.shown)
     check_baseline(plan)
-    _write(
-        plan if plan.found else replace(plan, metric=None), directory
-    )  # these runs may not have that metric
-    if not plan.found:
+    if plan.found:
+        _write(plan, directory)
+    else:
+        _write(replace(plan, metric=None), directory)  # these runs may not have that metric
         plan = replace(plan, found=build_facts(plan, directory))
         _check_score(plan, directory.shown)
         _write(plan, directory)
-    return plan, runner.InOrder(plan.names, directory.path) if plan.search is None else _search(
-        plan, directory
-    )
+    if plan.search is None:
+        return plan, runner.InOrder(plan.names, directory.path)
+    return plan, _search(plan, directory)
+
+
+def _continued(existing: Planned, path: Path, options: Compare, *, typed: set[str]) -> Planned:
+    """Return the plan of an existing comparison, changed by the options."""
+    program_again(existing.program, run=path, run_changed=options.run_changed_program)
+    changes: dict[str, Any] = {}
+    if options.target is not None:
+        changes["target"] = options.target
+    if options.metric is not None:
+        changes["metric"] = options.metric
+    if "baseline" in typed:
+        changes["baseline"] = options.baseline
+    if options.trials is not None:
+        if existing.search is None:
+            raise not_of("trials", "searches", path)
+        changes["search"] = {**existing.search, "trials": options.trials}
+    if options.threads not in (None, existing.threads):
+        meaning = f"{existing.threads}, as before: another number would change the bits"
+        raise out_of_range("threads", options.threads, meaning)
+    return replace(existing, **changes)
 
 
 def _search(plan: Planned, directory: RunDirectory) -> Search:
@@ -146,9 +149,8 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
     def begin(name: str, chosen: dict[str, str]) -> None:
         current = planned.read(directory.path) or plan
         if name not in current.names:
-            _write(
-                replace(current, variants=[*current.variants, trial(plan, name, chosen)]), directory
-            )
+            variants = [*current.variants, trial(plan, name, chosen)]
+            _write(replace(current, variants=variants), directory)
 
     if plan.watch is None:
         raise needs_option("a search of runs that monitor no score", "metric", "min SPLIT/METRIC")
@@ -156,41 +158,43 @@ def _search(plan: Planned, directory: RunDirectory) -> Search:
 
 
 def _write(plan: Planned, directory: RunDirectory) -> None:
-    config = layered(program_of(plan, run=directory.shown)[1], [("comparison", plan.base)])[0]
+    _, kind = program_of(plan, run=directory.shown)
+    config, _ = layered(kind, [("comparison", plan.base)])
     directory.write_text(planned.FILE, planned.to_text(plan, config))
 
 
 def _check_score(plan: Planned, path: Path) -> None:
+    if plan.metric is None:
+        return
     splits = plan.found.get("splits")
-    if (
-        plan.metric is not None
-        and splits is not None
-        and parsed(plan.metric)[1].partition("/")[0] not in splits
-    ):
+    _, score = parsed(plan.metric)
+    split, _, _ = score.partition("/")
+    if splits is not None and split not in splits:
         meaning = f"of a split that is evaluated in training: {', '.join(splits) or 'none'}"
         raise out_of_range("metric", plan.metric, meaning)
-    for name in plan.names if plan.metric is not None else []:
+    for name in plan.names:
         read_run(path / name, metric=plan.metric)
 
 
-def _said_first(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int) -> str:
+def _introduction(plan: Planned, path: Path, chooser: runner.Chooser, *, jobs: int) -> str:
+    """Return what is printed before anything is trained."""
     done = f", {chooser.over} finished" if chooser.over else ""
     runs = counted(chooser.total, "run" if plan.search is None else "trial")
-    return "\n".join(
-        [
-            f"{runs}{done}; {jobs} at once, each with {counted(plan.threads, 'thread')}; in {path}",
-            *automatic_choices(plan.found, settings=plan.base),
-        ]
-    )
+    threads = counted(plan.threads, "thread")
+    lines = [f"{runs}{done}; {jobs} at once, each with {threads}; in {path}"]
+    lines += automatic_choices(plan.found, settings=plan.base)
+    return "\n".join(lines)
 
 
 def _trained(plan: Planned, path: Path) -> list[Compared]:
-    outcomes = [outcome_of(path, name) or {"status": "stopped"} for name in plan.names]
-    runs = [read_run(path / name, metric=plan.metric) for name in plan.names]
-    return [
-        Compared(variant, run, outcome["status"], outcome.get("said", ""), outcome.get("batches"))
-        for variant, run, outcome in zip(plan.variants, runs, outcomes, strict=True)
-    ]
+    """Return the runs of a comparison with their outcomes."""
+    runs = []
+    for variant in plan.variants:
+        outcome = outcome_of(path, variant.name) or {"status": "stopped"}
+        run = read_run(path / variant.name, metric=plan.metric)
+        said = outcome.get("said", "")
+        runs.append(Compared(variant, run, outcome["status"], said, outcome.get("batches")))
+    return runs
 
 
 def compare_existing(options: Compare) -> None:
@@ -198,8 +202,12 @@ def compare_existing(options: Compare) -> None:
     such as "runs/a-*" names the seeds of one variant. Raises `ConfigError` for a run named twice.
     """
     _refuse_comparisons(options.what)
-    named = [(name, path) for name in options.what for path in _matching_runs(name)]
-    paths = [path for _, path in named]
+    groups = []  # the name or pattern of each path
+    paths = []
+    for name in options.what:
+        matching = _matching_runs(name)
+        groups += [name] * len(matching)
+        paths += matching
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError(
             "run-named-twice",
@@ -208,22 +216,21 @@ def compare_existing(options: Compare) -> None:
             remedy="name each run once",
         )
     runs = [read_run(path, metric=options.metric) for path in paths]
-    unlike = [
-        name
-        for name in dict.fromkeys(name for run in runs for name in run.settings)
-        if name != "run_dir" and len({repr(run.settings.get(name)) for run in runs}) > 1
-    ]
-    compared_runs, notes = list[Compared](), list[str]()
-    repeats = Counter(group for group, _ in named)
-    for (group, path), run in zip(named, runs, strict=True):
-        settings = {name: run.settings.get(name) for name in unlike} | {"seed": _seed_of(run)}
+    unlike = _unlike_settings(runs)
+    compared_runs: list[Compared] = []
+    notes: list[str] = []
+    repeats = Counter(groups)
+    for group, path, run in zip(groups, paths, runs, strict=True):
+        settings = {name: run.settings.get(name) for name in unlike}
+        settings["seed"] = _seed_of(run)
         variant = Variant(str(path), group, {}, settings)
-        scored = (
-            _scored_again(path, run, options.run_changed_program, draws=repeats[group] > 1)
-            if options.paired
-            else _scored_then(path, run)
-        )
-        compared_runs.append(Compared(variant, run, batches=scored))
+        batches: Mapping[str, Any]
+        if options.paired:
+            draws = repeats[group] > 1
+            batches = _evaluate_again(path, run, options.run_changed_program, draws=draws)
+        else:
+            batches = _read_batches(path, run)
+        compared_runs.append(Compared(variant, run, batches=batches))
         if unlike:
             notes.append(f"{path}: {_settings_of(run, unlike[:_DIFFERENT])}")
     _refuse_equal_seeds(compared_runs)
@@ -234,15 +241,26 @@ def compare_existing(options: Compare) -> None:
     out = RunDirectory(run_path(_OUT if options.out is None else options.out, setting="--out"))
     out.open()
     try:
-        over = ", replacing an earlier comparison" * (out.path / "comparison.json").exists()
-        _tell(
-            compared(compared_runs, target=options.target, baseline=options.baseline),
-            out,
-            more=notes,
-            over=over,
-        )
+        comparison = compared(compared_runs, target=options.target, baseline=options.baseline)
+        over = ""
+        if (out.path / "comparison.json").exists():
+            over = ", replacing an earlier comparison"
+        _tell(comparison, out, more=notes, over=over)
     finally:
         out.close()
+
+
+def _unlike_settings(runs: Sequence[Trained]) -> list[str]:
+    """Return the names of the settings, except run_dir, that are not the same in all runs."""
+    names = dict[str, None]()
+    for run in runs:
+        names |= dict.fromkeys(run.settings)
+    unlike = []
+    for name in names:
+        values = {repr(run.settings.get(name)) for run in runs}
+        if name != "run_dir" and len(values) > 1:
+            unlike.append(name)
+    return unlike
 
 
 def _settings_of(run: Trained, names: Sequence[str]) -> str:
@@ -263,9 +281,9 @@ def _matching_runs(name: str) -> list[Path]:
     if "*" not in path.name or path.exists():
         return [find_run(name)]
     for folder in (path.parent, Path("runs") / path.parent):
-        found = sorted(file.parent for file in folder.glob(f"{path.name}/config.toml"))
-        if found:
-            return found
+        runs = sorted(file.parent for file in folder.glob(f"{path.name}/config.toml"))
+        if runs:
+            return runs
     return [find_run(name)]  # which says that there is no such run
 
 
@@ -276,60 +294,66 @@ def _seed_of(run: Trained) -> Any:
 def _refuse_equal_seeds(runs: Sequence[Compared]) -> None:
     paths: dict[tuple[str, Any], str] = {}
     for run in runs:
-        key = run.variant.group, run.variant.settings["seed"]
-        other = paths.setdefault(key, run.variant.name)
+        group = run.variant.group
+        seed = run.variant.settings["seed"]
+        other = paths.setdefault((group, seed), run.variant.name)
         if other != run.variant.name:
             raise ConfigError(
                 "repeats-of-one-seed",
-                problem=f"{other} and {run.variant.name} match {key[0]} and have the seed {key[1]}",
+                problem=f"{other} and {run.variant.name} match {group} and have the seed {seed}",
                 reason="the runs of a pattern are one variant, trained with different seeds",
                 remedy="name runs of different variants apart",
-                pattern=key[0],
-                seed=key[1],
+                pattern=group,
+                seed=seed,
             )
 
 
 def _refuse_comparisons(names: Sequence[str]) -> None:
     problems: list[ConfigError] = []
     for name in dict.fromkeys(names):
-        path = next(
-            (
-                path
-                for path in (run_path(name, setting="the run"), Path("runs") / name)
-                if (path / planned.FILE).is_file()
-            ),
-            None,
+        path = _comparison_named(name)
+        plan = None if path is None else planned.read(path)
+        if plan is None:
+            continue
+        there = ", ".join(f"{path}/{run}" for run in plan.names[:_NAMED]) or "none yet"
+        more = ""
+        if len(plan.names) > _NAMED:
+            more = f" and {len(plan.names) - _NAMED} more"
+        problem = ConfigError(
+            "comparison-in-place-of-run",
+            problem=f"{name} is a comparison",
+            reason=f"its runs: {there}{more}",
+            remedy=Command("surefoot compare RUN RUN"),
+            path=path,
         )
-        if path is not None and (plan := planned.read(path)) is not None:
-            there = ", ".join(f"{path}/{run}" for run in plan.names[:_NAMED]) or "none yet"
-            more = f" and {len(plan.names) - _NAMED} more" if len(plan.names) > _NAMED else ""
-            problem = ConfigError(
-                "comparison-in-place-of-run",
-                problem=f"{name} is a comparison",
-                reason=f"its runs: {there}{more}",
-                remedy=Command("surefoot compare RUN RUN"),
-                path=path,
-            )
-            problems.append(problem)
+        problems.append(problem)
     if problems:
         raise together(problems)
 
 
-def _scored_then(path: Path, run: Trained) -> Mapping[str, Any]:
-    batches: dict[str, Any] = (outcome_of(path.absolute().parent, path.name) or {}).get(
-        "batches"
-    ) or {}
+def _comparison_named(name: str) -> Path | None:
+    for path in (run_path(name, setting="the run"), Path("runs") / name):
+        if (path / planned.FILE).is_file():
+            return path
+    return None
+
+
+def _read_batches(path: Path, run: Trained) -> Mapping[str, Any]:
+    """Return the scores of batches that the run's comparison has computed, or why there are none."""
+    outcome = outcome_of(path.absolute().parent, path.name) or {}
+    batches: dict[str, Any] = outcome.get("batches") or {}
     if batches and run.watch is not None and run.best is not None:
+        if "why" in batches:
+            return batches
         steps = [(batches.get(kind) or {}).get("step") for kind in ("best", "final")]
-        if "why" in batches or (
-            batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]
-        ):
+        if batches.get("score") == run.watch[1] and steps == [run.best[0], run.scores[-1][0]]:
             return batches
     cure = "a script built it" if run.of_script else "add --paired"
     return {"why": f"{path} was not evaluated batch by batch: {cure}"}
 
 
-def _scored_again(path: Path, run: Trained, run_changed: bool, *, draws: bool) -> dict[str, Any]:
+def _evaluate_again(path: Path, run: Trained, run_changed: bool, *, draws: bool) -> dict[str, Any]:
+    """Return the scores of batches, computed now, or why they cannot be."""
     print(f"evaluating {path} batch by batch", file=sys.stderr)
     try:
         program, config = program_and_config(path, run_changed=run_changed)
@@ -343,8 +367,8 @@ def _tell(
     comparison: Comparison, directory: RunDirectory, *, more: Sequence[str], over: str = ""
 ) -> None:
     comparison = replace(comparison, notes=[*comparison.notes, *more])
-    for name, written in (("json", as_json), ("tsv", tsv), ("md", markdown)):
-        directory.write_text(f"comparison.{name}", written(comparison))
+    for suffix, write in (("json", as_json), ("tsv", tsv), ("md", markdown)):
+        directory.write_text(f"comparison.{suffix}", write(comparison))
     pictures = draw_beside(charts(comparison), directory.path / "comparison", title="")
     suffixes = [*(file.suffix[1:] for file in pictures), "md", "tsv", "json"]
     TextWriter(None).put(

@@ -42,18 +42,17 @@ def command(what: str, directory: Path, name: str) -> list[str]:
     """Return the worker's command line. `what` is "train", or "look" to build the variant without
     training it.
     """
-    return [
-        *(sys.executable, "-m", "surefoot.cli.compare_worker", str(os.getpid()), sys.argv[0]),
-        *(what, str(directory.resolve()), name),
-    ]
+    worker = [sys.executable, "-m", "surefoot.cli.compare_worker"]
+    return [*worker, str(os.getpid()), sys.argv[0], what, str(directory.resolve()), name]
 
 
 def build_facts(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any]:
     """Build a variant in a worker and return its facts. If the build fails, exit with the worker's
     status before any training.
     """
+    name = plan.names[0] if plan.names else "first"
     with subprocess.Popen(
-        command("look", directory.path, plan.names[0] if plan.names else "first"),
+        command("look", directory.path, name),
         # stays open during this process's life: see distributed/environment.py
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -62,8 +61,10 @@ def build_facts(plan: planned.Planned, directory: RunDirectory) -> dict[str, Any
     ) as process:
         assert process.stdout is not None
         printed = process.stdout.read()
-    if process.returncode:
-        sys.exit(process.returncode if process.returncode > 0 else 128 - process.returncode)
+    if process.returncode > 0:
+        sys.exit(process.returncode)
+    if process.returncode < 0:  # a signal
+        sys.exit(128 - process.returncode)
     return dict(json.loads(printed.splitlines()[-1]))
 
 
@@ -72,10 +73,11 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
     run = build_variant(plan, directory, name)
     _wait_until_free(directory / name)
     run.train()
-    groups = Counter(variant.group for variant in plan.variants)
     trained = read_run(directory / name, metric=plan.metric)
-    repeats = next((groups[each.group] for each in plan.variants if each.name == name), 1)
-    batches = scores_by_batch(run, trained, draws=repeats > 1)
+    groups = {variant.name: variant.group for variant in plan.variants}
+    repeats = Counter(groups.values())
+    is_repeated = name in groups and repeats[groups[name]] > 1
+    batches = scores_by_batch(run, trained, draws=is_repeated)
     write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
 
 
@@ -90,8 +92,12 @@ def scores_by_batch(run: Run, trained: Trained, *, draws: bool) -> dict[str, Any
     if trained.best is None or split not in run.parts.evaluator.splits:
         return {"why": f"{score} was never evaluated"}
     step, expected = trained.best
-    scores: dict[str, Any] = {"score": score, "split": run.parts.plan.splits[split]}
-    scores |= {"best": None, "final": {"step": trained.scores[-1][0]}}
+    scores: dict[str, Any] = {
+        "score": score,
+        "split": run.parts.plan.splits[split],
+        "best": None,
+        "final": {"step": trained.scores[-1][0]},
+    }
     try:
         for difference in run.load_checkpoint(Store(run.parts.directory.checkpoints).at(step)):
             return {"why": f"its data set has changed: {difference}"}
@@ -129,7 +135,9 @@ def _by_batch(
 
     counts = [float(results.samples) for results in batches]
     resampled = resampled_scores(score_of, batches=len(batches), expected=expected)
-    return counts, resampled if isinstance(resampled, str) else {"resampled": resampled}
+    if isinstance(resampled, str):
+        return counts, resampled
+    return counts, {"resampled": resampled}
 
 
 def _wait_until_free(path: Path) -> None:
@@ -144,19 +152,19 @@ def look(plan: planned.Planned, directory: Path, name: str) -> None:
     metric, splits.
     """
     run = build_variant(plan, directory, name)
-    reasons = run.parts.plan.reasons
-    scored = [each.text for each in run.parts.run_state.watches if not each.of_training]
-    facts = {
-        "precision": run.parts.plan.precision,
-        "score": next(iter(scored), None),
-        "splits": list(run.parts.evaluator.splits),
-        "compile": None if reasons.compile is None else run.parts.plan.compiles,
-        "channels_last": True if run.parts.plan.channels_last else None,
-        "chosen": reasons.precision,
-    }
-    print(
-        json.dumps({name: value for name, value in facts.items() if value is not None}), flush=True
-    )
+    run_plan = run.parts.plan
+    monitored = [watch.text for watch in run.parts.run_state.watches if not watch.of_training]
+    facts: dict[str, Any] = {"precision": run_plan.precision}
+    if monitored:
+        facts["score"] = monitored[0]
+    facts["splits"] = list(run.parts.evaluator.splits)
+    if run_plan.reasons.compile is not None:
+        facts["compile"] = run_plan.compiles
+    if run_plan.channels_last:
+        facts["channels_last"] = True
+    if run_plan.reasons.precision is not None:
+        facts["chosen"] = run_plan.reasons.precision
+    print(json.dumps(facts), flush=True)
 
 
 def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
@@ -165,13 +173,13 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     """
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
-    own = {
-        **next((variant.settings for variant in plan.variants if variant.name == name), {}),
-        "run_dir": str(directory / name),
-    }
+    own = {"run_dir": str(directory / name)}
+    for variant in plan.variants:
+        if variant.name == name:
+            own = {**variant.settings, **own}
     # a single layer: the plan has already dropped settings of other optimizers
-    # models of other sizes could choose differently, so all variants use the plan's choices
     settings = {**plan.base, **own}
+    # models of other sizes could choose differently, so all variants use the plan's choices
     chosen = {name: value for name, value in plan.settled.items() if settings[name] == "auto"}
     if "precision" in chosen and settings.get("channels_last") == "auto":
         chosen["channels_last"] = bool(plan.found.get("channels_last"))
@@ -199,18 +207,18 @@ def main() -> None:
     """
     parent, typed, what, directory, name = sys.argv[1:]
     die_with(int(parent))
-    sys.argv = [
-        typed,
-        "compare",
-        directory,
-    ]  # the command that resumes the run, for environment.json and messages
+    # the command that resumes the run, for environment.json and messages
+    sys.argv = [typed, "compare", directory]
 
-    def done() -> None:
+    def work() -> None:
         plan = planned.read(Path(directory))
         assert plan is not None  # written before the process is started
-        (look if what == "look" else train)(plan, Path(directory), name)
+        if what == "look":
+            look(plan, Path(directory), name)
+        else:
+            train(plan, Path(directory), name)
 
-    run_or_exit(done, with_traceback=False)
+    run_or_exit(work, with_traceback=False)
 
 
 if __name__ == "__main__":
