@@ -17,15 +17,8 @@ from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings
 
 Shell = Literal["bash", "zsh", "fish"]
-_SETTINGS = (
-    "train",
-    "plan",
-    "find-lr",
-    "find-batch-size",
-    "profile",
-    "submit",
-    "compare",
-)  # take a recipe's settings
+# take a recipe's settings
+_SETTINGS = ("train", "plan", "find-lr", "find-batch-size", "profile", "submit", "compare")
 _HELP_FLAGS = {"help": "Show what is used most", "help-all": "Show everything"}
 _OF_A_RUN = ("resume", "evaluate", "verify", "replay")  # the script does not know the run's recipe
 
@@ -48,7 +41,10 @@ def completion(arguments: list[str]) -> None:
     """Run `surefoot completion`: print the completion script of a shell."""
     missing = f"completion for which shell? {', '.join(get_args(Shell))}"
     options = only_options(Completion, arguments, verb="completion", missing=missing)
-    print(_fish() if options.shell == "fish" else _bash(zsh=options.shell == "zsh"))
+    if options.shell == "fish":
+        print(_fish())
+    else:
+        print(_bash(zsh=options.shell == "zsh"))
 
 
 def _flags_of_verbs() -> dict[str, list[Flag]]:
@@ -56,35 +52,36 @@ def _flags_of_verbs() -> dict[str, list[Flag]]:
 
     flags: dict[str, list[Flag]] = {}
     for verb in VERBS:
-        kinds = option_kinds(verb)
-        own = [flag for kind in kinds for flag in flags_of(kind, switches=True) if not flag.metavar]
-        flags[verb] = own + ([*flags_of(RecipeSettings)] if verb in _OF_A_RUN else [])
-    for name in NAMES:
-        predict = importlib.import_module(f"surefoot.recipes.{name}.predict").Predict
-        flags["predict"] += [
-            flag
-            for flag in flags_of(predict)
-            if flag.name not in {one.name for one in flags["predict"]}
-        ]
+        flags[verb] = []
+        for kind in option_kinds(verb):
+            flags[verb] += [flag for flag in flags_of(kind, switches=True) if not flag.metavar]
+        if verb in _OF_A_RUN:
+            flags[verb] += flags_of(RecipeSettings)
+    for recipe in NAMES:
+        predict = importlib.import_module(f"surefoot.recipes.{recipe}.predict").Predict
+        known = {flag.name for flag in flags["predict"]}
+        flags["predict"] += [flag for flag in flags_of(predict) if flag.name not in known]
     return flags
 
 
 def _flags_of_recipes() -> dict[str, list[Flag]]:
-    return {
-        name: [*flags_of(importlib.import_module(f"surefoot.recipes.{name}.config").Config)]
-        for name in NAMES
-    }
+    flags = {}
+    for recipe in NAMES:
+        config = importlib.import_module(f"surefoot.recipes.{recipe}.config").Config
+        flags[recipe] = list(flags_of(config))
+    return flags
 
 
 def _bash(*, zsh: bool) -> str:
-    verbs, recipes = _flags_of_verbs(), _flags_of_recipes()
+    verbs = _flags_of_verbs()
+    recipes = _flags_of_recipes()
+    of_zsh = [
+        "autoload -U +X compinit && compinit",
+        "autoload -U +X bashcompinit && bashcompinit",
+    ]
     lines = [
         "# completion of surefoot; print it again after an update",
-        *(
-            ["autoload -U +X compinit && compinit", "autoload -U +X bashcompinit && bashcompinit"]
-            if zsh
-            else []
-        ),
+        *(of_zsh if zsh else []),
         "_surefoot() {",
         '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" words="" recipe=""',
         '    local verb="${COMP_WORDS[1]}" at=2',
@@ -146,8 +143,8 @@ def _typed(flags: Sequence[Flag]) -> str:
 
 
 def _values(flags: Mapping[str, Sequence[Flag]]) -> Iterator[str]:
-    for name, own in flags.items():
-        for flag in own:
+    for name, flags_of_name in flags.items():
+        for flag in flags_of_name:
             if flag.choices and not flag.is_switch:
                 yield f'            "{name} {flag.typed}") words="{" ".join(flag.choices)}" ;;'
 
@@ -174,12 +171,10 @@ def _fish() -> str:
 
 
 def _fish_line(flag: Flag, when: str) -> str:
-    value = (
-        ""
-        if flag.is_switch
-        else f" -x -a {shlex.quote(' '.join(flag.choices))}"
-        if flag.choices
-        else " -r"
-    )
+    value = " -r"
+    if flag.is_switch:
+        value = ""
+    elif flag.choices:
+        value = f" -x -a {shlex.quote(' '.join(flag.choices))}"
     first = flag.text.split(". ")[0].split("; ")[0].rstrip(".")
     return f"complete -c surefoot -n {shlex.quote(when)} -l {flag.typed[2:]}{value} -d {shlex.quote(first)}"

@@ -15,7 +15,8 @@ from surefoot.config.setting import texts_of
 from surefoot.config.tree import leaves
 from surefoot.errors import flag_of
 
-_WIDTH, _INDENT = 80, 26
+_WIDTH = 80
+_INDENT = 26
 _FIRST = 10  # settings that `--help` shows of a program that marks none
 _LONGEST_CHOICE = 40  # characters of choices beside a flag; a longer list is in the text
 _PLAIN = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
@@ -54,12 +55,13 @@ class Flag:
     @property
     def choices(self) -> list[str]:
         """The allowed values; an empty list if any value is allowed."""
-        values = [
-            (True, False) if one is bool else typing.get_args(one)
-            for one in _members(self.hint)
-            if _is_choice(one)
-        ]
-        return [str(value) for each in values for value in each if value is not None]
+        values: list[Any] = []
+        for member in _members(self.hint):
+            if member is bool:
+                values += [True, False]
+            elif _is_choice(member):
+                values += typing.get_args(member)
+        return [str(value) for value in values if value is not None]
 
 
 def flags_of(kind: type[Any], config: Any = None, *, switches: bool = False) -> Iterator[Flag]:
@@ -110,38 +112,36 @@ def settings_page(flags: Sequence[Flag]) -> str:
     """Format all flags in their groups, below the most used ones."""
     names = [flag.name for flag in flags]
     groups: dict[str, list[Flag]] = {}
+    if any(flag.most_used for flag in flags):
+        groups["most used"] = []  # comes first
     for flag in flags:
         group = "most used" if flag.most_used else flag.group
         groups.setdefault(group, []).append(flag)
-    first = groups.pop("most used", [])
-    if first:
-        groups = {"most used": first, **groups}
     return "\n".join(section(name, members, names=names) for name, members in groups.items())
 
 
 def section(title: str, flags: Sequence[Flag], *, names: Collection[str] = ()) -> str:
     """Return a titled section of the help text with a line or more per flag."""
-    return "\n".join(
-        [
-            f"{title.replace('_', ' ')}:",
-            *(line for flag in flags for line in _lines(flag, names)),
-            "",
-        ]
-    )
+    lines = [f"{title.replace('_', ' ')}:"]
+    for flag in flags:
+        lines += _lines(flag, names)
+    return "\n".join([*lines, ""])
 
 
 def _lines(flag: Flag, names: Collection[str]) -> list[str]:
-    value, more = ("", "") if flag.metavar or flag.is_switch else _value(flag)
-    text = " ".join(filter(None, (flag.text, more)))
+    value, choices = _value(flag)
+    text = f"{flag.text} {choices}"
     if flag.default is None:
         text = re.sub(r"\bNone: ", "Default: ", text)
     text = re.sub(r"\b[a-z]+(?:_[a-z]+)+\b", lambda word: _as_flag(word[0], names), text)
-    left, default = f"  {flag.typed} {value}".rstrip(), _default(flag)
-    text = f"{text} {default}".strip()
+    text = f"{text.strip()} {_default(flag)}".strip()
+    left = f"  {flag.typed} {value}".rstrip()
     rows = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
-    if len(left) < _INDENT - 1:
-        left, rows = f"{left:<{_INDENT}}{rows[0]}".rstrip(), rows[1:]
-    return [left, *(f"{'':<{_INDENT}}{row}" for row in rows)]
+    first = left
+    if len(left) < _INDENT - 1:  # the text begins beside the flag
+        first = f"{left:<{_INDENT}}{rows[0]}".rstrip()
+        rows = rows[1:]
+    return [first, *(f"{'':<{_INDENT}}{row}" for row in rows)]
 
 
 def _as_flag(word: str, names: Collection[str]) -> str:
@@ -149,14 +149,17 @@ def _as_flag(word: str, names: Collection[str]) -> str:
 
 
 def _value(flag: Flag) -> tuple[str, str]:
+    """Return the placeholder of a flag's value, and its choices as text if they are too long for a
+    placeholder.
+    """
+    if flag.metavar or flag.is_switch:
+        return "", ""
     if not all(map(_is_choice, _members(flag.hint))):
         return value_of(flag.hint), ""
     choices = "{" + ",".join(flag.choices) + "}"
-    return (
-        (choices, "")
-        if len(choices) <= _LONGEST_CHOICE
-        else ("NAME", f"One of {', '.join(flag.choices)}.")
-    )
+    if len(choices) <= _LONGEST_CHOICE:
+        return choices, ""
+    return "NAME", f"One of {', '.join(flag.choices)}."
 
 
 def value_of(hint: Any) -> str:
@@ -165,25 +168,25 @@ def value_of(hint: Any) -> str:
     >>> value_of(int | str | None), value_of(tuple[float, float] | None), value_of(str | Path)
     ('INT|TEXT', 'FLOAT FLOAT', 'PATH')
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        parts = list(dict.fromkeys(map(value_of, _members(hint))))
-        return "|".join(
-            part for part in parts if part != "TEXT" or not {"PATH", "TEXT ..."} & {*parts}
-        )
-    if origin in (tuple, Sequence):
-        many = origin is Sequence or Ellipsis in arguments
-        return f"{value_of(arguments[0])} ..." if many else " ".join(map(value_of, arguments))
+        values = list(dict.fromkeys(map(value_of, _members(hint))))
+        if "TEXT" in values and ("PATH" in values or "TEXT ..." in values):
+            values.remove("TEXT")  # which the other says too
+        return "|".join(values)
+    if origin is Sequence or (origin is tuple and Ellipsis in arguments):
+        return f"{value_of(arguments[0])} ..."
+    if origin is tuple:
+        return " ".join(map(value_of, arguments))
     return _PLAIN.get(hint, "NAME")
 
 
 def _members(hint: Any) -> list[Any]:
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return [
-        member
-        for member in (typing.get_args(hint) if is_union else (hint,))
-        if member is not types.NoneType
-    ]
+    """Return the types of a union without None, or the one type."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return [hint]
+    return [member for member in typing.get_args(hint) if member is not types.NoneType]
 
 
 def _is_choice(hint: Any) -> bool:
@@ -195,9 +198,7 @@ def _default(flag: Flag) -> str:
         return "" if flag.metavar else "(required)"
     if flag.default is None or flag.default == () or (flag.is_switch and not flag.default):
         return ""
-    text = (
-        " ".join(map(str, flag.default))
-        if isinstance(flag.default, tuple | list)
-        else str(flag.default)
-    )
+    text = str(flag.default)
+    if isinstance(flag.default, tuple | list):
+        text = " ".join(map(str, flag.default))
     return f"({flag.origin}: {text})"

@@ -138,7 +138,9 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
         problem = unusable_path_of(raised) or raised
         # other ranks exist only if this module, which imports torch, is loaded
         rendezvous = sys.modules.get("surefoot.distributed.rendezvous")
-        error = (None if rendezvous is None else rendezvous.report_to_ranks(problem)) or problem
+        error = problem
+        if rendezvous is not None:
+            error = rendezvous.report_to_ranks(problem) or problem
         out_of_memory = type(error).__name__ == "OutOfMemoryError"
         if not isinstance(error, SurefootError) and not out_of_memory:
             raise raised
@@ -161,9 +163,8 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
 
 
 def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:
-    if started_by_launcher() and not isinstance(
-        problem, RankLostError
-    ):  # a launcher has an error file for each rank
+    # a launcher has an error file for each rank
+    if started_by_launcher() and not isinstance(problem, RankLostError):
         return True
     if rendezvous is not None and rendezvous.is_connected():
         return bool(rendezvous.speaks_of(problem))

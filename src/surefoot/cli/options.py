@@ -129,12 +129,12 @@ def flag_text(arguments: Sequence[str], name: str) -> str | None:
     >>> flag_text(["gpt", "--optimizer.betas", "0.9", "0.95", "--seed=3"], "optimizer.betas")
     '0.9 0.95'
     """
-    occurrences = [words for flag, words in by_flag(arguments) if flag == name][-1:]
-    texts = [
-        words[0].partition("=")[2] if "=" in words[0] else " ".join(words[1:])
-        for words in occurrences
-    ]
-    return texts[0] if texts else None
+    text = None
+    for flag, words in by_flag(arguments):
+        if flag == name:
+            _, equals, value = words[0].partition("=")
+            text = value if equals else " ".join(words[1:])
+    return text
 
 
 def target(
@@ -186,25 +186,30 @@ def verb_options(
     help, unless `help_goes_on` is True."""
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
-    groups = by_flag(arguments)
     own = {"", *option_names(kind)} - set(but)
     if asks_for_help(arguments):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
             print_options([kind], verb, is_whole=asks_for_whole_help(arguments))
             sys.exit(0)
-    words = [word for name, group in groups if name in own for word in group]
+    words: list[str] = []
+    others: list[str] = []
+    for name, group in by_flag(arguments):
+        if name in own:
+            words += group
+        else:
+            others += group
     options: Any = parse(
         kind, words, verb=verb, flags="options", config=(tyro.conf.FlagCreatePairsOff,)
     )
     for field in dataclasses.fields(options):
-        name, value = field.name, getattr(options, field.name)
+        value = getattr(options, field.name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise out_of_range(name, value, "a finite number")
+            raise out_of_range(field.name, value, "a finite number")
         check = field.metadata.get("check")
         if check is not None and value is not None:
-            check(value, setting=name)
-    return options, without(arguments, own)
+            check(value, setting=field.name)
+    return options, others
 
 
 def only_options(
@@ -224,12 +229,12 @@ def only_options(
 def option_names(kind: type[Any]) -> list[str]:
     """Return the names of a subcommand's flags."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    positional = {
-        name
-        for name, hint in hints.items()
-        if tyro.conf.Positional in getattr(hint, "__metadata__", ())
-    }
-    return [field.name for field in dataclasses.fields(kind) if field.name not in positional]
+    names = []
+    for field in dataclasses.fields(kind):
+        marks = getattr(hints[field.name], "__metadata__", ())
+        if tyro.conf.Positional not in marks:
+            names.append(field.name)
+    return names
 
 
 def print_options(
@@ -261,11 +266,14 @@ def find_run(name: str, *, others: Sequence[str] = ()) -> Path:
     if name == "latest":
         runs = sorted(Path("runs").glob("*/config.toml"), key=lambda file: file.stat().st_mtime)
         if runs:
-            return _readable(runs[-1].parent)
+            newest = runs[-1].parent
+            refuse_other_format(newest)
+            return newest
         raise missing_run(directory, Path("runs"))
     for path in (directory, Path("runs") / name):
         if (path / "config.toml").is_file():
-            return _readable(path)
+            refuse_other_format(path)
+            return path
     if directory.parent.name == "checkpoints" and directory.is_dir():
         step = int("".join(filter(str.isdigit, directory.name)) or 0)
         run = directory.parent.parent
@@ -287,11 +295,6 @@ def find_run(name: str, *, others: Sequence[str] = ()) -> Path:
                 value=name,
             )
     raise missing_run(directory, Path("runs"))
-
-
-def _readable(run: Path) -> Path:
-    refuse_other_format(run)
-    return run
 
 
 def parse(
@@ -330,8 +333,10 @@ def _unboxed(text: str) -> str:
     edges = [
         index for index, line in enumerate(lines) if line.startswith(("─", "╭", "╰", "---", "+--"))
     ]
-    first, last = (*edges, len(lines))[:2] if edges else (-1, len(lines))
-    problem = " ".join(lines[first + 1 : last]) or text.strip()
+    if edges:  # the text stands between the first two
+        first, end = [*edges, len(lines)][:2]
+        lines = lines[first + 1 : end]
+    problem = " ".join(lines) or text.strip()
     for pattern, words in _WORDS.items():
         problem = re.sub(pattern, words, problem)
     choice = re.search(
@@ -375,11 +380,10 @@ def refuse_misspelled(arguments: Sequence[str], kind: type[Any], *, verb: str) -
     flag may be the run's name.
     """
     known = option_names(kind)
-    misspelled = [
-        (name, words[:1])
-        for name, words in by_flag(arguments)
-        if name and name not in known and nearest(name, known) is not None
-    ]
+    misspelled = []
+    for name, words in by_flag(arguments):
+        if name and name not in known and nearest(name, known) is not None:
+            misspelled.append((name, words[:1]))
     refuse_unknown(misspelled, known, verb=verb, flags="options")
 
 

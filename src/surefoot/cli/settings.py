@@ -4,6 +4,7 @@ origin of each value is recorded.
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -55,9 +56,9 @@ def program_settings(
 
 def file_values(file: str | None) -> dict[str, Any]:
     """Return the settings of a TOML file by dotted name; without a file, none."""
-    return (
-        {} if file is None else values(file_text(local_path(file, setting="--config")), where=file)
-    )
+    if file is None:
+        return {}
+    return values(file_text(local_path(file, setting="--config")), where=file)
 
 
 def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]) -> list[Layer]:
@@ -66,11 +67,16 @@ def layers_below(program: Program, in_file: dict[str, Any], flags: Sequence[str]
     """
     if program.config is None:
         return [("file", in_file)]
-    flagged = flag_text(flags, "preset")
-    name = in_file.get("preset") if flagged is None else flagged
-    is_unset = in_file.get("preset", "") is None if flagged is None else flagged == "None"
-    preset = {} if is_unset else program.preset(name if isinstance(name, str) else None)
-    return [layer for layer in (("preset", preset), ("file", in_file)) if layer[1]]
+    name = flag_text(flags, "preset")
+    is_left_out = name == "None"
+    if name is None and "preset" in in_file:
+        name = in_file["preset"]
+        is_left_out = name is None
+    layers: list[Layer] = []
+    if not is_left_out:
+        layers.append(("preset", program.preset(name if isinstance(name, str) else None)))
+    layers.append(("file", in_file))
+    return [(origin, values) for origin, values in layers if values]
 
 
 def saved_settings(
@@ -135,44 +141,49 @@ def configured(
 ) -> tuple[Any, dict[str, str]]:
     """Return an instance of `kind` from defaults, layers and flags, and the origin of each value.
     `own` has the option classes for the help."""
-    flags = [name for name, _ in by_flag(arguments) if name]
-    known = dict(field_hints(kind))
-    unknown = [flag for flag in by_flag(arguments) if flag[0] not in {*known, *HELP, ""}]
-    refuse_unknown(
-        unknown, [*(name for each in own for name in option_names(each)), *known], verb=verb
-    )
+    known = field_hints(kind)
+    names = []  # of the settings among the arguments
+    unknown = []
+    for name, words in by_flag(arguments):
+        if name in known:
+            names.append(name)
+        elif name and name not in HELP:
+            unknown.append((name, words))
+    options: list[str] = []
+    for option_kind in own:
+        options += option_names(option_kind)
+    refuse_unknown(unknown, [*options, *known], verb=verb)
     if asks_for_help(arguments):
         _print_help(kind, layers, verb, own, is_whole=asks_for_whole_help(arguments))
-    typed_here = [
-        (f"setting_{name.replace('.', '_')}", Annotated[known[name], arg(name=name)])
-        for name in set(flags)
-    ]
-    written = _with_truth(
-        arguments, {name for name, hint in known.items() if hint is bool or bool in get_args(hint)}
-    )
-    parsed: Any = parse(
-        make_dataclass("Flags", typed_here),
-        written,
+    # tyro sees only the settings that are given: it needs no default, and builds no other parser
+    field_of = {name: f"setting_{name.replace('.', '_')}" for name in names}
+    fields = [(field, Annotated[known[name], arg(name=name)]) for name, field in field_of.items()]
+    truths = {name for name, hint in known.items() if hint is bool or bool in get_args(hint)}
+    flags: Any = parse(
+        make_dataclass("Flags", fields),
+        _with_truth(arguments, truths),
         verb=verb,
         config=(tyro.conf.FlagConversionOff,),
     )
-    typed = {name: getattr(parsed, f"setting_{name.replace('.', '_')}") for name in flags}
-    return layered(kind, [*layers, ("flag", typed)])
+    in_flags = {name: getattr(flags, field) for name, field in field_of.items()}
+    return layered(kind, [*layers, ("flag", in_flags)])
 
 
-def typed(kind: type[Any], setting: str, text: str) -> list[str]:
+def arguments_for(kind: type[Any], setting: str, text: str) -> list[str]:
     """Return the arguments that set a setting to a text. Blanks separate the elements of a list.
 
     >>> from surefoot.recipes.gpt.config import Config
-    >>> typed(Config, "optimizer.betas", "0.9 0.95"), typed(Config, "length", "20 steps")
-    (['--optimizer.betas', '0.9', '0.95'], ['--length', '20 steps'])
+    >>> arguments_for(Config, "optimizer.betas", "0.9 0.95")
+    ['--optimizer.betas', '0.9', '0.95']
+    >>> arguments_for(Config, "length", "20 steps")
+    ['--length', '20 steps']
     """
-    hint = dict(field_hints(kind)).get(setting.replace("-", "_"))
+    hint = field_hints(kind).get(setting.replace("-", "_"))
     members = [hint, *get_args(hint)]
-    is_list = (
-        any(get_origin(member) in (tuple, Sequence) for member in members) and str not in members
-    )
-    return [f"--{setting}", *(text.split() if is_list and text != "None" else [text])]
+    takes_list = any(get_origin(member) in (tuple, Sequence) for member in members)
+    if takes_list and str not in members and text != "None":
+        return [f"--{setting}", *text.split()]
+    return [f"--{setting}", text]
 
 
 def _print_help(
@@ -186,13 +197,13 @@ def _print_help(
     """Print the settings of a command below its description, and exit: all of them, or the most
     used ones of a training and how to see all.
     """
-    try:
+    config = None
+    origins: dict[str, str] = {}
+    with suppress(ConfigError):  # a setting has no value yet
         config, origins = layered(kind, layers)
-    except ConfigError:  # a setting has no value yet
-        config, origins = None, {}
-    settings = [
-        replace(flag, origin=origins.get(flag.name, "default")) for flag in flags_of(kind, config)
-    ]
+    settings = []
+    for flag in flags_of(kind, config):
+        settings.append(replace(flag, origin=origins.get(flag.name, "default")))
     names = [flag.name for flag in settings]
     subcommand = verb.split(maxsplit=1)[0]
     title = f"Settings of surefoot {verb}, each also a key of a --config file\n"
@@ -222,7 +233,10 @@ def _with_truth(arguments: Sequence[str], truths: set[str]) -> list[str]:
     for name, words in by_flag(arguments):
         if name not in truths:
             written += words
-        else:
-            flag, *values = words[0].split("=", 1) + words[1:]
-            written += [flag, *(_TRUTHS.get(word.lower(), word) for word in values or ["True"])]
+            continue
+        flag, *values = words[0].split("=", 1) + words[1:]
+        if not values:
+            values = ["True"]
+        written.append(flag)
+        written += [_TRUTHS.get(word.lower(), word) for word in values]
     return written
