@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _FORM = "surefoot data look PATH"
 _LABEL = 10  # columns, at the start of a line
-_COLOR, _PLAIN = "\x1b[32m", "\x1b[0m"
+_COLOR = "\x1b[32m"
+_PLAIN = "\x1b[0m"
 _LONGEST = 2_000  # characters of a sample
 _KINDS_SHOWN = 20
 
@@ -67,30 +68,33 @@ def look(arguments: list[str]) -> None:
     from surefoot.data.scan import lines_said
     from surefoot.recipes.data_look import contents
 
-    found = contents(path)
+    at_path = contents(path)
     print(visible(str(path)))
-    by_number = sorted(found.kinds.items(), key=lambda entry: entry[1], reverse=True)
+    by_number = sorted(at_path.kinds.items(), key=lambda entry: entry[1], reverse=True)
     kinds = [
         f"{number:,} {kind}, {size:,} bytes" for kind, (number, size) in by_number[:_KINDS_SHOWN]
     ]
     if len(by_number) > _KINDS_SHOWN:
         kinds.append(f"... and {len(by_number) - _KINDS_SHOWN:,} more kinds")
     _print("files", kinds or ["none"])
-    _print("fields", found.fields)
-    _print("odd", found.odd)
+    _print("fields", at_path.fields)
+    _print("odd", at_path.odd)
     refusals = list[SurefootError]()
-    for name in [options.recipe] if options.recipe else NAMES:
-        print(f"\n{name}")
+    recipes = NAMES if options.recipe is None else [options.recipe]
+    for recipe in recipes:
+        print(f"\n{recipe}")
         with lines_said() as scans:
             try:
-                _show(name, options, flags)
+                _show(recipe, options, flags)
             except SurefootError as problem:
                 if options.recipe is not None:
                     raise
                 _print("refused", str(problem).split("\n"))
                 refusals.append(problem)
-        reasons = [reason for scan in scans for reason in scan.reasons()]
-        _print("left out", [*dict.fromkeys(reasons)])
+        reasons = dict[str, None]()  # in order, each once
+        for scan in scans:
+            reasons |= dict.fromkeys(scan.reasons())
+        _print("left out", list(reasons))
     if len(refusals) == len(NAMES):
         sys.exit(refusals[-1].exit_status)
 
@@ -114,13 +118,17 @@ def _show(name: str, options: DataLook, flags: Sequence[str]) -> None:
 
 
 def _marked(sample: "Sequence[Piece]") -> Iterator[str]:
-    before, after = (_COLOR, _PLAIN) if sys.stdout.isatty() else (">>>", "<<<")
+    before, after = ">>>", "<<<"
+    if sys.stdout.isatty():
+        before, after = _COLOR, _PLAIN
     is_masked = any(not piece.is_target for piece in sample)
     for piece in sample:
         text = visible(piece.text)
         if len(text) > _LONGEST:
             text = f"{text[:_LONGEST]} ... ({len(text):,} characters)"
-        yield f"{before}{text}{after}" if is_masked and piece.is_target else text
+        if is_masked and piece.is_target:
+            text = f"{before}{text}{after}"
+        yield text
 
 
 def _write_sheet(sheet: bytes, file: str | None) -> str:

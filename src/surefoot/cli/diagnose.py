@@ -12,6 +12,7 @@ from surefoot.distributed.environment import placed, started_by_launcher
 
 if TYPE_CHECKING:
     from surefoot.tools.diagnose.alert import Alert
+    from surefoot.tools.diagnose.finding import Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,31 +70,25 @@ def diagnose(arguments: list[str]) -> None:
     from surefoot.tools.diagnose.reading import history_in
 
     run = find_run(options.run)
+
+    # a bug in one check must not hide the other findings
+    def warn(check: "Check", problem: Exception) -> None:
+        text = f"warning: check {check.name} failed: {type(problem).__name__}: {problem}"
+        print(text, file=sys.stderr)
+
     history = history_in(run)
-    all_verdicts = verdicts(
-        history,
-        broken=lambda check, problem: print(  # a bug in one check must not hide the other findings
-            f"warning: check {check.name} failed: {type(problem).__name__}: {problem}",
-            file=sys.stderr,
-        ),
-    )
+    all_verdicts = verdicts(history, broken=warn)
     findings = worst_first(all_verdicts)
     if options.json:
+        healthy = [verdict for verdict in all_verdicts if isinstance(verdict, Healthy)]
+        unknown = [verdict for verdict in all_verdicts if isinstance(verdict, Unknown)]
         report = {
             "run": str(run),
             "steps_made": history.last_step,
             "steps": history.described.steps,
             "findings": [finding.to_dict() for finding in findings],
-            "healthy": {
-                verdict.name: verdict.message
-                for verdict in all_verdicts
-                if isinstance(verdict, Healthy)
-            },
-            "unknown": {
-                verdict.name: verdict.message
-                for verdict in all_verdicts
-                if isinstance(verdict, Unknown)
-            },
+            "healthy": {verdict.name: verdict.message for verdict in healthy},
+            "unknown": {verdict.name: verdict.message for verdict in unknown},
         }
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:

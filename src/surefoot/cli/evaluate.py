@@ -59,7 +59,8 @@ class Evaluate(processes.Several, SavedRunOptions):
 def evaluate(arguments: list[str]) -> None:
     """Run `surefoot evaluate`: score a checkpoint on the splits of its run."""
     options, flags = verb_options(Evaluate, arguments, verb="evaluate", missing=WHICH_RUN)
-    run_path, splits = find_run(options.run), options.split
+    run_path = find_run(options.run)
+    splits = options.split
     program, config = saved_settings(run_path, options, flags, verb="evaluate")
     config_here = in_directory(config, run_path)  # for the tokenizer; nothing is opened or written
     if options.panels:
@@ -84,27 +85,22 @@ def evaluate(arguments: list[str]) -> None:
     from surefoot.checkpoint import Store
     from surefoot.checkpoint.average import last_steps
 
-    whose = f"step {chosen.step}{' (the best)' * (options.checkpoint == 'best')} of {run_path}"
     key = f"step={chosen.step}"
-    if options.checkpoint is not None and options.checkpoint.startswith("average"):
-        steps = list(
-            map(
-                str, last_steps(Store(run_path / "checkpoints"), int(options.checkpoint.split()[1]))
-            )
-        )
-        whose, key = (
-            f"the average of steps {', '.join(steps)} of {run_path}",
-            f"mean_of_steps={','.join(steps)}",
-        )
+    whose = f"step {chosen.step} of {run_path}"
+    if options.checkpoint == "best":
+        whose = f"step {chosen.step} (the best) of {run_path}"
+    elif options.checkpoint is not None and options.checkpoint.startswith("average"):
+        count = int(options.checkpoint.split()[1])
+        steps = [str(step) for step in last_steps(Store(run_path / "checkpoints"), count)]
+        key = f"mean_of_steps={','.join(steps)}"
+        whose = f"the average of steps {', '.join(steps)} of {run_path}"
     if splits or not files:
-        _evaluate_splits(
-            build_run(program, config_here, of=run_path), splits, chosen, whose=whose, key=key
-        )
+        run = build_run(program, config_here, of=run_path)
+        _evaluate_splits(run, splits, chosen, whose=whose, key=key)
     if files:
         note(f"evaluating {whose} on {', '.join(files)}")
-        for name, value in program.names["evaluate_questions"](
-            config_here, files, run=run_path, checkpoint=chosen
-        ):
+        answer = program.names["evaluate_questions"]
+        for name, value in answer(config_here, files, run=run_path, checkpoint=chosen):
             print(f"{key} {name}={_shown(value)}", flush=True)
 
 
@@ -122,11 +118,13 @@ def _evaluate_splits(
     note(f"evaluating {whose} on {', '.join(names) or 'nothing'}")
     if at_end and not only and names != at_end:
         note(
-            f"note: left out for the end of the run: {', '.join(at_end)}; to evaluate it now: --split {at_end[0]}"
+            f"note: left out for the end of the run: {', '.join(at_end)};"
+            f" to evaluate it now: --split {at_end[0]}"
         )
     if run.load_checkpoint(chosen):
         note(
-            "warning: the data set has changed since training: these metrics are for the changed data"
+            "warning: the data set has changed since training:"
+            " these metrics are for the changed data"
         )
     for name, value in run.evaluate(*names).items():
         if run.parts.world.is_main:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -74,24 +74,30 @@ class FindLr(Several, TriedRunOptions):
 def find_lr(arguments: list[str]) -> None:
     """Run `surefoot find-lr`: raise the learning rate step by step, and suggest one."""
     options, flags = tried_options(FindLr, arguments, verb="find-lr")
-    lowest, highest, count, out = options.min_lr, options.max_lr, options.steps, options.out
+    lowest = options.min_lr
+    highest = options.max_lr
+    count = options.steps
     from surefoot.tools.report import figures
     from surefoot.tools.tune import lr_search
     from surefoot.tools.tune.lr_range_test import as_text, check_range
 
     check_range(lowest, highest, count)
-    directory = None if out is None else run_path(out, setting="--out")
+    directory = None if options.out is None else run_path(options.out, setting="--out")
     run, settings = tried_run(options, flags, verb="find-lr", command=arguments)
     if directory is not None and run.rank == 0:
         figures.make_directory(directory)  # fail before the long test
 
-    stride, rates_read = max(1, count // _SHOWN), 0
+    stride = max(1, count // _SHOWN)
+    rates_read = 0
 
     def watch(rate: float, loss: float) -> None:
         nonlocal rates_read
         if rates_read == 0:  # errors come before the table
-            about = f"{count} learning rates from {as_text(lowest)} to {as_text(highest)}, one per step, from step {start:,}"
-            print(about, "  lr       loss after the step", sep="\n")
+            print(
+                f"{count} learning rates from {as_text(lowest)} to {as_text(highest)},"
+                f" one per step, from step {start:,}"
+            )
+            print("  lr       loss after the step")
         if rates_read % stride == 0:
             print(f"  {as_text(rate):<8} {loss:.4g}", flush=True)
         rates_read += 1
@@ -112,22 +118,23 @@ def find_lr(arguments: list[str]) -> None:
 def _present(test: "LRRangeTest", settings: set[str], *, shown: int) -> None:
     from surefoot.tools.tune.lr_range_test import as_text
 
-    what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
-    print(
-        f"{test.ended}; the table shows {shown} of {len(test.rates)} learning rates",
-        "no suggestion"
-        if test.suggested is None
-        else f"suggested  {what} {as_text(test.suggested)}",
-        f"  {test.reason}",
-        sep="\n",
-    )
+    print(f"{test.ended}; the table shows {shown} of {len(test.rates)} learning rates")
+    if test.suggested is None:
+        print("no suggestion")
+    else:
+        what = "--optimizer.lr" if "optimizer.lr" in settings else "learning rate"
+        print(f"suggested  {what} {as_text(test.suggested)}")
+    print(f"  {test.reason}")
 
 
 def tried_options(kind: type[T], arguments: Sequence[str], *, verb: str) -> tuple[T, list[str]]:
     """Return the options of a subcommand that measures a run, and the settings among the
     arguments.
     """
-    missing = f"{verb} needs a recipe, a program or a run: surefoot {verb} gpt, surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
+    missing = (
+        f"{verb} needs a recipe, a program or a run: surefoot {verb} gpt,"
+        f" surefoot {verb} FILE.py:build, or surefoot {verb} RUN"
+    )
     options, flags = verb_options(kind, arguments, verb=verb, missing=missing, help_goes_on=True)
     refuse_several(flags, verb=verb)
     return options, flags
@@ -140,11 +147,7 @@ def tried_run(
     existing run gets the state of a checkpoint. With `Several` options, the verb's arguments
     `command` may be run in several processes instead."""
     what = options.what
-    is_run = what == "latest" or any(
-        (path / "config.toml").is_file()
-        for path in (run_path(what, setting="the run or recipe"), Path("runs") / what)
-    )
-    if is_run and what not in NAMES and ":" not in what and not what.endswith(".py"):
+    if _is_run(what):
         return _saved_run(find_run(what), options, flags, verb=verb, command=command)
     program = find_program(what)
     for name in ("checkpoint", "run_changed_program"):
@@ -156,7 +159,17 @@ def tried_run(
     if isinstance(options, Several):
         start_several([verb, *command], options, config=config, flags=command)
     run = build_run(program, config)
-    return run, set() if config is None else set(flatten(config))
+    return run, _names_of(config)
+
+
+def _is_run(what: str) -> bool:
+    """Return True for an existing run. A recipe or a program of that name comes first."""
+    path = run_path(what, setting="the run or recipe")
+    if what in NAMES or ":" in what or what.endswith(".py"):
+        return False
+    if what == "latest":
+        return True
+    return any((run / "config.toml").is_file() for run in (path, Path("runs") / what))
 
 
 def _saved_run(
@@ -180,4 +193,8 @@ def _saved_run(
         start_several([verb, *command], options, config=config, flags=command, out=path)
     run = build_run(program, in_directory(config, path), of=path)
     run.load_checkpoint(choose_checkpoint(path, options.checkpoint))
-    return run, set() if config is None else set(flatten(config))
+    return run, _names_of(config)
+
+
+def _names_of(config: Any) -> set[str]:
+    return set() if config is None else set(flatten(config))

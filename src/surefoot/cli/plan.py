@@ -108,10 +108,10 @@ def plan(arguments: list[str]) -> None:
 
         _print_configuration(config, origins)
         with on_meta(options.world_size):
-            parts = program.on_meta(*([] if config is None else [config])).parts
-            for section in cluster_text.sections(
-                parts, _assumed(numbers, precision=parts.plan.precision)
-            ):
+            arguments_of_build = [] if config is None else [config]
+            parts = program.on_meta(*arguments_of_build).parts
+            machine = _assumed(numbers, precision=parts.plan.precision)
+            for section in cluster_text.sections(parts, machine):
                 print(f"\n{section}")
         return
     program.check(config)
@@ -150,20 +150,19 @@ def _look_at(program: Program, config: Any) -> str:
     by_itself, _ = read_settings(program, layers_below(program, {}, []), [], verb="data look")
     known = flatten(by_itself)
     for name, value in flatten(config).items():
-        is_read = name == "model" or (name.startswith("data.") and name != "data.path")
-        if is_read and value != known[name]:
+        is_of_data = name.startswith("data.") and name != "data.path"
+        if (is_of_data or name == "model") and value != known[name]:
             words.append(Setting(name, value).as_flag())
     return " ".join(words)
 
 
 def _print_configuration(config: Any, origins: Mapping[str, str]) -> None:
-    if config is not None:
-        values = ((name, value) for name, value in flatten(config).items() if value is not None)
-        print(
-            "configuration",
-            *(f"  {name} = {value!r}  [{origins[name]}]" for name, value in values),
-            sep="\n",
-        )
+    if config is None:
+        return
+    print("configuration")
+    for name, value in flatten(config).items():
+        if value is not None:
+            print(f"  {name} = {value!r}  [{origins[name]}]")
 
 
 def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
@@ -171,35 +170,46 @@ def _assumed(numbers: Mapping[str, float], *, precision: str) -> "Machine":
     from surefoot.train.precision import FORMATS
 
     usual = {"flops": (FORMATS[precision].h100_flops, f"{_H100}, dense {precision}"), **_USUAL}
-    values: dict[str, Any] = {name: value for name, (value, _) in usual.items()} | dict(numbers)
-    values |= {"memory_bytes": int(values.pop("gpu_memory")), "node_size": int(values["node_size"])}
-    origins = {
-        name: f"--{name.replace('_', '-')}" + ("" if name in numbers else f" default: {origin}")
-        for name, (_, origin) in usual.items()
-    }
+    values: dict[str, Any] = {}
+    origins = {}
+    for name, (value, source) in usual.items():
+        flag = f"--{name.replace('_', '-')}"
+        if name in numbers:
+            values[name] = numbers[name]
+            origins[name] = flag
+        else:
+            values[name] = value
+            origins[name] = f"{flag} default: {source}"
+    values["memory_bytes"] = int(values.pop("gpu_memory"))
+    values["node_size"] = int(values["node_size"])
     return Machine(**values, origins=origins)
 
 
 def _numbers(options: MachineOptions) -> dict[str, float]:
-    typed = {
-        name: getattr(options, name)
-        for name in ("flops", *_USUAL)
-        if getattr(options, name) is not None
-    }
-    if typed and options.world_size is None:
-        raise needs_option(next(iter(typed)), "world_size", 8)
+    """Return the given numbers of the machine in plain units, by the names of their options."""
+    given = {}
+    for name in ("flops", *_USUAL):
+        value = getattr(options, name)
+        if value is not None:
+            given[name] = value
+    if given and options.world_size is None:
+        raise needs_option(next(iter(given)), "world_size", 8)
     numbers = dict[str, float]()
     problems = list[SurefootError]()
-    if not typed:
+    if not given:
         return numbers
     from surefoot.memory import parsed_bytes  # imports torch
 
-    for name, value in typed.items():
-        read = parsed_bytes if name == "gpu_memory" else bytes_per_s
+    for name, value in given.items():
         try:
-            numbers[name] = read(value, setting=name) if isinstance(value, str) else value
-        except ConfigError as refusal:
-            problems.append(refusal)
+            if not isinstance(value, str):
+                numbers[name] = value
+            elif name == "gpu_memory":
+                numbers[name] = parsed_bytes(value, setting=name)
+            else:
+                numbers[name] = bytes_per_s(value, setting=name)
+        except ConfigError as problem:
+            problems.append(problem)
     for name, max_fraction, meaning in _FRACTIONS:
         if not 0 < numbers.get(name, 1.0) <= max_fraction:
             problems.append(out_of_range(name, numbers[name], meaning))
@@ -221,4 +231,5 @@ def bytes_per_s(text: str, *, setting: str) -> float:
     if speed is None or not float(speed[1]):
         meaning = "a bandwidth with its unit, such as '50 GB/s', or '400 Gb/s' in bits"
         raise out_of_range(setting, text, meaning)
-    return float(speed[1]) * _UNITS[speed[2].lower()] / (1 if speed[3] == "B" else 8)
+    units_per_byte = 1 if speed[3] == "B" else 8
+    return float(speed[1]) * _UNITS[speed[2].lower()] / units_per_byte

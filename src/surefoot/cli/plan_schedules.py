@@ -86,7 +86,9 @@ def schedules(
     >>> print(by_name["wsd:cooldown=30%"].to_dict())
     {'shape': 'wsd', 'warmup': '10%', 'min_lr_ratio': 0.1, 'cooldown': '30%'}
     """
-    names = list(SHAPES) if text.strip() == "all" else [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
+    if names == ["all"]:
+        names = list(SHAPES)
     by_name: dict[str, Single | Joined] = {}
     problems: list[SurefootError] = []
     for name in dict.fromkeys(names):
@@ -106,15 +108,14 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
     # a percentage of the whole run
     warmup = in_steps(str(shared.get("warmup", "5%")), length=length, setting="warmup")
     joined: Single | Joined = _single(first, {**shared, "warmup": f"{warmup} steps"})
+    # a later part begins at its own step 0 and uses the shared settings except the warm-up
+    shared_later = {name: value for name, value in shared.items() if name != "warmup"}
     for other in others:
         shape, mark, at = other.rpartition("@")
         if not mark:
             meaning = f"a schedule and its start, as in {first}+{other}@50%"
             raise out_of_range("schedules", other, meaning)
-        # a part begins at its own step 0 and uses the shared settings except the warm-up
-        following = _single(
-            shape, {name: value for name, value in shared.items() if name != "warmup"}, rises=False
-        )
+        following = _single(shape, shared_later, rises=False)
         joined = join(joined, following, at=in_steps(at, length=length, setting="at"))
     return joined
 
@@ -123,19 +124,26 @@ def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Sing
     shape, *settings = text.split(":")
     check_shape(shape)
     own = dict(_setting(setting) for setting in settings)
-    taken = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
-    if SHAPES[shape].own_rise or "warmup" in own:
-        taken.pop("warmup", None)
-    spec = Schedule(name=shape, **(taken | own)).spec()
-    return spec if rises or "warmup" in own else replace(spec, warmup=None)
+    all_settings = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
+    if SHAPES[shape].own_rise:
+        all_settings.pop("warmup", None)
+    all_settings |= own
+    spec = Schedule(name=shape, **all_settings).spec()
+    if not rises and "warmup" not in own:
+        return replace(spec, warmup=None)
+    return spec
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
+    name, _, value = text.partition("=")
     name = name.strip().replace("-", "_")
-    known = [own for each in SHAPES.values() for own in each.takes]
-    if not equals or not value or name not in known:
-        raise _no_setting(text, near=None if name in known else closest(name, known))
+    known: list[str] = []
+    for shape in SHAPES.values():
+        known += shape.takes
+    if name not in known:
+        raise _no_setting(text, near=closest(name, known))
+    if not value:
+        raise _no_setting(text)
     if name == "milestones":
         return name, tuple(value.split("/"))
     if name not in _FACTORS:
@@ -153,11 +161,11 @@ def _no_setting(text: str, *, near: str | None = None) -> ConfigError:
 def _basis(
     options: PlanSchedules, flags: Sequence[str]
 ) -> tuple[Length, dict[str, Any], float | None]:
-    own, verb = [PlanSchedules], "plan --schedules LIST"
+    own = [PlanSchedules]
+    verb = "plan --schedules LIST"
     if not options.what:
-        plain = configured(
-            Plain, [("file", file_values(options.config))], flags, verb=verb, own=own
-        )[0]
+        in_file = file_values(options.config)
+        plain, _ = configured(Plain, [("file", in_file)], flags, verb=verb, own=own)
         from surefoot.tools.plan.schedule_plot import steps_alone
 
         return steps_alone(plain.length), _settings(flatten(plain)), None
@@ -166,24 +174,26 @@ def _basis(
     config, _ = read_settings(program, layers, flags, verb=f"{verb} {options.what[0]}", own=own)
     if program.described["kind"] == "recipe":
         settings = _settings(flatten(config))
-        if re.search("epoch", f"{config.length} {options.schedules} {settings}", re.IGNORECASE):
-            length = build_run(
-                program, config
-            ).parts.length  # epochs depend on the size of the data
+        durations = f"{config.length} {options.schedules} {settings}"
+        if re.search("epoch", durations, re.IGNORECASE):  # which depend on the size of the data
+            length = build_run(program, config).parts.length
         else:
             length = planned(config.length, samples_per_epoch=1, batch_size=1)
         return length, settings, float(config.optimizer.spec().lr)
     parts = build_run(program, config).parts  # a user's program: use its warm-up and minimum
-    settings = {"warmup": f"{parts.plan.schedule.warmup or 0} steps"}
-    if isinstance(parts.plan.schedule, Single) and parts.plan.schedule.min_lr_ratio is not None:
-        settings["min_lr_ratio"] = parts.plan.schedule.min_lr_ratio
+    schedule = parts.plan.schedule
+    settings = {"warmup": f"{schedule.warmup or 0} steps"}
+    if isinstance(schedule, Single) and schedule.min_lr_ratio is not None:
+        settings["min_lr_ratio"] = schedule.min_lr_ratio
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     return parts.length, settings, float(groups[0]["initial_lr"])
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name.removeprefix("schedule."): value
-        for name, value in values.items()
-        if name.startswith("schedule.") and name != "schedule.name" and value is not None
-    }
+    """Return the settings of the schedule that have a value, without its name."""
+    settings = {}
+    for name, value in values.items():
+        table, _, setting = name.rpartition(".")
+        if table == "schedule" and setting != "name" and value is not None:
+            settings[setting] = value
+    return settings

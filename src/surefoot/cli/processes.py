@@ -17,7 +17,7 @@ from surefoot.config.setting import number
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.distributed.process_count import ProcessCount, Sizes, Slots, parse_nproc
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import ConfigError, Remedy, Setting
 from surefoot.program import Program, find_program
 from surefoot.tracking.run_reader import read_beginning
 
@@ -40,18 +40,19 @@ class Several:
         >>> Several(nproc=2).recorded(), Several().recorded()
         ({'nproc': 2}, {})
         """
-        return {
-            name: getattr(self, name)
-            for name in NAMES
-            if getattr(self, name) != getattr(Several, name)
-        }
+        recorded = {}
+        for name in NAMES:
+            value = getattr(self, name)
+            if value != getattr(Several, name):
+                recorded[name] = value
+        return recorded
 
 
 def among_settings(program: Program) -> tuple[str, ...]:
     """Return the names of these options that are also settings of the program."""
-    return (
-        NAMES if program.config is not None and "nproc" in dict(field_hints(program.config)) else ()
-    )
+    if program.config is not None and "nproc" in field_hints(program.config):
+        return NAMES
+    return ()
 
 
 def program_options(
@@ -64,9 +65,10 @@ def program_options(
         f"{verb} needs a recipe or a program: surefoot {verb} gpt, or surefoot {verb} FILE.py:build"
     )
     program = find_program(target(kind, arguments, verb=verb, missing=missing))
-    return program, *verb_options(
+    options, flags = verb_options(
         kind, arguments, verb=verb, but=among_settings(program), help_goes_on=True
     )
+    return program, options, flags
 
 
 def settled(several: Several, config: Any) -> Several:
@@ -84,11 +86,10 @@ def as_before(several: Several, arguments: Sequence[str], before: Mapping[str, A
     >>> as_before(Several(), ["runs/mine"], {"nproc": 2})
     Several(nproc=2, max_restarts=0)
     """
-    absent = {
-        name: before[name]
-        for name in NAMES
-        if name in before and flag_text(arguments, name) is None
-    }
+    absent = {}
+    for name in NAMES:
+        if name in before and flag_text(arguments, name) is None:
+            absent[name] = before[name]
     return dataclasses.replace(several, **absent)
 
 
@@ -103,14 +104,11 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 
 
 def _one_process(what: str, given: Sequence[str], *, is_launched: bool = False) -> ConfigError:
+    remedy: list[Remedy] = [("leave out", Setting(name)) for name in given]
+    if is_launched:
+        remedy.append("start it without torchrun or srun")
     return ConfigError(
-        "one-process-only",
-        problem=f"{what} runs in one process",
-        remedy=[
-            *(("leave out", Setting(name)) for name in given),
-            *(["start it without torchrun or srun"] if is_launched else []),
-        ],
-        what=what,
+        "one-process-only", problem=f"{what} runs in one process", remedy=remedy, what=what
     )
 
 
@@ -146,20 +144,15 @@ def start_several(
     places.size()  # before anything is started
     from surefoot.distributed.launcher import launch  # imports torch
 
-    limit_s = (
-        None
-        if (limit := settings.get("time_limit")) is None
-        else seconds(limit, setting="time_limit")
-    )
+    limit_s = None
+    if settings.get("time_limit") is not None:
+        limit_s = seconds(settings["time_limit"], setting="time_limit")
 
     def arguments(elapsed_s: float) -> list[str]:
         words = list(command)
         if limit_s is not None and elapsed_s > 1:  # the remaining time for a restarted group
-            words = [
-                *without(words, ["time_limit"]),
-                "--time-limit",
-                f"{max(1, round(limit_s - elapsed_s))} s",
-            ]
+            left_s = max(1, round(limit_s - elapsed_s))
+            words = [*without(words, ["time_limit"]), "--time-limit", f"{left_s} s"]
         return ["-P", "-m", "surefoot", *words]  # -P: import nothing from the working directory
 
     again = "the same command"
@@ -175,11 +168,10 @@ def planned(several: Several, config: Any) -> int:
     command would be refused.
     """
     wanted = _wanted(several)
-    return (
-        1
-        if wanted.max_count == 1
-        else _places(wanted, {} if config is None else flatten(config)).size()
-    )
+    if wanted.max_count == 1:
+        return 1
+    settings = {} if config is None else flatten(config)
+    return _places(wanted, settings).size()
 
 
 def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> None:
@@ -190,7 +182,8 @@ def refuse_tasks(tasks: int, several: Several, config: Any, *, local: bool) -> N
         raise _one_process(f"each of {tasks} tasks", [*several.recorded()])
     settings = {} if config is None else flatten(config)
     # only the job's machines know their GPUs
-    if (sizes := _places(parse_nproc(tasks), settings | {"device": "cpu"}).sizes()) is not None:
+    sizes = _places(parse_nproc(tasks), settings | {"device": "cpu"}).sizes()
+    if sizes is not None:
         sizes.refuse(tasks)
     if tasks > 1 and settings.get("parallel") == "none":
         parallel.strategy_for("none", ranks=tasks)
@@ -202,17 +195,18 @@ def _wanted(several: Several) -> ProcessCount:
 
 
 def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | None = None) -> Slots:
-    batch_size, micro, written = (
-        settings.get(name) for name in ("batch_size", "micro_batch_size", "run_dir")
-    )
     run_dir = out
-    if run_dir is None and isinstance(written, str) and written:
-        run_dir = run_path(written, setting="run_dir")
-    return Slots(
-        wanted,
-        sizes=lambda: None if batch_size is None else sizes_of(batch_size, micro, run_dir=run_dir),
-        gpus=_gpus(settings.get("device", "auto")),
-    )
+    in_settings = settings.get("run_dir")
+    if run_dir is None and isinstance(in_settings, str) and in_settings:
+        run_dir = run_path(in_settings, setting="run_dir")
+
+    def sizes() -> Sizes | None:
+        batch_size = settings.get("batch_size")
+        if batch_size is None:
+            return None
+        return sizes_of(batch_size, settings.get("micro_batch_size"), run_dir=run_dir)
+
+    return Slots(wanted, sizes=sizes, gpus=_gpus(settings.get("device", "auto")))
 
 
 def sizes_of(
@@ -237,5 +231,8 @@ def _gpus(device: Any) -> list[str] | None:
     on_gpus = isinstance(device, str) and (device == "auto" or device.startswith("cuda"))
     if not on_gpus or not torch.cuda.is_available():  # the ranks report a missing GPU
         return None
-    there, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [str(index) for index in range(there)] if visible is None else visible.split(",")[:there]
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [str(index) for index in range(count)]
+    return visible.split(",")[:count]

@@ -52,7 +52,8 @@ def replay(arguments: list[str]) -> None:
     """Run `surefoot replay`: repeat one step of a run and show its values and gradients."""
     options, flags = verb_options(Replay, arguments, verb="replay", missing=WHICH_RUN)
     refuse_several(arguments, verb="replay")
-    path, step = find_run(options.run), options.step
+    path = find_run(options.run)
+    step = options.step
     saved = SavedRun(path, read_program=lambda: saved_settings(path, options, flags, verb="replay"))
     if (step is None) is not options.bisect_nan:
         if flags:  # --stp is a misspelled --step
@@ -83,10 +84,10 @@ def replay(arguments: list[str]) -> None:
             saved = SavedRun(path, built=run)
         page = None if step is None else saved.replay(step, samples=options.samples, say=note)
     if options.json:
-        first = {} if searched is None else {"bisected": searched}
-        text = json.dumps(
-            first | ({} if page is None else page.to_dict()), allow_nan=False, indent=1
-        )
+        values = {} if searched is None else {"bisected": searched}
+        if page is not None:
+            values |= page.to_dict()
+        text = json.dumps(values, allow_nan=False, indent=1)
     else:
         text = "\n".join(str(part) for part in (searched, page) if part is not None)
     TextWriter(None).put(f"{text}\n")

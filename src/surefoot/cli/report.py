@@ -6,7 +6,6 @@ import secrets
 import shlex
 import sys
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -90,9 +89,8 @@ def report(arguments: list[str]) -> None:
         refuse_missing("png", "resvg_py", instead="without it, the page has the same charts")
     from surefoot.tools.report.write import write_page
 
-    target = write_page(
-        *runs, out=None if options.out is None else run_path(options.out, setting="--out")
-    )
+    out = None if options.out is None else run_path(options.out, setting="--out")
+    target = write_page(*runs, out=out)
     print(f"written: {target}")
     if len(runs) == 1 and _could_have_panels(runs[0]):
         run = shlex.quote(str(runs[0]))
@@ -107,12 +105,13 @@ def report(arguments: list[str]) -> None:
         from surefoot.tools.report.several_runs import page_values
 
         first, *others = [read_reported_run(run) for run in runs]
-        several = page_values([first, *others], stretches=150) if others else None
-        figures, title = (
-            (several["overlaid"], several["title"])
-            if several
-            else (charts(first), first.files.name)
-        )
+        if others:
+            several = page_values([first, *others], stretches=150)
+            figures = several["overlaid"]
+            title = several["title"]
+        else:
+            figures = charts(first)
+            title = first.files.name
         for file in draw(figures[:_DRAWN], target.with_suffix(""), title=title):
             print(f"written: {file}")
 
@@ -156,19 +155,15 @@ def _could_have_panels(run: Path) -> bool:
     from surefoot.tracking.panels_file import FILE
     from surefoot.tracking.run_reader import is_running, read_run
 
-    kind, has_checkpoint = (
-        read_run(run).config.program.get("kind"),
-        any((run / "checkpoints").glob("step-*")),
-    )
-    if (
-        kind not in ("recipe", "file")
-        or not has_checkpoint
-        or (run / FILE).exists()
-        or is_running(run)
-    ):
+    kind = read_run(run).config.program.get("kind")
+    if kind not in ("recipe", "file") or (run / FILE).exists() or is_running(run):
         return False
-    records = read_records(run / "metrics.jsonl") if kind == "file" else iter(())
-    last = reduce(lambda _, record: record, records, dict[str, Any]())
-    return not str(last.get("event", "")).startswith(
-        "finished"
-    )  # a finished run has written its panels
+    if not any((run / "checkpoints").glob("step-*")):
+        return False
+    if kind == "recipe":
+        return True
+    last: dict[str, Any] = {}
+    for record in read_records(run / "metrics.jsonl"):
+        last = record
+    # a finished run of a program has written its panels
+    return not str(last.get("event", "")).startswith("finished")

@@ -43,7 +43,7 @@ class Resume(AcceptChange, AlertOption, Several, RunOption):
 def resume(arguments: list[str]) -> None:
     """Run `surefoot resume`: continue a run from its newest intact checkpoint."""
     run = find_run(target(Resume, arguments, verb="resume"))
-    program, before = read_program(run, resuming=True)
+    program, in_file = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():
         from surefoot.checkpoint.store import without_checkpoint
 
@@ -51,33 +51,29 @@ def resume(arguments: list[str]) -> None:
     options, flags = verb_options(
         Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True
     )
-    of_recipes = (
-        ("preset", "init_from")
-        if program.config is not None and issubclass(program.config, TrainSettings)
-        else ()
-    )
-    for name in of_recipes:
-        if flag_text(flags, name) is not None:
-            raise not_of(name, "new runs", run)
-    saved = {
-        name: value
-        for name, value in before.items()
-        if name not in names_of(TrainSettings, "one_session")
-    }
-    saved |= {"run_dir": str(run)} if "run_dir" in saved or of_recipes else {}
+    is_of_recipe = program.config is not None and issubclass(program.config, TrainSettings)
+    if is_of_recipe:
+        for name in ("preset", "init_from"):
+            if flag_text(flags, name) is not None:
+                raise not_of(name, "new runs", run)
+    one_session = names_of(TrainSettings, "one_session")
+    saved = {name: value for name, value in in_file.items() if name not in one_session}
+    if is_of_recipe or "run_dir" in saved:
+        saved["run_dir"] = str(run)
     config, origins = read_settings(
         program, [("file", saved)], flags, verb="resume RUN", own=[Resume]
     )
     text = file_text(run / "config.toml")
-    before = toml.origins(text)
+    # what config.toml says keeps the origin that it had
+    earlier_origins = toml.origins(text)
+    for name, origin in origins.items():
+        if origin == "file":
+            origins[name] = earlier_origins.get(name, origin)
     with whole_commands([*_beginning(run, but=flags), *flags], config):
         start(
             program,
             config,
-            {
-                name: before.get(name, origin) if origin == "file" else origin
-                for name, origin in origins.items()
-            },
+            origins,
             flags,
             command=["resume", *arguments],
             several=as_before(options, arguments, toml.program(text)),

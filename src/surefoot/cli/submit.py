@@ -55,10 +55,8 @@ class Training:
             _submitit("submitit.helpers").TorchDistributedEnvironment().export(
                 set_cuda_visible_devices=False
             )
-            with suppress(OSError, KeyError):
-                Path(
-                    os.environ["SUBMITIT_FOLDER"]
-                ).rmdir()  # submitit leaves an empty directory named %j
+            with suppress(OSError, KeyError):  # submitit leaves an empty directory named %j
+                Path(os.environ["SUBMITIT_FOLDER"]).rmdir()
         sys.argv = ["surefoot", *self.arguments]
         try:
             main(list(self.arguments))
@@ -121,8 +119,8 @@ def submit(arguments: list[str]) -> None:
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     if options.local:
-        of_slurm = [name for name in ("dry_run", "sbatch", "partition") if getattr(options, name)]
-        check_excluded("local", of_slurm, reason="it does not use Slurm")
+        others = [name for name in ("dry_run", "sbatch", "partition") if getattr(options, name)]
+        check_excluded("local", others, reason="it does not use Slurm")
     tasks = options.nodes * options.tasks
     run_dir = check_training([what, *flags], tasks=tasks, local=options.local)
     if options.hours is None or options.hours < _SHORTEST_H:
@@ -137,27 +135,8 @@ def submit(arguments: list[str]) -> None:
         "cpus_per_task": options.cpus_per_task,
         "stderr_to_stdout": True,
     }
-    if (
-        not options.local
-    ):  # "account=lab" is an option of sbatch with a value, "exclusive" one without
-        pairs = [text.removeprefix("--").partition("=") for text in options.sbatch]
-        further = {name: value if equals else True for name, equals, value in pairs}
-        requested |= {
-            "slurm_partition": options.partition,
-            "slurm_setup": [
-                f"export {'='.join(_SIGNAL)}",
-                # since Slurm 22.05 srun does not inherit it
-                'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
-            ],
-            "slurm_srun_args": [
-                "--kill-on-bad-exit=0"
-            ],  # after one rank ends, others may still write the checkpoint
-            "slurm_additional_parameters": {
-                "requeue": True,
-                "signal": f"TERM@{_SAVING_S}",
-                **further,
-            },
-        }
+    if not options.local:
+        requested |= _of_slurm(options)
     words = [what, *flags]
     chosen = None
     if is_numbered(run_dir) and not options.dry_run:  # once, not at each start of the job
@@ -175,14 +154,35 @@ def submit(arguments: list[str]) -> None:
             give_back(chosen)
         raise
     size = "1 process" if tasks == 1 else f"{options.nodes} x {options.tasks} processes"
-    hours, log = f"{options.hours:g} hour{'s' * (options.hours != 1)}", job.paths.stdout
-    print(
-        f"submitted  job {job.job_id}: {size}, {hours}, requeued up to {options.requeues} times",
-        f"  command  {command}",
-        f"  log      tail -f {log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log}",
-        f"  stop     {'kill -INT' if options.local else 'scancel'} {job.job_id}",
-        sep="\n",
-    )
+    hours = "1 hour" if options.hours == 1 else f"{options.hours:g} hours"
+    log = job.paths.stdout
+    if log.is_relative_to(Path.cwd()):
+        log = log.relative_to(Path.cwd())
+    stop = "kill -INT" if options.local else "scancel"
+    print(f"submitted  job {job.job_id}: {size}, {hours}, requeued up to {options.requeues} times")
+    print(f"  command  {command}")
+    print(f"  log      tail -f {log}")
+    print(f"  stop     {stop} {job.job_id}")
+
+
+def _of_slurm(options: Submit) -> dict[str, Any]:
+    """Return what is requested of Slurm, by submitit's names."""
+    # "account=lab" is an option of sbatch with a value, "exclusive" one without
+    more: dict[str, Any] = {}
+    for text in options.sbatch:
+        name, equals, value = text.removeprefix("--").partition("=")
+        more[name] = value if equals else True
+    return {
+        "slurm_partition": options.partition,
+        "slurm_setup": [
+            f"export {'='.join(_SIGNAL)}",
+            # since Slurm 22.05 srun does not inherit it
+            'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"',
+        ],
+        # after one rank ends, others may still write the checkpoint
+        "slurm_srun_args": ["--kill-on-bad-exit=0"],
+        "slurm_additional_parameters": {"requeue": True, "signal": f"TERM@{_SAVING_S}", **more},
+    }
 
 
 def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = False) -> Any:
@@ -193,7 +193,9 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     options, flags = verb_options(
         Train, without(arguments, HELP), verb="train", but=processes.among_settings(program)
     )
-    flags += [word for name, words in by_flag(arguments) if name in HELP for word in words]
+    for name, words in by_flag(arguments):
+        if name in HELP:
+            flags += words
     config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
@@ -204,7 +206,8 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
 
 
 def _submitted(training: Training, requested: dict[str, Any], options: Submit) -> Any:
-    submitit, logs = _submitit("submitit"), run_path(options.logs, setting="--logs")
+    submitit = _submitit("submitit")
+    logs = run_path(options.logs, setting="--logs")
     try:
         executor = submitit.AutoExecutor(
             folder=logs / "%j",
@@ -213,9 +216,8 @@ def _submitted(training: Training, requested: dict[str, Any], options: Submit) -
             local_max_num_timeout=options.requeues,
         )
         executor.update_parameters(**requested)
-        with _submitit("submitit.core.utils").environment_variables(
-            **dict([_SIGNAL])
-        ):  # for local processes
+        variables = _submitit("submitit.core.utils").environment_variables
+        with variables(**dict([_SIGNAL])):  # for local processes
             return executor.submit(training)
     except (RuntimeError, ValueError, OSError) as problem:
         raise ConfigError(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.options import ProgramOptions, without
@@ -22,6 +22,9 @@ from surefoot.errors import Command, ConfigError, Setting, SurefootError
 from surefoot.program import Program, build_run
 from surefoot.tracking.commands import without_directory
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
+
+if TYPE_CHECKING:
+    from surefoot.run.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +105,10 @@ def in_numbered_directory(config: Any) -> tuple[Any, Path | None]:
         from surefoot.distributed.world import joined  # imports torch
 
         world = joined(config.device)
-        chosen = world.from_main(str(choose_directory(run_dir)) if world.is_main else None)
-        directory = Path(chosen)
+        chosen = None
+        if world.is_main:
+            chosen = str(choose_directory(run_dir))
+        directory = Path(world.from_main(chosen))
     else:
         return config, None
     return dataclasses.replace(config, run_dir=str(directory)), directory
@@ -129,10 +134,7 @@ def start(
     run_dir = getattr(config, "run_dir", None)
     alert_of(alerts, run=only or run_dir or Path())  # refused before anything is read
     program.check(config)
-    accept_change: tuple[str, ...] = ()
-    if accepted is not None:
-        accept_change = change_names(accepted)
-    pattern = getattr(config, "run_dir", None)
+    accept_change = change_names(accepted)
     config, directory = in_numbered_directory(config)
     if directory is not None:
         command = [*without_directory(command), "--run-dir", str(directory)]
@@ -148,29 +150,35 @@ def start(
     run.configuration = program.config_text(
         config or NoSettings(), origins, program.described | several.recorded()
     )
-    if only is not None and (
-        run.parts.directory is None or run.parts.directory.path.resolve() != only.resolve()
-    ):
-        now = "no directory" if run.parts.directory is None else run.parts.directory.shown
-        raise ConfigError(
-            "run-of-another-directory",
-            problem=f"resuming {only}, but its program now has the run in {now}",
-            reason="was run_dir changed, or is it relative to another directory?",
-            setting="run_dir",
-            value=str(now),
-            path=only,
-        )
+    if only is not None:
+        _refuse_other_directory(run, only)
     if directory is not None and run.parts.directory is not None:
-        run.parts.directory.numbered = str(pattern)
+        run.parts.directory.numbered = str(run_dir)
+    example = run.parts.example
+    if example is None and {"predict", "Predict"} <= program.names.keys():
+        example = "INPUT"
     run.parts = dataclasses.replace(
         run.parts,
-        example="INPUT"
-        if run.parts.example is None and {"predict", "Predict"} <= program.names.keys()
-        else run.parts.example,
+        example=example,
         alert=alerts.alert,
         accept_change=(*run.parts.accept_change, *accept_change),
     )
     run.train()
+
+
+def _refuse_other_directory(run: "Run", only: Path) -> None:
+    directory = run.parts.directory
+    if directory is not None and directory.path.resolve() == only.resolve():
+        return
+    now = "no directory" if directory is None else directory.shown
+    raise ConfigError(
+        "run-of-another-directory",
+        problem=f"resuming {only}, but its program now has the run in {now}",
+        reason="was run_dir changed, or is it relative to another directory?",
+        setting="run_dir",
+        value=str(now),
+        path=only,
+    )
 
 
 @dataclass(frozen=True)
