@@ -13,7 +13,7 @@ from surefoot.cli.options import (
     verb_options,
 )
 from surefoot.config.extras import refuse_missing
-from surefoot.config.keywords import parsed
+from surefoot.config.keywords import parse_score
 from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, out_of_range
 from surefoot.program import find_program
@@ -75,7 +75,7 @@ def _refuse_others(flags: Sequence[str], options: set[str], *, what: Path | str)
 def _check_score(text: str | None) -> None:
     if text is None:
         return
-    direction, score = parsed(text, setting="metric")
+    direction, score = parse_score(text, setting="metric")
     if not all(score.partition("/")):
         meaning = f"a direction, a split and its metric, as in '{direction} val/loss'"
         raise out_of_range("metric", text, meaning)

@@ -11,7 +11,7 @@ from typing import Any
 from surefoot.cli.compare_plan import Compare, check_baseline, program_of, trial
 from surefoot.cli.compare_worker import build_facts, command, scores_by_batch
 from surefoot.cli.options import find_run, needs_option, not_of
-from surefoot.config.keywords import parsed
+from surefoot.config.keywords import parse_score
 from surefoot.config.paths import run_path
 from surefoot.config.tree import layered
 from surefoot.errors import (
@@ -167,7 +167,7 @@ def _check_score(plan: Planned, path: Path) -> None:
     if plan.metric is None:
         return
     splits = plan.found.get("splits")
-    _, score = parsed(plan.metric)
+    _, score = parse_score(plan.metric)
     split, _, _ = score.partition("/")
     if splits is not None and split not in splits:
         meaning = f"of a split that is evaluated in training: {', '.join(splits) or 'none'}"

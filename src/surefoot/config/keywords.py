@@ -293,11 +293,11 @@ def _all_of(name: str, known: list[str]) -> str:
     return f"its keywords: {', '.join(known)}"
 
 
-def parsed(text: str, *, setting: str = "metric") -> tuple[Literal["min", "max"], str]:
+def parse_score(text: str, *, setting: str = "metric") -> tuple[Literal["min", "max"], str]:
     """Return direction and score of "min SPLIT/METRIC", the text of a setting. Raises `ConfigError`
     for any other text.
 
-    >>> parsed("max val/accuracy")
+    >>> parse_score("max val/accuracy")
     ('max', 'val/accuracy')
     """
     match text.split(maxsplit=1):
@@ -318,7 +318,7 @@ def unmonitored(by: str, text: str, why: str, *, scores: Sequence[str]) -> Confi
       try: best="min val/loss"
       [score-unknown]
     """
-    direction, score = parsed(text)
+    direction, score = parse_score(text)
     losses = [name for name in scores if name.endswith("loss")]
     near = closest(score, scores) or next(iter([*losses, *scores]), None)
     setting = by if by == "best" else f"{by}.monitor"

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import surefoot as sf
-from surefoot.config.keywords import parsed
+from surefoot.config.keywords import parse_score
 from surefoot.config.parallel import DDPSettings, FSDPSettings, Kind, Strategy, strategy_of
 from surefoot.config.setting import checked, default, number, ordered, setting
 from surefoot.config.train_settings import TrainSettings
@@ -337,7 +337,7 @@ class RecipeSettings(TrainSettings):
             for rule in rules:
                 refuse_end_before_reduction(plateau, rule)
         of_splits = [
-            rule.monitor for rule in rules if not is_of_training(parsed(rule.monitor)[1], ())
+            rule.monitor for rule in rules if not is_of_training(parse_score(rule.monitor)[1], ())
         ]
         return {
             "best": next(iter(of_splits), monitor),

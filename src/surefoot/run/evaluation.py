@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
-from surefoot.config.keywords import parsed, unmonitored
+from surefoot.config.keywords import parse_score, unmonitored
 from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, DivergedError
@@ -225,7 +225,7 @@ class Evaluations:
         return {"lr_factor": self.state.lr_factor}, message
 
     def _score(self, by: str, text: str, values: Mapping[str, float]) -> float:
-        score = parsed(text)[1]
+        score = parse_score(text)[1]
         if score not in values:
             raise unmonitored(by, text, f"available metrics: {', '.join(values)}", scores=[*values])
         return values[score]

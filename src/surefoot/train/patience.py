@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from surefoot.checkpoint.state_json import Kept, Lowered, Watched
 from surefoot.config.behavior import BEST_IS_STRICT
-from surefoot.config.keywords import known_keywords, parsed, unmonitored
+from surefoot.config.keywords import known_keywords, parse_score, unmonitored
 from surefoot.errors import ConfigError, Remedy, Setting, out_of_range, together
 
 TRAINING = "train/"  # the scores of training records, if no split has this name
@@ -87,7 +87,7 @@ class EarlyStopping:
     min_delta: float | str = 0.0
 
     def __post_init__(self) -> None:
-        parsed(self.monitor, setting="early_stopping.monitor")
+        parse_score(self.monitor, setting="early_stopping.monitor")
         problems = _wrong_waiting(self, "early_stopping")
         if problems:
             raise together(problems)
@@ -118,7 +118,7 @@ class ReduceLROnPlateau:
     min_delta: float | str = 0.0
 
     def __post_init__(self) -> None:
-        parsed(self.monitor, setting="plateau.monitor")
+        parse_score(self.monitor, setting="plateau.monitor")
         problems = _wrong_waiting(self, "plateau")
         if not 0 < self.factor < 1:
             meaning = "between 0 and 1 (it multiplies the learning rate)"
@@ -136,7 +136,7 @@ class ReduceLROnPlateau:
     @property
     def score(self) -> str:
         """The name of the monitored score."""
-        return parsed(self.monitor)[1]
+        return parse_score(self.monitor)[1]
 
     @property
     def in_words(self) -> str:
@@ -170,7 +170,7 @@ class Watch:
     def __init__(
         self, text: str, rule: EarlyStopping | None = None, *, of_training: bool = False
     ) -> None:
-        self.direction, self.score = parsed(text)
+        self.direction, self.score = parse_score(text)
         self.of_training = of_training  # the score is a value of training records
         self.patience = None if rule is None else rule.patience
         self.min_delta = 0.0 if rule is None else rule.min_delta
@@ -403,7 +403,7 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
     """
     if math.isnan(score):
         return replace(before, step=step, not_numbers=before.not_numbers + 1)
-    sign = 1.0 if parsed(plateau.monitor)[0] == "min" else -1.0
+    sign = 1.0 if parse_score(plateau.monitor)[0] == "min" else -1.0
     best = sign * math.inf if before.best is None else before.best
     # False for inf - inf, which is NaN
     improved = sign * (best - score) > least_gain(plateau.min_delta, best)
@@ -479,7 +479,7 @@ def watched(
     every_split = [*splits, *at_end]
     stopping = []
     for rule in rules:
-        score = parsed(rule.monitor, setting="early_stopping.monitor")[1]
+        score = parse_score(rule.monitor, setting="early_stopping.monitor")[1]
         of_training = is_of_training(score, every_split)
         if not of_training:
             _refuse_unknown_split("early_stopping", rule.monitor, splits)
@@ -498,7 +498,7 @@ def watched(
                 value=keep_best,
             )
         return None, stopping
-    score = parsed(best, setting="best")[1]
+    score = parse_score(best, setting="best")[1]
     of_training = is_of_training(score, every_split)
     if not of_training:
         _refuse_unknown_split("best", best, splits)
@@ -546,7 +546,7 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
 
 
 def _refuse_unknown_split(by: str, text: str, splits: Collection[str]) -> None:
-    score = parsed(text)[1]
+    score = parse_score(text)[1]
     if score.split("/", maxsplit=1)[0] not in splits:
         metric = score.rpartition("/")[2]
         why = f"no split has that name; available: {', '.join(splits) or 'none'}"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from surefoot.config.behavior import BUFFERS_IN_ORDER, mean_of_nothing
-from surefoot.config.keywords import parsed, unmonitored
+from surefoot.config.keywords import parse_score, unmonitored
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import MicroBatch
 from surefoot.data.nested import tensors
@@ -217,7 +217,7 @@ class Evaluator:
         for name, split in self.splits.items():
             if split.predict is not None:
                 continue
-            scores = [(by, text, parsed(text)[1].partition("/")) for by, text in monitored]
+            scores = [(by, text, parse_score(text)[1].partition("/")) for by, text in monitored]
             own = {
                 metric: (by, text)
                 for by, text, (split_name, _, metric) in scores

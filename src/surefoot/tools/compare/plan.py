@@ -13,7 +13,7 @@ from typing import Any
 
 import tomlkit
 
-from surefoot.config.keywords import parsed
+from surefoot.config.keywords import parse_score
 from surefoot.config.paths import read_regular
 from surefoot.config.toml import origins, program, to_toml, values
 from surefoot.config.user_code import refuse_unresolved
@@ -67,7 +67,7 @@ class Planned:
     def watch(self) -> tuple[Direction, str] | None:
         """The direction and name of the metric that ranks the variants; None without a metric."""
         score = self.metric or self.found.get("score")
-        return None if score is None else parsed(score)
+        return None if score is None else parse_score(score)
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return the settings of a variant; the common settings of all runs if no variant has that

@@ -19,7 +19,7 @@ from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.reader import opened, read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
-from surefoot.config.keywords import parsed
+from surefoot.config.keywords import parse_score
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tools.compare.statistics import Difference
 from surefoot.tools.compare.variants import Direction, Variant
@@ -117,9 +117,9 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     lines = records(metrics) if metrics.is_file() else []
     scored = [record for record in lines if record["kind"] == "eval"]
     if metric is not None:
-        watch: tuple[Direction, str] | None = parsed(metric)
+        watch: tuple[Direction, str] | None = parse_score(metric)
         if scored:
-            refuse_missing_score(parsed(metric), scored[-1], of=path)
+            refuse_missing_score(parse_score(metric), scored[-1], of=path)
     else:
         losses_scored = (
             name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from surefoot.checkpoint.state_json import Watched
-from surefoot.config.keywords import parsed
+from surefoot.config.keywords import parse_score
 from surefoot.run.components import RunComponents
 from surefoot.tools.replay.rerun import describe_changes
 from surefoot.tools.verify.compare import TOLERANCE, tensors
@@ -130,7 +130,11 @@ def _patience(checkpoint: StoredStep) -> list[tuple[Watch, Watched]]:
     if saved is None:  # behavior 1
         saved = [] if state.monitor is None else [state.monitor]
     watches = [
-        Watch(rule.monitor, rule, of_training=is_of_training(parsed(rule.monitor)[1], state.splits))
+        Watch(
+            rule.monitor,
+            rule,
+            of_training=is_of_training(parse_score(rule.monitor)[1], state.splits),
+        )
         for rule in rules
     ]
     return list(zip(watches, saved, strict=False))
