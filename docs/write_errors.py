@@ -124,7 +124,7 @@ def written_remedies(node: ast.expr) -> Iterator[str]:
                 yield from written_remedies(part)
         case ast.Tuple(elts=parts):
             yield " ".join(remedy for part in parts for remedy in written_remedies(part))
-        case ast.Starred(value=ast.GeneratorExp(elt=part)):
+        case ast.Starred(value=ast.GeneratorExp(elt=part)) | ast.ListComp(elt=part):
             yield from written_remedies(part)
         case ast.Call(func=ast.Name(id="Setting"), args=[name, *values]):
             shown = " = ".join(written_value(part) for part in (name, *values))

@@ -17,7 +17,7 @@ from surefoot.config.setting import number
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
 from surefoot.distributed.process_count import ProcessCount, Sizes, Slots, parse_nproc
-from surefoot.errors import ConfigError, Remedy, Setting
+from surefoot.errors import ConfigError, Setting
 from surefoot.program import Program, find_program
 from surefoot.tracking.run_reader import read_beginning
 
@@ -104,11 +104,12 @@ def refuse_several(arguments: Sequence[str], *, verb: str, or_launched: bool = F
 
 
 def _one_process(what: str, given: Sequence[str], *, is_launched: bool = False) -> ConfigError:
-    remedy: list[Remedy] = [("leave out", Setting(name)) for name in given]
-    if is_launched:
-        remedy.append("start it without torchrun or srun")
+    elsewhere = ["start it without torchrun or srun"] if is_launched else []
     return ConfigError(
-        "one-process-only", problem=f"{what} runs in one process", remedy=remedy, what=what
+        "one-process-only",
+        problem=f"{what} runs in one process",
+        remedy=[*(("leave out", Setting(name)) for name in given), *elsewhere],
+        what=what,
     )
 
 

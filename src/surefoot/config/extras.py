@@ -148,12 +148,10 @@ def needed_for(purpose: str, *modules: str, instead: Remedy | None = None) -> It
 def _unusable(
     purpose: str, modules: Sequence[str], cause: str, install: str, instead: Remedy | None
 ) -> ConfigError:
-    remedy: list[Remedy] = [Command(install)]
-    if instead is not None:
-        remedy.insert(0, instead)
+    choices = [] if instead is None else [instead]
     return ConfigError(
         "package-not-usable",
         problem=f"{purpose} needs {', '.join(modules)}: {cause}",
-        remedy=remedy,
+        remedy=[*choices, Command(install)],
         modules=list(modules),
     )
