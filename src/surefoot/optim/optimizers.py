@@ -43,17 +43,17 @@ class OptimizerSpec:
         >>> sgd(0.1, momentum=0.9).to_dict()
         {'name': 'sgd', 'lr': 0.1, 'weight_decay': 0.0, 'decay': 'matrices', 'momentum': 0.9, 'nesterov': False}
         """
-        plain = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in self.settings.items()
+        values: dict[str, Any] = {
+            "name": self.name,
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "decay": self.decay,
         }
-        lr_multipliers = (
-            {"lr_multipliers": [dict(rate.identity) for rate in self.lr_multipliers]}
-            if self.lr_multipliers
-            else {}
-        )
-        numbers = {"lr": self.lr, "weight_decay": self.weight_decay, "decay": self.decay}
-        return {"name": self.name, **numbers, **plain, **lr_multipliers}
+        for key, value in self.settings.items():
+            values[key] = list(value) if isinstance(value, tuple) else value
+        if self.lr_multipliers:
+            values["lr_multipliers"] = [dict(rate.identity) for rate in self.lr_multipliers]
+        return values
 
 
 @declared(".torch_optimizers", first_run=(3e-3, 0.1))
@@ -342,20 +342,31 @@ def named(
     >>> named("sgd", lr=0.1, settings={"momentum": 0.9, "betas": None}).to_dict()["momentum"]
     0.9
     """
-    kind = declaration(name)
-    chosen = {key: value for key, value in (settings or {}).items() if value is not None}
-    strength = kind.weight_decay if weight_decay is None else weight_decay
-    several = tuple(lr_multipliers) if isinstance(lr_multipliers, Sequence) else (lr_multipliers,)
-    errors = problems(kind, lr=lr, weight_decay=strength, decay=decay, settings=chosen)
-    errors += misfits(several, kind)
+    declared_optimizer = declaration(name)
+    given = {key: value for key, value in (settings or {}).items() if value is not None}
+    if weight_decay is None:
+        weight_decay = declared_optimizer.weight_decay
+    if isinstance(lr_multipliers, Sequence):
+        multipliers = tuple(lr_multipliers)
+    else:
+        multipliers = (lr_multipliers,)
+    errors = problems(
+        declared_optimizer, lr=lr, weight_decay=weight_decay, decay=decay, settings=given
+    )
+    errors += misfits(multipliers, declared_optimizer)
     if errors:
         raise together(errors)
-    merged = {**kind.settings, **chosen}
-    plain = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in merged.items()
-    }
+    all_settings: dict[str, Value] = {}
+    for key, value in {**declared_optimizer.settings, **given}.items():
+        # TOML and JSON have lists
+        all_settings[key] = tuple(value) if isinstance(value, list) else value
     return OptimizerSpec(
-        name, lr=lr, weight_decay=strength, settings=plain, decay=decay, lr_multipliers=several
+        name,
+        lr=lr,
+        weight_decay=weight_decay,
+        settings=all_settings,
+        decay=decay,
+        lr_multipliers=multipliers,
     )
 
 

@@ -24,17 +24,10 @@ _NORMS = (
     # batch and instance norms of all dimensions, including synchronized norms
     nn.modules.batchnorm._NormBase,
 )
-_BIASES = (
-    "bias",
-    "bias_k",
-    "bias_v",
-)  # the last two are MultiheadAttention's, with three dimensions
-_PROJECTIONS = (
-    "in_proj_weight",
-    "q_proj_weight",
-    "k_proj_weight",
-    "v_proj_weight",
-)  # MultiheadAttention's own
+# the last two are MultiheadAttention's, with three dimensions
+_BIASES = ("bias", "bias_k", "bias_v")
+# MultiheadAttention's own
+_PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 @dataclass(frozen=True)
@@ -82,9 +75,8 @@ def parameter_groups(
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             full_name = f"{path}.{name}" if path else name
-            if parameter in grouped or not (
-                parameter.requires_grad if trained is None else full_name in trained
-            ):
+            is_trained = parameter.requires_grad if trained is None else full_name in trained
+            if parameter in grouped or not is_trained:
                 continue
             if isinstance(module, EMBEDDINGS) and module.sparse:
                 raise ConfigError(
@@ -97,18 +89,28 @@ def parameter_groups(
                     module=path,
                 )
             grouped.add(parameter)
+            rate = 1.0 if rates is None else rates.get(full_name, 1.0)
             is_matrix = not (
                 is_bias_or_norm(module, name, parameter) or isinstance(module, EMBEDDINGS)
             )
-            spared = bool(weight_decay) and decay != "all" and not is_matrix
-            rate = 1.0 if rates is None else rates.get(full_name, 1.0)
-            title = "no decay" if spared else "decay" if weight_decay else "all"
-            group = groups.setdefault(
-                (spared, rate), Group(title, weight_decay * (not spared), [], [], rate=rate)
-            )
+            is_spared = bool(weight_decay) and decay != "all" and not is_matrix
+            group = groups.get((is_spared, rate))
+            if group is None:
+                if is_spared:
+                    group = Group("no decay", 0.0, [], [], rate=rate)
+                elif weight_decay:
+                    group = Group("decay", weight_decay, [], [], rate=rate)
+                else:
+                    group = Group("all", weight_decay, [], [], rate=rate)
+                groups[is_spared, rate] = group
             group.parameters.append(parameter)
             group.names.append(full_name)
-    return [groups[key] for key in sorted(groups, key=lambda key: (key[1] != 1.0, -key[1], key[0]))]
+
+    def place(key: tuple[bool, float]) -> tuple[bool, float, bool]:
+        is_spared, rate = key
+        return rate != 1.0, -rate, is_spared
+
+    return [groups[key] for key in sorted(groups, key=place)]
 
 
 def first_and_last(names: Sequence[str]) -> str:
@@ -139,49 +141,44 @@ def hidden_matrices(
     >>> [name for name, weight in model.named_parameters() if weight in hidden_matrices(model)]
     ['1.weight']
     """
-    embedded = {
-        dict(module.named_parameters())["weight"]
-        for module in model.modules()
-        if isinstance(module, EMBEDDINGS)
-    }
+    candidates: set[nn.Parameter] = set()
+    embedded: set[nn.Parameter] = set()
+    linear_layers = []
+    for module in model.modules():
+        candidates.update(_matrices(module, conv1d=conv1d))
+        if isinstance(module, EMBEDDINGS):
+            embedded.add(dict(module.named_parameters())["weight"])
+        elif isinstance(module, nn.Linear):
+            linear_layers.append(module)
     if excepted is not None:
         left_out = _called(model, excepted)
-    elif any(
-        module.weight in embedded for module in model.modules() if isinstance(module, nn.Linear)
-    ):
+    elif any(layer.weight in embedded for layer in linear_layers):
         left_out = set()  # the head is tied
     else:
         left_out = own_parameters(final_layer(model))
-    return (
-        {weight for module in model.modules() for weight in _matrices(module, conv1d=conv1d)}
-        - embedded
-        - left_out
-    )
+    return candidates - embedded - left_out
 
 
 def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
     """Split each group into hidden matrices and other parameters; groups of hidden matrices come
     first.
     """
-    parts = []
-    for is_hidden in (True, False):
-        for group in groups:
-            pairs = zip(group.parameters, group.names, strict=True)
-            part = {
-                parameter: name for parameter, name in pairs if (parameter in hidden) is is_hidden
-            }
-            if part:
-                kind = f"{group.name}, hidden" if is_hidden else group.name
-                parts.append(
-                    replace(
-                        group,
-                        name=kind,
-                        parameters=[*part],
-                        names=[*part.values()],
-                        hidden=is_hidden,
-                    )
-                )
-    return parts
+    groups_of_hidden = []
+    groups_of_others = []
+    for group in groups:
+        hidden_part = replace(
+            group, name=f"{group.name}, hidden", parameters=[], names=[], hidden=True
+        )
+        other_part = replace(group, parameters=[], names=[], hidden=False)
+        for parameter, name in zip(group.parameters, group.names, strict=True):
+            part = hidden_part if parameter in hidden else other_part
+            part.parameters.append(parameter)
+            part.names.append(name)
+        if hidden_part.parameters:
+            groups_of_hidden.append(hidden_part)
+        if other_part.parameters:
+            groups_of_others.append(other_part)
+    return groups_of_hidden + groups_of_others
 
 
 def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
@@ -195,34 +192,35 @@ def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
 
 
 def _matrices(module: nn.Module, *, conv1d: bool) -> list[nn.Parameter]:
-    named: tuple[str, ...] = ()
+    """Return the weights of a module that can be hidden matrices."""
+    wanted: tuple[str, ...] = ()
     if isinstance(module, nn.MultiheadAttention):
-        named = _PROJECTIONS
+        wanted = _PROJECTIONS
     is_convolution = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
     is_transposed = conv1d and is_transposed_linear(module)
     if is_convolution or is_transposed or isinstance(module, nn.Linear):
-        named = ("weight",)
-    return [
-        parameter for name, parameter in module.named_parameters(recurse=False) if name in named
-    ]
+        wanted = ("weight",)
+    named = module.named_parameters(recurse=False)
+    return [parameter for name, parameter in named if name in wanted]
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
     """Return True for the `Conv1D` of transformers, which GPT-2 has in place of Linear layers."""
     return any(
-        (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
-        for kind in type(module).__mro__
+        cls.__module__ == "transformers.pytorch_utils" and cls.__name__ == "Conv1D"
+        for cls in type(module).__mro__
     )
 
 
 def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
-    called = {
-        name: [*module.parameters()] for name, module in model.named_modules(remove_duplicate=False)
-    }
-    called |= {
-        name: [parameter] for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
-    if unknown := [name for name in names if name not in called]:
+    """Return the parameters with these names, and those of the modules with these names."""
+    called: dict[str, list[nn.Parameter]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        called[name] = list(module.parameters())
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        called[name] = [parameter]
+    unknown = [name for name in names if name not in called]
+    if unknown:
         meant = nearest(unknown[0], [*called])
         raise ConfigError(
             "adamw-module-unknown",
@@ -232,7 +230,10 @@ def _called(model: nn.Module, names: Sequence[str]) -> set[nn.Parameter]:
             setting="optimizer.adamw_modules",
             value=unknown[0],
         )
-    return {parameter for name in names for parameter in called[name]}
+    chosen: set[nn.Parameter] = set()
+    for name in names:
+        chosen.update(called[name])
+    return chosen
 
 
 def depths(model: nn.Module) -> dict[str, int] | None:
@@ -260,9 +261,11 @@ def depths(model: nn.Module) -> dict[str, int] | None:
     depth_of: dict[str, int] = {}
     depth = 0
     for index, (parameters, is_block) in enumerate(pieces):
-        depth += is_block or index == blocks[-1] + 1
+        if is_block or index == blocks[-1] + 1:
+            depth += 1
         for parameter in parameters:
             depth_of.setdefault(names[parameter], depth)
+    # a block whose parameters all occurred before leaves a gap
     used = sorted(set(depth_of.values()))
     return {name: used.index(depth) for name, depth in depth_of.items()}
 
@@ -293,9 +296,10 @@ def final_layer(model: nn.Module) -> nn.Module | None:
     >>> final_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1), nn.Tanh()))
     Linear(in_features=3, out_features=1, bias=True)
     """
-    return next(
-        (owner for owner, _ in reversed(matrices(model)) if not isinstance(owner, EMBEDDINGS)), None
-    )
+    for owner, _ in reversed(matrices(model)):
+        if not isinstance(owner, EMBEDDINGS):
+            return owner
+    return None
 
 
 def own_parameters(module: nn.Module | None) -> set[nn.Parameter]:
@@ -313,18 +317,16 @@ def input_matrices(model: nn.Module) -> list[nn.Parameter]:
     ... ]
     [(3, 2)]
     """
-    pieces, owned_matrices = _pieces(model), matrices(model)
-    outside = list(takewhile(lambda piece: not piece[1], pieces))
-    before = {
-        parameter
-        for parameters, _ in outside
-        for parameter in parameters
-        if len(outside) < len(pieces)
-    }
+    pieces = _pieces(model)
+    before_blocks: set[nn.Parameter] = set()
+    if any(is_block for _, is_block in pieces):
+        for parameters, _ in takewhile(lambda piece: not piece[1], pieces):
+            before_blocks.update(parameters)
+    owned_matrices = matrices(model)
     inputs = [
         parameter
         for owner, parameter in owned_matrices
-        if isinstance(owner, EMBEDDINGS) or parameter in before
+        if isinstance(owner, EMBEDDINGS) or parameter in before_blocks
     ]
     return inputs or [parameter for _, parameter in owned_matrices[:1]]
 
@@ -335,29 +337,40 @@ def is_bias_or_norm(owner: nn.Module, name: str, parameter: nn.Parameter) -> boo
 
 
 def _pieces(model: nn.Module) -> list[tuple[list[nn.Parameter], bool]]:
+    """Return the parameters of a model in order, cut into pieces, and whether a piece is a block.
+    Pieces without parameters are left out.
+    """
     of_layers = not any(_holds_blocks(module) for module in model.modules())
     return [piece for piece in _cut(model, of_layers=of_layers) if piece[0]]
 
 
 def _cut(module: nn.Module, *, of_layers: bool) -> Iterator[tuple[list[nn.Parameter], bool]]:
+    """With `of_layers`, the model's lists hold single layers, and those with a matrix are blocks."""
     yield list(module.parameters(recurse=False)), False
-    is_list = (
-        isinstance(module, nn.ModuleList | nn.Sequential) if of_layers else _holds_blocks(module)
-    )
+    if of_layers:
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    else:
+        is_list = _holds_blocks(module)
     for child in module.children():
-        plain_list = type(child) in (nn.ModuleList, nn.Sequential)
-        if not is_list or (plain_list and (of_layers or _holds_blocks(child))):
+        is_inner_list = type(child) in (nn.ModuleList, nn.Sequential)
+        if is_inner_list and not of_layers:
+            is_inner_list = _holds_blocks(child)
+        if not is_list or is_inner_list:
             yield from _cut(child, of_layers=of_layers)
         else:
             yield list(child.parameters()), not of_layers or bool(matrices(child))
 
 
 def _holds_blocks(module: nn.Module) -> bool:
-    parts = [
+    """Return True for a list of submodules that have submodules of their own; in an
+    `nn.Sequential`, two must be of one class.
+    """
+    blocks = [
         child
         for child in module.children()
         if next(child.children(), None) is not None and next(child.parameters(), None) is not None
     ]
     if isinstance(module, nn.ModuleList):
-        return bool(parts)
-    return isinstance(module, nn.Sequential) and len({type(part) for part in parts}) < len(parts)
+        return bool(blocks)
+    classes = {type(block) for block in blocks}
+    return isinstance(module, nn.Sequential) and len(classes) < len(blocks)

@@ -76,16 +76,14 @@ def should_skip(
     plain = on_cpu and loss_scale is None and abs(read_on_cpu(norm) + read_on_cpu(loss)) < _LARGE
     if plain and read_on_cpu(bad_in_a_row) == 0.0:
         return torch.zeros_like(bad_in_a_row, dtype=torch.float32)
-    bad = torch.ne(
-        (probe := norm + loss) - probe, 0
-    )  # inf - inf and NaN - NaN are NaN, which differs from 0
+    probe = norm + loss
+    bad = torch.ne(probe - probe, 0)  # inf - inf and NaN - NaN are NaN, which differs from 0
     skipped = (bad | (bad_in_a_row > max_bad_steps)).float()
-    counted = (
-        1
-        if loss_scale is None
-        else torch.logical_not(bad & torch.isfinite(loss) & (loss_scale > 1))
-    )
-    bad_in_a_row.add_(counted).mul_(skipped)
+    if loss_scale is None:
+        bad_in_a_row.add_(1).mul_(skipped)
+    else:
+        is_overflow = bad & torch.isfinite(loss) & (loss_scale > 1)
+        bad_in_a_row.add_(torch.logical_not(is_overflow)).mul_(skipped)
     return skipped
 
 
@@ -110,17 +108,17 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
             setting="optimizer",
             value=name,
         )
-    sgd = optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []
-    if not all(
-        fused_sgd_writes(each) for group in sgd if group.get("fused") for each in group["params"]
-    ):
-        raise ConfigError(
-            "fused-sgd-of-16-bits",
-            problem="torch's fused SGD does not update 16-bit weights on the CPU",
-            remedy="build it with SGD(..., fused=False), or keep the weights in float32",
-            setting="optimizer",
-            value=name,
-        )
+    groups = optimizer.param_groups
+    sgd_groups = groups if isinstance(optimizer, torch.optim.SGD) else []
+    for group in sgd_groups:
+        if group.get("fused") and not all(map(fused_sgd_writes, group["params"])):
+            raise ConfigError(
+                "fused-sgd-of-16-bits",
+                problem="torch's fused SGD does not update 16-bit weights on the CPU",
+                remedy="build it with SGD(..., fused=False), or keep the weights in float32",
+                setting="optimizer",
+                value=name,
+            )
     kind = kind_of(optimizer)
     way = "copies" if kind is None else kind.skip
     if way == "part by part":
@@ -128,28 +126,20 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     if way == "own arithmetic" or (way == "own arithmetic off the CPU" and device.type != "cpu"):
         return InsideKernel("inside its own update, which then writes nothing")
     # SGD does not dampen the gradient of its first applied step
-    dampened = any(group["momentum"] and group["dampening"] for group in sgd)
-    known_device = device.type in ("cpu", "cuda", "meta")  # torch's kernels honor the flag there
-    all_fused = known_device and all(group.get("fused") for group in optimizer.param_groups)
-    if way == "fused kernel" and all_fused and not dampened:
-        # Fused SGD (torch 2.13) creates its buffers from uninitialized memory, and a skipped first
-        # step leaves them uninitialized. Without dampening, buffers of zeros give the same first
-        # step.
-        for parameter in (each for group in sgd if group["momentum"] for each in group["params"]):
-            if optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(
-                    parameter, requires_grad=False
-                )
-        ragged = any(
-            _is_ragged(each) for group in optimizer.param_groups for each in group["params"]
-        )
-        straight = None if ragged else straight_to_kernel(optimizer)
-        return straight or InsideKernel(f"inside the fused {name} kernel", pads=ragged)
+    is_dampened = any(group["momentum"] and group["dampening"] for group in sgd_groups)
+    is_known = device.type in ("cpu", "cuda", "meta")  # torch's kernels honor the flag there
+    is_fused = is_known and all(group.get("fused") for group in groups)
+    if way == "fused kernel" and is_fused and not is_dampened:
+        if sgd_groups:
+            _fill_momentum_buffers(optimizer)
+        is_ragged = any(any(map(_is_ragged, group["params"])) for group in groups)
+        straight = None if is_ragged else straight_to_kernel(optimizer)
+        return straight or InsideKernel(f"inside the fused {name} kernel", pads=is_ragged)
     if device.type == "cpu":
         return BranchOnCpu(
             f"by not calling {name} (a branch on the CPU, which waits for no device)"
         )
-    if any(group.get("capturable") is False for group in optimizer.param_groups):
+    if any(group.get("capturable") is False for group in groups):
         raise ConfigError(
             "optimizer-not-capturable",
             problem=f"{name} counts its steps on the host",
@@ -158,7 +148,7 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
             setting="optimizer",
             value=name,
         )
-    if dampened:
+    if is_dampened:
         raise ConfigError(
             "sgd-with-dampening",
             problem="SGD with dampening computes its first step differently",
@@ -171,6 +161,20 @@ def skipping(optimizer: Any, device: torch.device) -> Skip:
     return Restoring(name, parameter_bytes=parameter_bytes(optimizer), inner=inner)
 
 
+def _fill_momentum_buffers(sgd: Optimizer) -> None:
+    """Give SGD the buffers of its first step.
+
+    Fused SGD (torch 2.13) creates its buffers from uninitialized memory, and a skipped first step
+    leaves them uninitialized. Without dampening, buffers of zeros give the same first step.
+    """
+    for group in sgd.param_groups:
+        if group["momentum"]:
+            for parameter in group["params"]:
+                state = sgd.state[parameter]
+                if state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+
 def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     """Return the temporary bytes of an update on the first of `shards` ranks: copies to restore,
     and Muon's matrices.
@@ -181,7 +185,7 @@ def update_bytes(skip: Skip, optimizer: Optimizer, *, shards: int = 1) -> int:
     1792
     """
     if isinstance(skip, PartByPart):
-        return max(update_bytes(own, part, shards=shards) for part, own in skip.parts)
+        return max(update_bytes(part_skip, part, shards=shards) for part, part_skip in skip.parts)
     kind = kind_of(optimizer)
     if kind is not None and kind.update_bytes is not None:
         return kind.update_bytes([shape for shape, _ in shapes_of(optimizer, 1)], shards)
@@ -228,31 +232,38 @@ def padded_shards(optimizer: Optimizer) -> Iterator[None]:
     torch's fused kernels round the last elements of a tensor on the CPU otherwise than the rest.
     With padding, each element is rounded in the same way on any number of ranks.
     """
-    ragged = [
-        (each, each.data, each.grad, optimizer.state[each])
-        for group in optimizer.param_groups
-        for each in group["params"]
-        if each.grad is not None and _is_ragged(each)
-    ]
-    for parameter, numbers, gradient, state in ragged:
-        parameter.grad, parameter.data = None, _padded(numbers)
+    # each parameter with its data, gradient and state before the padding
+    ragged: list[tuple[Tensor, Tensor, Tensor, dict[str, Any]]] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and _is_ragged(parameter):
+                state = optimizer.state[parameter]
+                ragged.append((parameter, parameter.data, parameter.grad, state))
+    for parameter, data, gradient, state in ragged:
+        parameter.grad = None  # torch refuses a gradient of another shape than the data
+        parameter.data = _padded(data)
         parameter.grad = _padded(gradient)
-        optimizer.state[parameter] = {
-            key: _padded(each) if isinstance(each, Tensor) and each.shape == numbers.shape else each
-            for key, each in state.items()
-        }
+        padded_state = {}
+        for key, value in state.items():
+            is_padded = isinstance(value, Tensor) and value.shape == data.shape
+            padded_state[key] = _padded(value) if is_padded else value
+        optimizer.state[parameter] = padded_state
     try:
         yield
     finally:
-        for parameter, numbers, gradient, state in ragged:
-            shape, changed = numbers.shape, optimizer.state[parameter]
-            numbers.copy_(parameter.data[: numbers.numel()].view(shape))
-            parameter.grad, parameter.data = None, numbers
+        for parameter, data, gradient, state in ragged:
+            changed_state = optimizer.state[parameter]
+            data.copy_(parameter.data[: data.numel()].view(data.shape))
+            parameter.grad = None
+            parameter.data = data
             parameter.grad = gradient
-            for key, each in changed.items():
-                is_padded = isinstance(each, Tensor) and each.ndim > 0
-                own = each[: numbers.numel()].view(shape) if is_padded else each
-                state[key] = state[key].copy_(own) if is_padded and key in state else own
+            for key, value in changed_state.items():
+                if not isinstance(value, Tensor) or value.ndim == 0:
+                    state[key] = value
+                elif key in state:
+                    state[key].copy_(value[: data.numel()].view(data.shape))
+                else:
+                    state[key] = value[: data.numel()].view(data.shape)
             optimizer.state[parameter] = state
 
 

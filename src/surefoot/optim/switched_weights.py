@@ -28,7 +28,9 @@ class SwitchedWeights:
     """A model copy with the parameters that `optimizer.eval()` gives."""
 
     def __init__(self, model_copy: ModelCopy, optimizer: Any) -> None:
-        self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
+        self.model_copy = model_copy
+        self.model = model_copy.model
+        self.optimizer = optimizer
         self.updates = 0
         self.precise: dict[nn.Parameter, Tensor] = {}
         self._moved = True
@@ -58,10 +60,7 @@ class SwitchedWeights:
                 for parameter, before in trained:
                     parameter.copy_(before)
             self._moved = False
-        averaged = {
-            parameter
-            for group in self.optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.requires_grad
-        }
+        averaged: set[nn.Parameter] = set()
+        for group in self.optimizer.param_groups:
+            averaged.update(parameter for parameter in group["params"] if parameter.requires_grad)
         self.model_copy.copy_rest(live, averaged=averaged)

@@ -68,9 +68,13 @@ class Trainable:
         """Restore `requires_grad` from a checkpoint, and rebuild optimizers that had other
         parameters.
         """
-        now, frozen, outside = self.state(), set(state["frozen"]), set(state["in_no_optimizer"])
+        now = self.state()
+        frozen = set(state["frozen"])
+        outside = set(state["in_no_optimizer"])
         if self.sharded and state != now:
-            other = sorted(frozen ^ set(now["frozen"]) | outside ^ set(now["in_no_optimizer"]))
+            other_frozen = frozen ^ set(now["frozen"])
+            other_outside = outside ^ set(now["in_no_optimizer"])
+            other = sorted(other_frozen | other_outside)
             raise CheckpointError(
                 "checkpoint-of-other-frozen-parameters",
                 problem=f"it has other frozen parameters ({first_and_last(other)})",
@@ -78,55 +82,54 @@ class Trainable:
                 remedy=["set requires_grad as it was before Run(...)", Setting("parallel", "ddp")],
                 names=other,
             ).inside(f"cannot resume {where}")
-        for name, parameter in () if self.sharded else self.parameters.items():
-            parameter.requires_grad_(name not in frozen)
-        named = [
-            (model, name)
-            for model, name, _ in self._named()
-            if self._full(model, name) not in outside
-        ]
-        self._retrain(
-            {model: {name for other, name in named if other == model} for model in self.trained}
-        )
+        if not self.sharded:
+            for name, parameter in self.parameters.items():
+                parameter.requires_grad_(name not in frozen)
+        trained: dict[str, set[str]] = {model: set() for model in self.trained}
+        for model, name, _ in self._named():
+            if model in trained and self._full(model, name) not in outside:
+                trained[model].add(name)
+        self._retrain(trained)
         self._look()
 
     def changes(self, before: tuple[bool, ...]) -> list[str]:
         """Return descriptions of the parameters whose flags differ from `before`."""
-        now = [
-            (name, flag)
-            for name, was, flag in zip(self.parameters, before, self.flags, strict=True)
-            if was != flag
-        ]
-        verbs = {
-            "unfrozen": [name for name, flag in now if flag],
-            "frozen": [name for name, flag in now if not flag],
-        }
-        return [
-            f"{_counted(names)} {verb}: {first_and_last(names)}"
-            for verb, names in verbs.items()
-            if names
-        ]
+        unfrozen = []
+        frozen = []
+        for name, was, flag in zip(self.parameters, before, self.flags, strict=True):
+            if flag and not was:
+                unfrozen.append(name)
+            elif was and not flag:
+                frozen.append(name)
+        descriptions = []
+        if unfrozen:
+            descriptions.append(f"{_counted(unfrozen)} unfrozen: {first_and_last(unfrozen)}")
+        if frozen:
+            descriptions.append(f"{_counted(frozen)} frozen: {first_and_last(frozen)}")
+        return descriptions
 
     def _look(self) -> None:
-        modules = [module for model in self.models.values() for module in model.modules()]
-        owners: list[Any] = [
-            self.models,
-            *(own for each in modules for own in (each._parameters, each._modules)),
-        ]
-        self._owners, self._empty = (
-            [own for own in owners if own],
-            [own for own in owners if not own],
-        )
-        self._parts = [
-            *chain.from_iterable(map(dict.values, self._owners))
-        ]  # keeps ids from being reused
-        self._ids = [*map(id, self._parts)]
-        self._outside = [
-            each for each in self._named() if each[1] not in self.trained.get(each[0], ())
-        ]
-        self.parameters = {
-            self._full(model, name): parameter for model, name, parameter in self._named()
-        }
+        """Remember the modules and parameters of the models, and which of them are trained."""
+        dictionaries: list[Any] = [self.models]
+        for model in self.models.values():
+            for module in model.modules():
+                dictionaries += [module._parameters, module._modules]
+        self._owners: list[Any] = []
+        self._empty: list[Any] = []
+        for dictionary in dictionaries:
+            if dictionary:
+                self._owners.append(dictionary)
+            else:
+                self._empty.append(dictionary)
+        # the objects themselves too, so that no other object gets one of their ids
+        self._objects = [*chain.from_iterable(map(dict.values, self._owners))]
+        self._ids = [*map(id, self._objects)]
+        self._outside: list[tuple[str, str, nn.Parameter]] = []
+        self.parameters: dict[str, nn.Parameter] = {}
+        for model_name, name, parameter in self._named():
+            self.parameters[self._full(model_name, name)] = parameter
+            if name not in self.trained.get(model_name, ()):
+                self._outside.append((model_name, name, parameter))
         self._every = list(self.parameters.values())
         self._take_flags()
 
@@ -135,20 +138,20 @@ class Trainable:
         self.fingerprint = crc32(bytes(self.flags))  # equal on all ranks with equal flags
 
     def _replaced(self) -> bool:
+        if self.sharded:
+            return False  # FSDP replaces parameters in every forward pass
         now = [*map(id, chain.from_iterable(map(dict.values, self._owners)))]
-        return (
-            now != self._ids or any(self._empty)
-        ) and not self.sharded  # FSDP replaces them in every forward pass
+        return now != self._ids or any(self._empty)
 
     def _follow(self, *, in_step: bool) -> None:
+        if self.sharded and in_step:
+            return
         before = dict(zip(self.parameters, self.flags, strict=True))
         changed = [
             name
             for name, parameter in self.parameters.items()
             if parameter.requires_grad is not before[name]
         ]
-        if self.sharded and in_step:
-            return
         if self.sharded:  # flags that still differ after the step
             raise ConfigError(
                 "frozen-under-fsdp",
@@ -158,12 +161,20 @@ class Trainable:
                 remedy=["set requires_grad before Run(...)", Setting("parallel", "ddp")],
                 names=changed,
             )
-        if replaced := self._replaced():
+        is_replaced = self._replaced()
+        if is_replaced:
             self._refuse_other_parameters()
-        wanted = [
-            (model, name) for model, name, parameter in self._outside if parameter.requires_grad
-        ]
-        joining = [(model, name) for model, name in wanted if model in self.trained]
+        # parameters outside of the optimizers that are now trainable
+        joining = []
+        thawed = []  # their model has no optimizer
+        for model, name, parameter in self._outside:
+            if not parameter.requires_grad:
+                continue
+            if model in self.trained:
+                joining.append((model, name))
+            elif before.get(self._full(model, name)) is False:
+                # parameters that were never frozen are allowed
+                thawed.append(self._full(model, name))
         if in_step and not self.joins_in_step and (joining or len(self.models) == 1):
             # DDP of a single model waits for all previously trained parameters
             raise ConfigError(
@@ -176,12 +187,7 @@ class Trainable:
                 " from the next step on",
                 names=changed,
             )
-        thawed = [
-            self._full(*each)
-            for each in wanted
-            if each not in joining and before.get(self._full(*each)) is False
-        ]
-        if thawed:  # in a model without an optimizer, parameters that were never frozen are allowed
+        if thawed:
             model_name = thawed[0].partition(".")[0]
             raise ConfigError(
                 "unfrozen-without-optimizer",
@@ -192,13 +198,11 @@ class Trainable:
                 " or keep it frozen",
                 names=thawed,
             )
-        self._retrain(
-            {
-                model: {*trained, *(name for other, name in joining if other == model)}
-                for model, trained in self.trained.items()
-            }
-        )
-        if replaced or joining:
+        trained = {model: set(names) for model, names in self.trained.items()}
+        for model, name in joining:
+            trained[model].add(name)
+        self._retrain(trained)
+        if is_replaced or joining:
             self._look()
         else:
             self._take_flags()
@@ -210,13 +214,11 @@ class Trainable:
                 self.trained[model] = names
 
     def _refuse_other_parameters(self) -> None:
-        then, now = (
-            self.parameters,
-            {self._full(model, name): parameter for model, name, parameter in self._named()},
-        )
-        if other := [
-            name for name in dict.fromkeys([*then, *now]) if then.get(name) is not now.get(name)
-        ]:
+        then = self.parameters
+        now = {self._full(model, name): parameter for model, name, parameter in self._named()}
+        all_names = dict.fromkeys([*then, *now])
+        other = [name for name in all_names if then.get(name) is not now.get(name)]
+        if other:
             if other[0] not in now:
                 how = "is missing"
             elif other[0] not in then:
@@ -237,15 +239,16 @@ class Trainable:
             )
 
     def _named(self) -> list[tuple[str, str, nn.Parameter]]:
-        return [
-            (model, *pair)
-            for model, module in self.models.items()
-            for pair in module.named_parameters()
-        ]
+        """Return the name of the model, the name in the model, and each parameter."""
+        named = []
+        for model_name, model in self.models.items():
+            for name, parameter in model.named_parameters():
+                named.append((model_name, name, parameter))
+        return named
 
     def _full(self, model: str, name: str) -> str:
         return name if list(self.models) == ["model"] else f"{model}.{name}"
 
 
 def _counted(names: list[str]) -> str:
-    return f"{len(names)} parameter{'s' * (len(names) != 1)}"
+    return "1 parameter" if len(names) == 1 else f"{len(names)} parameters"

@@ -72,28 +72,23 @@ def takes_closure(optimizer: Optimizer) -> bool:
     >>> takes_closure(torch.optim.LBFGS([weight])), takes_closure(torch.optim.SGD([weight]))
     (True, False)
     """
-    name, _self, *arguments = (
-        type(optimizer).__name__,
-        *inspect.signature(type(optimizer).step).parameters.values(),
-    )
-    of_caller = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    required = [
-        each for each in arguments if each.default is each.empty and each.kind not in of_caller
-    ]
-    if others := [
-        each.name
-        for each in required
-        if "closure" not in each.name or each.kind is each.KEYWORD_ONLY
-    ]:
-        raise ConfigError(
-            "optimizer-step-arguments",
-            problem=f"optimizer: {name}.step needs the argument {others[0]}, but a run calls step()"
-            " or step(closure)",
-            remedy=f"write a subclass whose step(self, closure=None) supplies {others[0]}",
-            setting="optimizer",
-            argument=others[0],
-        )
-    return bool(required) or isinstance(optimizer, LBFGS)
+    _self, *arguments = inspect.signature(type(optimizer).step).parameters.values()
+    is_required = False
+    for argument in arguments:
+        is_variadic = argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)
+        if is_variadic or argument.default is not argument.empty:
+            continue
+        if "closure" not in argument.name or argument.kind is argument.KEYWORD_ONLY:
+            raise ConfigError(
+                "optimizer-step-arguments",
+                problem=f"optimizer: {type(optimizer).__name__}.step needs the argument"
+                f" {argument.name}, but a run calls step() or step(closure)",
+                remedy=f"write a subclass whose step(self, closure=None) supplies {argument.name}",
+                setting="optimizer",
+                argument=argument.name,
+            )
+        is_required = True
+    return is_required or isinstance(optimizer, LBFGS)
 
 
 def build_user_optimizer(
@@ -140,7 +135,9 @@ class MemoryKeeper:
 
     def before(self, optimizer: Optimizer, *_: Any) -> None:
         self.tensors = [
-            (each, each.data) for group in optimizer.param_groups for each in group["params"]
+            (parameter, parameter.data)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
         ]
 
     def after(self, *_: Any) -> None:
@@ -154,58 +151,67 @@ def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: 
     """Prepare an optimizer that the user built; refuse one that does not train exactly the
     parameters of the groups.
     """
-    name, lr = type(optimizer).__name__, optimizer.param_groups[0]["lr"]
-    instead = f"pass what builds one: optimizer=functools.partial({name}, lr={float(lr):g})"
-    parameters = [each for group in groups for each in group.parameters]
-    own = [each for group in optimizer.param_groups for each in group["params"]]
+    name = type(optimizer).__name__
+    lr = float(optimizer.param_groups[0]["lr"])
 
-    def misfit(what: str, why: str, *cures: str) -> ConfigError:
+    def misfit(what: str, why: str, *remedies: str) -> ConfigError:
+        instead = f"pass what builds one: optimizer=functools.partial({name}, lr={lr:g})"
         return ConfigError(
             "optimizer-instance-misfit",
             problem=f"optimizer: the {name} that is already built {what}",
             reason=why,
-            remedy=[instead, *cures],
+            remedy=[instead, *remedies],
             setting="optimizer",
             value=name,
             found=what,
         )
 
+    wanted: dict[nn.Parameter, str] = {}  # the names of the parameters that a run trains
+    for group in groups:
+        wanted.update(zip(group.parameters, group.names, strict=True))
+    members: list[nn.Parameter] = []
+    for own_group in optimizer.param_groups:
+        members += own_group["params"]
+
     if is_rebuilt:
         raise misfit("cannot be rebuilt", "parameters were unfrozen during training")
-    if holders(parameters) is not None:
+    if holders([*wanted]) is not None:
         raise misfit("cannot be rebuilt", "FSDP replaces the parameters by shards")
-    members, names = {*own}, [each for group in groups for each in group.names]
-    missing = [
-        each for each, parameter in zip(names, parameters, strict=True) if parameter not in members
-    ]
-    strange = [each for each in members.difference(parameters) if each.requires_grad]
     why = (
         "it must have the parameters of the nn.Module that is passed as model=; a function as"
         " model= builds another one"
     )
-    if missing:
-        cure = "freeze what it leaves out by requires_grad_(False)"
-        raise misfit(f"does not train {missing[0]}", why, cure)
-    if strange:
-        raise misfit("trains parameters that are not the model's", why)
-    wrong = [
-        each
-        for each in own
-        for entry in optimizer.state.get(each, {}).values()
-        if _is_elsewhere(entry, each)
-    ]
-    if wrong:
-        what = f"has its state on another device than {wrong[0].device}"
-        raise misfit(what, "the run moved the model there", "move the model before you build it")
-    for group in optimizer.param_groups:
-        initial = group.setdefault("initial_lr", group["lr"])
+    members_set = set(members)
+    for parameter, parameter_name in wanted.items():
+        if parameter not in members_set:
+            remedy = "freeze what it leaves out by requires_grad_(False)"
+            raise misfit(f"does not train {parameter_name}", why, remedy)
+    for parameter in members:
+        if parameter.requires_grad and parameter not in wanted:
+            raise misfit("trains parameters that are not the model's", why)
+    for parameter in members:
+        for value in optimizer.state.get(parameter, {}).values():
+            is_array = isinstance(value, Tensor) and value.ndim > 0
+            if is_array and value.device != parameter.device:
+                raise misfit(
+                    f"has its state on another device than {parameter.device}",
+                    "the run moved the model there",
+                    "move the model before you build it",
+                )
+    is_scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    for own_group in optimizer.param_groups:
+        initial = own_group.setdefault("initial_lr", own_group["lr"])
         # an earlier run changed `lr`; a scheduler of the user's code starts with what it set
-        if not hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-            group["lr"] = initial
+        if not is_scheduled:
+            own_group["lr"] = initial
 
 
-def _is_elsewhere(state: Any, parameter: nn.Parameter) -> bool:
-    return isinstance(state, Tensor) and state.ndim > 0 and state.device != parameter.device
+def _has_state_elsewhere(optimizer: Optimizer, parameter: nn.Parameter) -> bool:
+    for value in optimizer.state.get(parameter, {}).values():
+        # step counters may be on the host
+        if isinstance(value, Tensor) and value.ndim > 0 and value.device != parameter.device:
+            return True
+    return False
 
 
 def refuse_groups(optimizer: Optimizer) -> None:
@@ -221,9 +227,9 @@ def refuse_groups(optimizer: Optimizer) -> None:
             setting="optimizer",
         )
     for name, inner in inner_optimizers(optimizer).items():
-        if not all(
-            any(own is outer for outer in optimizer.param_groups) for own in inner.param_groups
-        ):
+        for inner_group in inner.param_groups:
+            if any(inner_group is group for group in optimizer.param_groups):
+                continue
             raise ConfigError(
                 "inner-optimizer-with-groups",
                 problem=f"optimizer: {type(optimizer).__name__}.{name} has parameter groups of its"
@@ -255,9 +261,8 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
         optimizer: Any = factory([{"params": group.parameters} for group in groups])
     except (ValueError, TypeError, IndexError, AttributeError) as problem:
         *_, (frame, _) = traceback.walk_tb(problem.__traceback__)
-        if (
-            problem.__traceback__ is not None and problem.__traceback__.tb_next is None
-        ):  # not even called
+        is_called = problem.__traceback__ is None or problem.__traceback__.tb_next is not None
+        if not is_called:
             raise ConfigError(
                 "optimizer-arguments",
                 problem=f"optimizer: {first_line(problem)}",
@@ -280,9 +285,9 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             ) from None
         if not frame.f_globals["__name__"].startswith("torch.optim"):
             raise
-        instead = "use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
+        remedy = "use valid values, such as betas at least 0 and below 1, lr and eps at least 0"
         if "2D parameters" in str(problem):  # torch.optim.Muon
-            instead = (
+            remedy = (
                 "for a whole model: optimizer=sf.optim.muon(lr=1e-2), which trains other parameters"
                 " with AdamW"
             )
@@ -291,12 +296,12 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             problem="optimizer: the factory's optimizer rejects its settings:"
             f" {first_line(problem)}",
             reason=place,
-            remedy=instead,
+            remedy=remedy,
             setting="optimizer",
         ) from None
-    if not isinstance(optimizer, Optimizer) and type(optimizer).__module__.startswith(
-        "schedulefree"
-    ):
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if type(optimizer).__module__.startswith("schedulefree"):
         raise ConfigError(
             "schedule-free-wrapper",
             problem=f"optimizer: {name} returned a {type(optimizer).__name__} of schedulefree, which"
@@ -307,14 +312,12 @@ def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
             setting="optimizer",
             value=type(optimizer).__name__,
         )
-    if not isinstance(optimizer, Optimizer):
-        raise ConfigError(
-            "optimizer-of-another-class",
-            problem=f"optimizer: {name} returned a {type(optimizer).__name__}, not a"
-            " torch.optim.Optimizer",
-            reason="a run needs its param_groups, state and step()",
-            remedy="return an instance of a subclass of torch.optim.Optimizer",
-            setting="optimizer",
-            value=type(optimizer).__name__,
-        )
-    return optimizer
+    raise ConfigError(
+        "optimizer-of-another-class",
+        problem=f"optimizer: {name} returned a {type(optimizer).__name__}, not a"
+        " torch.optim.Optimizer",
+        reason="a run needs its param_groups, state and step()",
+        remedy="return an instance of a subclass of torch.optim.Optimizer",
+        setting="optimizer",
+        value=type(optimizer).__name__,
+    )

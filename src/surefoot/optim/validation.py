@@ -34,15 +34,11 @@ class Declaration:
     @property
     def known(self) -> list[str]:
         """The names of settings that this optimizer takes, common ones included."""
-        return [
-            "lr",
-            "weight_decay",
-            "decay",
-            *self.settings,
-            "layer_decay",
-            *["base_width"] * self.like_adam,
-            "frozen",
-        ]
+        names = ["lr", "weight_decay", "decay", *self.settings, "layer_decay"]
+        if self.like_adam:
+            names.append("base_width")
+        names.append("frozen")
+        return names
 
 
 # The optimizers of `optimizers.py` by name, registered when that file is imported
@@ -64,18 +60,16 @@ def declared(
 
     def declare(function: Function) -> Function:
         name = function.__name__
-        keywords = inspect.signature(function).parameters.values()
-        defaults = {
-            each.name: each.default
-            for each in keywords
-            if each.name not in ("lr", "decay", "lr_multipliers")
-        }
-        decay = defaults.pop("weight_decay")
-        own = {
-            key: {**_COMMON, **(checks or {})}[key]
-            for key in ("lr", "weight_decay", "decay", *defaults)
-        }
-        DECLARED[name] = Declaration(name, file, decay, defaults, own, first_run, like_adam)
+        defaults = {}
+        for keyword in inspect.signature(function).parameters.values():
+            if keyword.name not in ("lr", "decay", "lr_multipliers"):
+                defaults[keyword.name] = keyword.default
+        weight_decay = defaults.pop("weight_decay")
+        all_checks = {**_COMMON, **(checks or {})}
+        own_checks = {key: all_checks[key] for key in ("lr", "weight_decay", "decay", *defaults)}
+        DECLARED[name] = Declaration(
+            name, file, weight_decay, defaults, own_checks, first_run, like_adam
+        )
         return known_keywords(function)
 
     return declare
@@ -113,11 +107,12 @@ def problems(
             )
     common = {"lr": lr, "weight_decay": weight_decay, "decay": decay}
     for key, value in {**common, **settings}.items():
-        meaning, is_valid = kind.checks.get(key, ("", lambda _: True))
-        if not is_valid(value):
-            errors.append(out_of_range(f"optimizer.{key}", value, meaning))
-    merged = {**kind.settings, **settings}
-    if not errors and merged.get("nesterov") and not merged["momentum"]:
+        if key in kind.checks:
+            meaning, is_valid = kind.checks[key]
+            if not is_valid(value):
+                errors.append(out_of_range(f"optimizer.{key}", value, meaning))
+    all_settings = {**kind.settings, **settings}
+    if not errors and all_settings.get("nesterov") and not all_settings["momentum"]:
         errors.append(
             ConfigError(
                 "nesterov-without-momentum",
@@ -140,11 +135,10 @@ def declaration(name: str) -> Declaration:
     if name in DECLARED:
         return DECLARED[name]
     close = closest(name, DECLARED)
-    meant = f"did you mean {close}?" if close else f"choose from {', '.join(DECLARED)}"
     raise ConfigError(
         "optimizer-unknown",
         problem=f"optimizer.name = {name!r} is unknown",
-        remedy=meant,
+        remedy=f"did you mean {close}?" if close else f"choose from {', '.join(DECLARED)}",
         setting="optimizer.name",
         value=name,
     )
@@ -155,11 +149,15 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    return (
-        isinstance(value, Sequence)
-        and len(value) == 2
-        and all(_is_number(beta) and 0 <= beta < 1 for beta in value)
-    )
+    if not isinstance(value, Sequence) or len(value) != 2:
+        return False
+    return all(_is_number(beta) and 0 <= beta < 1 for beta in value)
+
+
+def _are_names(value: Any) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return all(isinstance(name, str) for name in value)
 
 
 def at_least(low: float, *, below: float = math.inf) -> Check:
@@ -168,20 +166,15 @@ def at_least(low: float, *, below: float = math.inf) -> Check:
     >>> at_least(0, below=1)[0]
     'a number of at least 0 and below 1'
     """
-    needed = f"a number of at least {low:g}" + (f" and below {below:g}" if below < math.inf else "")
-    return needed, lambda value: _is_number(value) and low <= value < below
+    meaning = f"a number of at least {low:g}"
+    if below < math.inf:
+        meaning += f" and below {below:g}"
+    return meaning, lambda value: _is_number(value) and low <= value < below
 
 
 POSITIVE: Check = ("a number above 0", lambda value: _is_number(value) and value > 0)
 FEW: Check = ("a whole number from 1 to 99", lambda value: type(value) is int and 1 <= value < 100)
-NAMES: Check = (
-    "a list of module names",
-    lambda value: (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(isinstance(name, str) for name in value)
-    ),
-)
+NAMES: Check = ("a list of module names", _are_names)
 FIRST_ABOVE_0: Check = (
     "a pair below 1 with the first above 0, which sets where gradients are computed",
     lambda value: _is_pair(value) and value[0] > 0,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import by_group, count_step, replace, subtract
-from surefoot.optim.kinds.kind import OptimizerKind
+from surefoot.optim.kinds.kind import OptimizerKind, Shapes
 
 
 class Adafactor(Optimizer):
@@ -50,43 +50,38 @@ class Adafactor(Optimizer):
         )
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        state, gradient = self.state[parameter], parameter.grad
+        state = self.state[parameter]
+        gradient = parameter.grad
         assert gradient is not None
         smallest = torch.finfo(parameter.dtype).eps
         share = state["step"] ** group["beta2_decay"]
         if gradient.ndim > 1:
             for key, dimension in (("row_var", -1), ("col_var", -2)):
                 mean = torch.linalg.vector_norm(gradient, dim=dimension, keepdim=True).square_()
-                replace(
-                    state[key],
-                    state[key].lerp(mean.div_(gradient.shape[dimension]), share),
-                    found_inf=found_inf,
-                )
+                mean.div_(gradient.shape[dimension])
+                replace(state[key], state[key].lerp(mean, share), found_inf=found_inf)
             square = state["row_var"] @ state["col_var"]
             square.div_(state["row_var"].mean(dim=-2, keepdim=True).clamp_(min=smallest))
         else:
-            replace(
-                state["variance"],
-                state["variance"].lerp(gradient.square(), share),
-                found_inf=found_inf,
-            )
-            square = state["variance"].clone()
+            variance = state["variance"]
+            replace(variance, variance.lerp(gradient.square(), share), found_inf=found_inf)
+            square = variance.clone()
         update: Tensor = square.clamp_(min=smallest * smallest).rsqrt_().mul_(gradient)
         scale = _root_mean_square(parameter).clamp_(min=group["min_scale"])
         excess = (_root_mean_square(update) / group["clip_threshold"]).clamp_(min=1.0)
-        return update.mul_((scale * state["step"].rsqrt().clamp_(max=group["lr"])).div_(excess))
+        rate = state["step"].rsqrt().clamp_(max=group["lr"])
+        return update.mul_((scale * rate).div_(excess))
 
     def first_state(self, parameter: Tensor) -> dict[str, Any]:
         """Return zero variances: by row and by column of a matrix, and whole for a vector."""
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
         if parameter.ndim < 2:
             return {"step": step, "variance": torch.zeros_like(parameter, requires_grad=False)}
+        *outer, rows, columns = parameter.shape
         return {
             "step": step,
-            "row_var": parameter.new_zeros([*parameter.shape[:-1], 1], requires_grad=False),
-            "col_var": parameter.new_zeros(
-                [*parameter.shape[:-2], 1, parameter.shape[-1]], requires_grad=False
-            ),
+            "row_var": parameter.new_zeros([*outer, rows, 1], requires_grad=False),
+            "col_var": parameter.new_zeros([*outer, 1, columns], requires_grad=False),
         }
 
 
@@ -95,18 +90,25 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     return norm
 
 
-def _rows_and_columns(shape: Sequence[int]) -> int:
-    numbers = prod(shape)
-    return numbers if len(shape) < 2 or not numbers else numbers // shape[-1] + numbers // shape[-2]
+def _variances(shape: Sequence[int]) -> int:
+    """Return the number of variances: of each row and each column, or of each element of a
+    vector.
+    """
+    elements = prod(shape)
+    if len(shape) < 2 or not elements:
+        return elements
+    return elements // shape[-1] + elements // shape[-2]
+
+
+def _state_bytes(_: Adafactor, shapes: Shapes) -> int:
+    return sum(_variances(shape) * item_bytes for shape, item_bytes in shapes)
 
 
 KINDS = (
     OptimizerKind(
         name="adafactor",
         cls=Adafactor,
-        state_bytes=lambda _, shapes: sum(
-            _rows_and_columns(shape) * item_bytes for shape, item_bytes in shapes
-        ),
+        state_bytes=_state_bytes,
         shardable=False,
         on_shards="its row and column means, and its step sizes, need whole matrices",
         skip="own arithmetic",

@@ -16,12 +16,11 @@ from torch.optim import Optimizer
 from surefoot.config.extras import needed_for
 from surefoot.errors import Setting
 from surefoot.optim.in_place import by_group, count_step, replace, subtract
-from surefoot.optim.kinds.kind import OptimizerKind
+from surefoot.optim.kinds.kind import OptimizerKind, Shapes
 
 BLOCK = 256
-SMALLEST = (
-    4096  # elements; smaller parameters (norms, biases) need 32-bit state, which costs little
-)
+# elements; smaller parameters (norms, biases) need 32-bit state, which costs little
+SMALLEST = 4096
 
 
 class AdamW8bit(Optimizer):
@@ -44,33 +43,36 @@ class AdamW8bit(Optimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
         self.quantization = quantization()
-        devices = {parameter.device for group in self.param_groups for parameter in group["params"]}
         # the 256 values of the codes, from -1 to 1, or from 0 to 1 for squares
-        self.maps: dict[tuple[str, torch.device], Tensor] = {
-            (key, device): self.quantization.create_dynamic_map(signed=is_signed).to(device)
-            for device in devices
-            for key, is_signed in (("exp_avg", True), ("exp_avg_sq", False))
-        }
+        signed_values = self.quantization.create_dynamic_map(signed=True)
+        unsigned_values = self.quantization.create_dynamic_map(signed=False)
+        self.maps: dict[tuple[str, torch.device], Tensor] = {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                device = parameter.device
+                if ("exp_avg", device) not in self.maps:
+                    self.maps["exp_avg", device] = signed_values.to(device)
+                    self.maps["exp_avg_sq", device] = unsigned_values.to(device)
 
     @by_group
     def step(
         self, parameters: list[Tensor], group: dict[str, Any], found_inf: Tensor | None
     ) -> None:
         count_step([self.state[parameter]["step"] for parameter in parameters], found_inf=found_inf)
-        for (
-            parameter
-        ) in parameters:  # one by one, so that only one parameter has 32-bit moments at a time
-            updates = [self._update(parameter, group, found_inf)]
+        # one by one, so that only one parameter has 32-bit moments at a time
+        for parameter in parameters:
+            update = self._update(parameter, group, found_inf)
             subtract(
                 [parameter],
-                updates,
+                [update],
                 rate=group["lr"],
                 decay=group["weight_decay"],
                 found_inf=found_inf,
             )
 
     def _update(self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None) -> Tensor:
-        (beta1, beta2), state = group["betas"], self.state[parameter]
+        beta1, beta2 = group["betas"]
+        state = self.state[parameter]
         assert parameter.grad is not None
         gradient = parameter.grad.float()
         mean = self._read(state, "exp_avg").lerp_(gradient, 1.0 - beta1)
@@ -109,11 +111,11 @@ class AdamW8bit(Optimizer):
         """
         state = {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
         for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = zeros = torch.zeros_like(
-                parameter, dtype=torch.float32, requires_grad=False
-            )
+            zeros = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
             if parameter.numel() >= SMALLEST:
                 state[key], state[f"{key}_largest"] = self._codes(key, zeros)
+            else:
+                state[key] = zeros
         return state
 
     def _codes(self, key: str, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +132,8 @@ def quantization() -> ModuleType:
     import logging
 
     log = logging.getLogger("bitsandbytes")
-    level, log.level = log.level, logging.ERROR  # it warns of missing inference kernels
+    level = log.level
+    log.level = logging.ERROR  # it warns of missing inference kernels
     try:
         with needed_for("adamw8bit", "bitsandbytes", instead=Setting("optimizer.name", "adamw")):
             from bitsandbytes import functional
@@ -139,15 +142,22 @@ def quantization() -> ModuleType:
     return functional
 
 
-def _in_8_bits(numbers: int) -> int:
-    return numbers * 4 if numbers < SMALLEST else numbers + 4 * -(-numbers // BLOCK)
+def _moment_bytes(elements: int) -> int:
+    if elements < SMALLEST:
+        return elements * 4
+    blocks = -(-elements // BLOCK)  # rounded up
+    return elements + blocks * 4
+
+
+def _state_bytes(_: AdamW8bit, shapes: Shapes) -> int:
+    return sum(2 * _moment_bytes(prod(shape)) for shape, _ in shapes)
 
 
 KINDS = (
     OptimizerKind(
         name="adamw8bit",
         cls=AdamW8bit,
-        state_bytes=lambda _, shapes: sum(2 * _in_8_bits(prod(shape)) for shape, _ in shapes),
+        state_bytes=_state_bytes,
         shardable=False,
         on_shards="its blocks of 256 elements would end at a rank's last row, and depend on the number of ranks",
         skip="own arithmetic",

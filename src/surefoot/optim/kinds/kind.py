@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Any]
 Shape = tuple[int, ...]
-Shapes = Sequence[
-    tuple[Shape, int]
-]  # per parameter: its shape on this rank, and its bytes per element
+# per parameter: its shape on this rank, and its bytes per element
+Shapes = Sequence[tuple[Shape, int]]
 StateBytes = Callable[[Any, Shapes], int]
 
 Built = Callable[[list[dict[str, Any]]], Optimizer]  # a class or function of the user
@@ -73,15 +72,19 @@ def copies(count: int) -> StateBytes:
     >>> copies(2)(None, [((10, 3), 4)])
     240
     """
-    return lambda _, shapes: (
-        count * sum(math.prod(shape) * item_bytes for shape, item_bytes in shapes)
-    )
+
+    def state_bytes_of(_: Any, shapes: Shapes) -> int:
+        return count * sum(math.prod(shape) * item_bytes for shape, item_bytes in shapes)
+
+    return state_bytes_of
 
 
 def all_kinds() -> list[OptimizerKind]:
     """Return the named kinds, in the order of `optimizers.py`, and the known unnamed kinds."""
-    files = dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values())
-    return [kind for file in files for kind in _kinds_in(file)]
+    kinds: list[OptimizerKind] = []
+    for file in dict.fromkeys(declaration.file for declaration in OPTIMIZERS.values()):
+        kinds += _kinds_in(file)
+    return kinds
 
 
 def kind_named(name: str) -> OptimizerKind:
@@ -98,8 +101,9 @@ def kind_of(optimizer: Optimizer) -> OptimizerKind | None:
     its code may differ.
     """
     cls = type(optimizer)
-    beside_its_class = {_module(declaration.file) for declaration in OPTIMIZERS.values()}
-    module = cls.__module__ if cls.__module__ in beside_its_class else _module(".torch_optimizers")
+    module = cls.__module__
+    if module not in {_module(declaration.file) for declaration in OPTIMIZERS.values()}:
+        module = _module(".torch_optimizers")
     return next((kind for kind in _kinds_in(module) if kind.cls is cls), None)
 
 
@@ -137,15 +141,16 @@ def _inner(optimizer: Optimizer, *, seen: set[int]) -> dict[str, Optimizer]:
             if isinstance(candidate, Optimizer) and id(candidate) not in seen:
                 seen.add(id(candidate))
                 inner[path] = candidate
-    for path, each in list(inner.items()):
-        for deep, deeper in _inner(each, seen=seen).items():
-            inner[f"{path}.{deep}"] = deeper
+    for path, direct in list(inner.items()):
+        for deeper_path, deeper in _inner(direct, seen=seen).items():
+            inner[f"{path}.{deeper_path}"] = deeper
     return inner
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
     """Return the tensors in the state of an optimizer and of its inner optimizers."""
-    states = [[*each.state.values()] for each in (optimizer, *inner_optimizers(optimizer).values())]
+    optimizers = [optimizer, *inner_optimizers(optimizer).values()]
+    states = [list(each.state.values()) for each in optimizers]
     return [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
 
 
@@ -171,8 +176,12 @@ def shapes_of(optimizer: Optimizer, shards: int) -> Shapes:
     """Return the shape and bytes per element of each parameter, or of its first shard if `shards`
     is above 1.
     """
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    return [(shard_shape(each.shape, shards), each.element_size()) for each in parameters]
+    shapes = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            shape = shard_shape(parameter.shape, shards)
+            shapes.append((shape, parameter.element_size()))
+    return shapes
 
 
 def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
@@ -182,15 +191,15 @@ def refuse_shards(kind: OptimizerKind | None, *, name: str) -> None:
     """
     if kind is not None and kind.shardable:
         return
-    why = (
-        "its update may combine several elements of a parameter" if kind is None else kind.on_shards
-    )
-    *able, last = [each.name for each in all_kinds() if each.name and each.shardable]
+    reason = "its update may combine several elements of a parameter"
+    if kind is not None:
+        reason = kind.on_shards
+    *shardable, last = [other.name for other in all_kinds() if other.name and other.shardable]
     raise ConfigError(
         "optimizer-of-whole-parameters",
         problem=f"parallel = fsdp: {name} cannot train shards of a parameter",
-        reason=why,
-        remedy=[f"use {', '.join(able)} or {last}", Setting("parallel", "ddp")],
+        reason=reason,
+        remedy=[f"use {', '.join(shardable)} or {last}", Setting("parallel", "ddp")],
         setting="optimizer",
         value=name,
     )

@@ -65,29 +65,34 @@ class MuonWithAdamW(Optimizer):
                 setting="optimizer.name",
                 value="muon",
             )
-        settings = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps}
         self.matrices = [
             [_as_matrix(parameter) for parameter in group["params"]] for group in hidden
         ]
-        flat = [
+        matrix_groups = [
             {**_plain(group), "params": matrices}
             for group, matrices in zip(hidden, self.matrices, strict=True)
         ]
-        self.parts: list[Optimizer] = [
-            BatchedMuon(flat, lr=lr, adjust_lr_fn="match_rms_adamw", **settings)  # type: ignore[arg-type]
-        ]
+        muon = BatchedMuon(
+            matrix_groups,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            ns_steps=ns_steps,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self.parts: list[Optimizer] = [muon]
         if others:
-            self.parts.append(
-                AdamW([_plain(group) for group in others], lr=lr, betas=betas, eps=eps, fused=True)
-            )
-        own = [
-            {**inner, "params": group["params"], "by": by}
-            for part, part_groups, by in zip(
-                self.parts, (hidden, others), ("Muon", "AdamW"), strict=False
-            )
-            for inner, group in zip(part.param_groups, part_groups, strict=True)
-        ]
-        super().__init__(own, {"lr": lr})
+            other_groups = [_plain(group) for group in others]
+            adamw = AdamW(other_groups, lr=lr, betas=betas, eps=eps, fused=True)
+            self.parts.append(adamw)
+        # the groups of this optimizer have the settings of the parts, and the model's parameters
+        own_groups = []
+        for group, inner in zip(hidden, muon.param_groups, strict=True):
+            own_groups.append({**inner, "params": group["params"], "by": "Muon"})
+        if others:
+            for group, inner in zip(others, adamw.param_groups, strict=True):
+                own_groups.append({**inner, "params": group["params"], "by": "AdamW"})
+        super().__init__(own_groups, {"lr": lr})
 
     def hand_over(self) -> None:
         """Give groups, state and gradients to the inner Muon and AdamW; a parameter of more than
@@ -101,17 +106,15 @@ class MuonWithAdamW(Optimizer):
             for matrix, parameter in zip(inner["params"], group["params"], strict=True):
                 part.state[matrix] = self.state[parameter]
                 if matrix is not parameter:
-                    matrix.grad = (
-                        None if parameter.grad is None else parameter.grad.reshape(matrix.shape)
-                    )
+                    gradient = parameter.grad
+                    matrix.grad = None if gradient is None else gradient.reshape(matrix.shape)
 
     def release(self) -> None:
         """Drop the gradient views of kernels, which would keep the gradients in memory until the
         next step.
         """
-        for group, matrices in zip(
-            self.param_groups, self.matrices, strict=False
-        ):  # Muon's groups are the first
+        # Muon's groups are the first
+        for group, matrices in zip(self.param_groups, self.matrices, strict=False):
             for parameter, matrix in zip(group["params"], matrices, strict=True):
                 if matrix is not parameter:
                     matrix.grad = None
@@ -153,38 +156,34 @@ class BatchedMuon(Optimizer):
             "momentum": momentum,
             "nesterov": nesterov,
             "eps": eps,
-        }
-        iteration = {
             "ns_coefficients": ns_coefficients,
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
         }
-        super().__init__(params, {**settings, **iteration})
+        super().__init__(params, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Orthogonalize matrices of one shape together and update them. Parameters without a
         gradient stay.
         """
-        loss, found_inf = loss_of(closure), vars(self).get("found_inf")
-        members = [
-            (each, group)
-            for group in self.param_groups
-            for each in group["params"]
-            if each.grad is not None
-        ]
+        loss = loss_of(closure)
+        found_inf = vars(self).get("found_inf")
+        members: list[tuple[Tensor, dict[str, Any]]] = []
+        how: list[NewtonSchulz] = []
+        for group in self.param_groups:
+            coefficients = tuple(group["ns_coefficients"])
+            how_group = NewtonSchulz(group["ns_steps"], coefficients, group["eps"])
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    members.append((parameter, group))
+                    how.append(how_group)
         if not members:
             return loss
-        how = [
-            NewtonSchulz(group["ns_steps"], tuple(group["ns_coefficients"]), group["eps"])
-            for _, group in members
-        ]
-        one_batch = isinstance(members[0][0], Shard)  # shards: two exchanges for all matrices
-        for batch in (
-            [range(len(members))]
-            if one_batch
-            else batches([each.shape for each, _ in members], how)
-        ):
+        if isinstance(members[0][0], Shard):  # two exchanges for all matrices
+            self._step(members, how, found_inf)
+            return loss
+        for batch in batches([parameter.shape for parameter, _ in members], how):
             self._step(
                 [members[index] for index in batch], [how[index] for index in batch], found_inf
             )
@@ -196,34 +195,39 @@ class BatchedMuon(Optimizer):
         how: Sequence[NewtonSchulz],
         found_inf: Tensor | None,
     ) -> None:
-        updates = [self._momentum_moved(each, group, found_inf) for each, group in members]
-        shards = [each.rows for each, _ in members if isinstance(each, Shard)]
-        directions = orthogonal_rows(updates, shards, how) if shards else orthogonal(updates, how)
-        for (each, group), direction in zip(members, directions, strict=True):
-            shape = torch.Size(each.rows.shape) if isinstance(each, Shard) else each.shape
+        updates = [self._move_momentum(matrix, group, found_inf) for matrix, group in members]
+        rows = [matrix.rows for matrix, _ in members if isinstance(matrix, Shard)]
+        directions = orthogonal_rows(updates, rows, how) if rows else orthogonal(updates, how)
+        for (matrix, group), direction in zip(members, directions, strict=True):
+            shape = torch.Size(matrix.rows.shape) if isinstance(matrix, Shard) else matrix.shape
             rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], shape)
             decay_factor = 1 - group["lr"] * group["weight_decay"]
             if found_inf is None:
-                each.mul_(decay_factor).add_(direction, alpha=-rate)
+                matrix.mul_(decay_factor).add_(direction, alpha=-rate)
             else:
                 replace(
-                    each, each.mul(decay_factor).add_(direction, alpha=-rate), found_inf=found_inf
+                    matrix,
+                    matrix.mul(decay_factor).add_(direction, alpha=-rate),
+                    found_inf=found_inf,
                 )
 
-    def _momentum_moved(
+    def _move_momentum(
         self, parameter: Tensor, group: dict[str, Any], found_inf: Tensor | None
     ) -> Tensor:
-        state, gradient = self.state[parameter], parameter.grad
+        """Move the momentum toward the gradient, and return the update before orthogonalization."""
+        state = self.state[parameter]
+        gradient = parameter.grad
         assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        buffer, share = state["momentum_buffer"], 1 - group["momentum"]
-        moved: Tensor = (
-            buffer.lerp_(gradient, share) if found_inf is None else buffer.lerp(gradient, share)
-        )
-        if found_inf is not None:
+        buffer: Tensor = state["momentum_buffer"]
+        share = 1 - group["momentum"]
+        if found_inf is None:
+            moved = buffer.lerp_(gradient, share)
+        else:
+            moved = buffer.lerp(gradient, share)
             replace(buffer, moved, found_inf=found_inf)
-        update: Tensor = gradient.lerp(moved, group["momentum"]) if group["nesterov"] else moved
+        update = gradient.lerp(moved, group["momentum"]) if group["nesterov"] else moved
         return update.to(torch.bfloat16)
 
 
@@ -250,14 +254,24 @@ def _plain(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
-    own: dict[str, Any] = dict(settings)
-    of_adamw, _ = own.pop("adamw_lr"), own.pop("adamw_modules")
-    rated = with_rates(groups, lr)
-    for group, rated_group in zip(groups, rated, strict=True):
-        rated_group["hidden"] = group.hidden
-        if of_adamw is not None and not group.hidden:
-            rated_group["lr"] = of_adamw * group.rate
-    return MuonWithAdamW(rated, lr=lr, **own)
+    keywords: dict[str, Any] = dict(settings)
+    adamw_lr = keywords.pop("adamw_lr")
+    del keywords["adamw_modules"]  # `_split` used them
+    groups_with_rates = with_rates(groups, lr)
+    for group, with_rate in zip(groups, groups_with_rates, strict=True):
+        with_rate["hidden"] = group.hidden
+        if adamw_lr is not None and not group.hidden:
+            with_rate["lr"] = adamw_lr * group.rate
+    return MuonWithAdamW(groups_with_rates, lr=lr, **keywords)
+
+
+def _split(
+    model: nn.Module, groups: Sequence[Group], settings: Settings, behavior: int
+) -> list[Group]:
+    hidden = hidden_matrices(
+        model, excepted=settings["adamw_modules"], conv1d=behavior >= MUON_OF_CONV1D
+    )
+    return split_hidden(groups, hidden)
 
 
 KINDS = (
@@ -265,12 +279,7 @@ KINDS = (
         name="muon",
         cls=MuonWithAdamW,
         build=_build,
-        split=lambda model, groups, own, behavior: split_hidden(
-            groups,
-            hidden_matrices(
-                model, excepted=own["adamw_modules"], conv1d=behavior >= MUON_OF_CONV1D
-            ),
-        ),
+        split=_split,
         shardable=True,
         on_shards="each hidden matrix gathered on one rank, orthogonalized there and redistributed",
         skip="part by part",

@@ -48,8 +48,10 @@ class ScheduleFree(Optimizer):
         """
         states = [self.state[parameter] for parameter in parameters]
         gradients = present(parameters)
-        squares, fast = [state["exp_avg_sq"] for state in states], [state["z"] for state in states]
-        (beta1, beta2), rate = group["betas"], group["lr"]
+        squares = [state["exp_avg_sq"] for state in states]
+        fast = [state["z"] for state in states]
+        beta1, beta2 = group["betas"]
+        rate = group["lr"]
 
         count_step([state["step"] for state in states], found_inf=found_inf)
         weight_sums = [state["weight_sum"] for state in states]
@@ -74,10 +76,8 @@ class ScheduleFree(Optimizer):
         # as in the authors' code: y moves toward z by c, and by 1 - beta1 (1 - c) of z's own step
         steps_of_y = torch._foreach_sub(parameters, fast)
         torch._foreach_mul_(steps_of_y, towards_fast.unbind())
-        torch._foreach_add_(
-            steps_of_y,
-            torch._foreach_mul(updates, (rate * (1.0 - beta1 * (1.0 - towards_fast))).unbind()),
-        )
+        shares_of_z = rate * (1.0 - beta1 * (1.0 - towards_fast))
+        torch._foreach_add_(steps_of_y, torch._foreach_mul(updates, shares_of_z.unbind()))
         subtract(parameters, steps_of_y, found_inf=found_inf)
         subtract(fast, updates, rate=rate, found_inf=found_inf)
 
@@ -99,15 +99,17 @@ class ScheduleFreeAverage:
     """
 
     def __init__(self, model_copy: ModelCopy, optimizer: ScheduleFree) -> None:
-        self.model_copy, self.model, self.optimizer = model_copy, model_copy.model, optimizer
+        self.model_copy = model_copy
+        self.model = model_copy.model
+        self.optimizer = optimizer
         self.updates = 0
         self.precise: dict[nn.Parameter, Tensor] = {}  # the optimizer's state has it all
-        averaged = dict(model_copy.pairs)
-        self._pairs = [
-            (parameter, averaged[parameter], 1.0 - 1.0 / group["betas"][0])
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        average_of = dict(model_copy.pairs)
+        self._pairs: list[tuple[nn.Parameter, nn.Parameter, float]] = []  # and the weight of z
+        for group in optimizer.param_groups:
+            weight = 1.0 - 1.0 / group["betas"][0]
+            for parameter in group["params"]:
+                self._pairs.append((parameter, average_of[parameter], weight))
         self._moved = bool(optimizer.state)  # True if the optimizer was rebuilt during the run
 
     def load(self, updates: int) -> None:

@@ -11,7 +11,14 @@ from torch import optim
 from torch.optim import Optimizer
 
 from surefoot.optim.in_place import fused_sgd_writes
-from surefoot.optim.kinds.kind import NUMBER_BY_NUMBER, OptimizerKind, Settings, StateBytes, copies
+from surefoot.optim.kinds.kind import (
+    NUMBER_BY_NUMBER,
+    OptimizerKind,
+    Settings,
+    Shapes,
+    StateBytes,
+    copies,
+)
 from surefoot.optim.param_groups import Group, with_rates
 
 
@@ -20,15 +27,14 @@ def _named_kind(
 ) -> OptimizerKind:
     def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
         parameters = [parameter for group in groups for parameter in group.parameters]
-        flags = {
-            "capturable": all(each.is_cuda or each.is_meta for each in parameters),
-            "decoupled_weight_decay": True,
-        }
         if fused:
-            real = all(each.is_floating_point() for each in parameters)
-            flags = {
-                "fused": real and (cls is not optim.SGD or all(map(fused_sgd_writes, parameters)))
-            }
+            has_kernel = all(parameter.is_floating_point() for parameter in parameters)
+            if cls is optim.SGD:
+                has_kernel = has_kernel and all(map(fused_sgd_writes, parameters))
+            flags = {"fused": has_kernel}
+        else:
+            is_on_device = all(parameter.is_cuda or parameter.is_meta for parameter in parameters)
+            flags = {"capturable": is_on_device, "decoupled_weight_decay": True}
         return cls(with_rates(groups, lr), lr=lr, **flags, **settings)
 
     return OptimizerKind(
@@ -54,15 +60,21 @@ def _unnamed_kind(
     )
 
 
+def _sgd_state_bytes(sgd: optim.SGD, shapes: Shapes) -> int:
+    has_momentum = bool(sgd.param_groups[0]["momentum"])
+    return copies(1 if has_momentum else 0)(sgd, shapes)
+
+
+def _lbfgs_state_bytes(lbfgs: optim.LBFGS, shapes: Shapes) -> int:
+    history_size = lbfgs.param_groups[0]["history_size"]
+    # pairs of vectors, a direction and a gradient
+    return copies(2 * history_size + 2)(lbfgs, shapes)
+
+
 KINDS = (
     _named_kind("adamw", optim.AdamW, fused=True, state_bytes=copies(2)),
     _named_kind("adam", optim.Adam, fused=True, state_bytes=copies(2)),
-    _named_kind(
-        "sgd",
-        optim.SGD,
-        fused=True,
-        state_bytes=lambda sgd, shapes: copies(bool(sgd.param_groups[0]["momentum"]))(sgd, shapes),
-    ),
+    _named_kind("sgd", optim.SGD, fused=True, state_bytes=_sgd_state_bytes),
     _named_kind("nadam", optim.NAdam, fused=False, state_bytes=copies(2)),
     _named_kind("radam", optim.RAdam, fused=False, state_bytes=copies(2)),
     _unnamed_kind(optim.Adagrad, count=1),
@@ -81,10 +93,8 @@ KINDS = (
         why_whole="its row and column means, and its step sizes, need whole matrices",
     ),
     OptimizerKind(
-        cls=optim.LBFGS,  # `history_size` pairs, a direction and a gradient
-        state_bytes=lambda lbfgs, shapes: copies(2 * lbfgs.param_groups[0]["history_size"] + 2)(
-            lbfgs, shapes
-        ),
+        cls=optim.LBFGS,
+        state_bytes=_lbfgs_state_bytes,
         shardable=False,
         on_shards="it compares whole gradients",
         skip="copies",
