@@ -18,7 +18,7 @@ from surefoot.optim.build import build_optimizer
 from surefoot.optim.clipping import clipping_of
 from surefoot.optim.kinds.kind import state_bytes
 from surefoot.optim.kinds.muon import BatchedMuon, MuonWithAdamW
-from surefoot.optim.param_groups import Group
+from surefoot.optim.param_groups import ParameterGroup
 from surefoot.optim.skip_step import skipping
 
 SHAPES = [(8, 8), (7, 3), (2, 9), (1, 5), (16, 4)]  # with fewer rows than ranks too
@@ -115,10 +115,10 @@ def composite_steps() -> dict[str, Any]:
     }
 
 
-def groups_of(held: list[Any]) -> list[Group]:
+def groups_of(held: list[Any]) -> list[ParameterGroup]:
     return [
-        Group("a", 0.1, held[:2], ["kernel", "matrix"], hidden=True),
-        Group("b", 0.0, held[2:], ["vector"]),
+        ParameterGroup("a", 0.1, held[:2], ["kernel", "matrix"], hidden=True),
+        ParameterGroup("b", 0.0, held[2:], ["vector"]),
     ]
 
 

@@ -19,7 +19,7 @@ import surefoot as sf
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.kinds.kind import state_bytes
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import Group
+from surefoot.optim.param_groups import ParameterGroup
 from surefoot.optim.skip_step import skipping
 
 SAMPLES, BATCH, STEPS = 32, 4, 8
@@ -189,7 +189,7 @@ def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch
         model = nn.Linear(64, 80, bias=False, dtype=kind)
         with torch.no_grad():
             model.weight.fill_(0.5)
-        group = Group("all", 0.1, [model.weight], ["weight"], hidden=name == "muon")
+        group = ParameterGroup("all", 0.1, [model.weight], ["weight"], hidden=name == "muon")
         spec: OptimizerSpec = MAKERS[name]()
         optimizer = build_optimizer(spec, [group])
         for group_of_torch in optimizer.param_groups:
@@ -212,7 +212,7 @@ def test_weights_of_16_bits_are_moved_as_those_of_32_are(name: str, dtype: torch
 def test_a_group_moves_by_its_own_share_of_the_rate(name: str) -> None:
     spec: OptimizerSpec = MAKERS[name]()
     model = nn.Linear(4, 4)
-    group = Group("all", 0.0, list(model.parameters()), ["weight", "bias"], hidden=False)
+    group = ParameterGroup("all", 0.0, list(model.parameters()), ["weight", "bias"], hidden=False)
     groups = [
         replace(
             group, parameters=[model.weight], names=["weight"], hidden=name == "muon", rate=0.25

@@ -25,7 +25,7 @@ from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.group_rates import GroupRates
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import Group, final_layer, own_parameters, with_rates
+from surefoot.optim.param_groups import ParameterGroup, final_layer, own_parameters, with_rates
 from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class TrainingPlan:
 
     spec: Source
     factors: dict[str, float]  # learning-rate factor by parameter name
-    groups: list[Group]
+    groups: list[ParameterGroup]
     clipped: list[nn.Parameter]
     model_copy: "ModelCopy | None"  # for averaged weights
 
@@ -164,13 +164,13 @@ class TrainingPlan:
         return replace(self, groups=groups, clipped=clipped, model_copy=model_copy)
 
 
-def build_optimizer(spec: OptimizerSpec, groups: Sequence[Group]) -> Optimizer:
+def build_optimizer(spec: OptimizerSpec, groups: Sequence[ParameterGroup]) -> Optimizer:
     """Build the specified optimizer, with the weight decay and the learning rate of each group.
 
     >>> from surefoot.optim.optimizers import lion
     >>> type(
     ...     build_optimizer(
-    ...         lion(0.1), [Group("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])]
+    ...         lion(0.1), [ParameterGroup("all", 0.0, [nn.Parameter(torch.ones(2))], ["weight"])]
     ...     )
     ... ).__name__
     'Lion'

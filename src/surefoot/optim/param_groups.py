@@ -31,7 +31,7 @@ _PROJECTIONS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weig
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters, with their names, that share a weight decay and a factor on the base learning
     rate (`rate`).
     """
@@ -51,7 +51,7 @@ def parameter_groups(
     decay: str = "matrices",
     rates: Mapping[str, float] | None = None,
     trained: set[str] | None = None,
-) -> list[Group]:
+) -> list[ParameterGroup]:
     """Return the trainable parameters of `model`, grouped by weight decay and learning rate.
 
     With `decay="matrices"`, embeddings, biases, norms and other parameters with fewer than two
@@ -70,7 +70,7 @@ def parameter_groups(
     ... ]
     [('all', 1.0, ['1.weight', '1.bias', '2.weight', '2.bias']), ('all', 0.5, ['0.weight'])]
     """
-    groups: dict[tuple[bool, float], Group] = {}
+    groups: dict[tuple[bool, float], ParameterGroup] = {}
     grouped: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -97,11 +97,11 @@ def parameter_groups(
             group = groups.get((is_spared, rate))
             if group is None:
                 if is_spared:
-                    group = Group("no decay", 0.0, [], [], rate=rate)
+                    group = ParameterGroup("no decay", 0.0, [], [], rate=rate)
                 elif weight_decay:
-                    group = Group("decay", weight_decay, [], [], rate=rate)
+                    group = ParameterGroup("decay", weight_decay, [], [], rate=rate)
                 else:
-                    group = Group("all", weight_decay, [], [], rate=rate)
+                    group = ParameterGroup("all", weight_decay, [], [], rate=rate)
                 groups[is_spared, rate] = group
             group.parameters.append(parameter)
             group.names.append(full_name)
@@ -159,7 +159,9 @@ def hidden_matrices(
     return candidates - embedded - left_out
 
 
-def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Group]:
+def split_hidden(
+    groups: Sequence[ParameterGroup], hidden: set[nn.Parameter]
+) -> list[ParameterGroup]:
     """Split each group into hidden matrices and other parameters; groups of hidden matrices come
     first.
     """
@@ -181,7 +183,7 @@ def split_hidden(groups: Sequence[Group], hidden: set[nn.Parameter]) -> list[Gro
     return groups_of_hidden + groups_of_others
 
 
-def with_rates(groups: Sequence[Group], lr: float) -> list[dict[str, Any]]:
+def with_rates(groups: Sequence[ParameterGroup], lr: float) -> list[dict[str, Any]]:
     """Return the groups for torch's optimizers, each with its weight decay and `lr` times its
     factor.
     """

@@ -13,7 +13,7 @@ from torch.optim import LBFGS, Optimizer
 from surefoot.distributed.shards import holders
 from surefoot.errors import ConfigError, first_line, line_of_user
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_of
-from surefoot.optim.param_groups import Group
+from surefoot.optim.param_groups import ParameterGroup
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -92,7 +92,7 @@ def takes_closure(optimizer: Optimizer) -> bool:
 
 
 def build_user_optimizer(
-    source: Built | Optimizer, groups: Sequence[Group], *, is_rebuilt: bool
+    source: Built | Optimizer, groups: Sequence[ParameterGroup], *, is_rebuilt: bool
 ) -> tuple[Optimizer, bool]:
     """Return the optimizer that the user built, or that a class or function builds, and whether its
     step gets a closure.
@@ -147,7 +147,9 @@ class MemoryKeeper:
                 parameter.data = tensor
 
 
-def take_instance(optimizer: Optimizer, groups: Sequence[Group], *, is_rebuilt: bool) -> None:
+def take_instance(
+    optimizer: Optimizer, groups: Sequence[ParameterGroup], *, is_rebuilt: bool
+) -> None:
     """Prepare an optimizer that the user built; refuse one that does not train exactly the
     parameters of the groups.
     """
@@ -241,7 +243,7 @@ def refuse_groups(optimizer: Optimizer) -> None:
             )
 
 
-def from_factory(factory: Built, groups: Sequence[Group]) -> Optimizer:
+def from_factory(factory: Built, groups: Sequence[ParameterGroup]) -> Optimizer:
     """Return the optimizer that a class or function builds from parameter groups; explain why it
     could not.
     """

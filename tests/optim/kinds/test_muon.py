@@ -14,7 +14,12 @@ from refused import refused
 from surefoot.optim import newton_schulz
 from surefoot.optim.build import build_optimizer
 from surefoot.optim.kinds.muon import MuonWithAdamW
-from surefoot.optim.param_groups import Group, hidden_matrices, parameter_groups, split_hidden
+from surefoot.optim.param_groups import (
+    ParameterGroup,
+    hidden_matrices,
+    parameter_groups,
+    split_hidden,
+)
 from surefoot.optim.skip_step import skipping
 
 
@@ -213,7 +218,7 @@ def test_what_the_user_names_is_left_to_adamw_and_the_head_is_not_guessed():
 
 def test_splitting_groups_keeps_all_that_they_say():
     model = net()
-    group = Group(
+    group = ParameterGroup(
         "own",
         0.5,
         list(model.parameters()),

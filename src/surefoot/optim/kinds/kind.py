@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from surefoot.distributed.shards import shard_shape
 from surefoot.errors import ConfigError, Setting
 from surefoot.optim.optimizers import OPTIMIZERS
-from surefoot.optim.param_groups import Group
+from surefoot.optim.param_groups import ParameterGroup
 
 if TYPE_CHECKING:
     from surefoot.optim.ema import EmaModel, ModelCopy
@@ -43,7 +43,7 @@ class OptimizerKind:
     name: str | None = None
     # Called with groups, base learning rate and settings. None: `cls`, with all settings as
     # keywords.
-    build: Callable[[Sequence[Group], float, Settings], Optimizer] | None = None
+    build: Callable[[Sequence[ParameterGroup], float, Settings], Optimizer] | None = None
     takes_complex: bool = False
     # Bytes of state on this rank, without step counters. None: unknown before the first step.
     state_bytes: StateBytes | None = None
@@ -59,7 +59,9 @@ class OptimizerKind:
         "fused kernel", "own arithmetic", "own arithmetic off the CPU", "part by part", "copies"
     ]
     # Splits the groups by the type of parameters. None: groups do not change.
-    split: Callable[[nn.Module, Sequence[Group], Settings, int], list[Group]] | None = None
+    split: (
+        Callable[[nn.Module, Sequence[ParameterGroup], Settings, int], list[ParameterGroup]] | None
+    ) = None
     # The average of the weights, which is evaluated instead of them. None: the optimizer has no
     # average.
     average: Callable[["ModelCopy", Any], "EmaModel"] | None = None

@@ -23,7 +23,7 @@ from surefoot.optim.newton_schulz import (
     orthogonal_rows,
     update_bytes,
 )
-from surefoot.optim.param_groups import Group, hidden_matrices, split_hidden, with_rates
+from surefoot.optim.param_groups import ParameterGroup, hidden_matrices, split_hidden, with_rates
 
 
 class MuonWithAdamW(Optimizer):
@@ -253,7 +253,7 @@ def _plain(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "hidden"}
 
 
-def _build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
+def _build(groups: Sequence[ParameterGroup], lr: float, settings: Settings) -> Optimizer:
     keywords: dict[str, Any] = dict(settings)
     adamw_lr = keywords.pop("adamw_lr")
     del keywords["adamw_modules"]  # `_split` used them
@@ -266,8 +266,8 @@ def _build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
 
 
 def _split(
-    model: nn.Module, groups: Sequence[Group], settings: Settings, behavior: int
-) -> list[Group]:
+    model: nn.Module, groups: Sequence[ParameterGroup], settings: Settings, behavior: int
+) -> list[ParameterGroup]:
     hidden = hidden_matrices(
         model, excepted=settings["adamw_modules"], conv1d=behavior >= MUON_OF_CONV1D
     )

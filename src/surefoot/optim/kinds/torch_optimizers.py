@@ -19,13 +19,13 @@ from surefoot.optim.kinds.kind import (
     StateBytes,
     copies,
 )
-from surefoot.optim.param_groups import Group, with_rates
+from surefoot.optim.param_groups import ParameterGroup, with_rates
 
 
 def _named_kind(
     name: str, cls: Callable[..., Optimizer], *, fused: bool, state_bytes: StateBytes
 ) -> OptimizerKind:
-    def build(groups: Sequence[Group], lr: float, settings: Settings) -> Optimizer:
+    def build(groups: Sequence[ParameterGroup], lr: float, settings: Settings) -> Optimizer:
         parameters = [parameter for group in groups for parameter in group.parameters]
         if fused:
             has_kernel = all(parameter.is_floating_point() for parameter in parameters)
