@@ -192,14 +192,12 @@ def take_instance(
         if parameter.requires_grad and parameter not in wanted:
             raise misfit("trains parameters that are not the model's", why)
     for parameter in members:
-        for value in optimizer.state.get(parameter, {}).values():
-            is_array = isinstance(value, Tensor) and value.ndim > 0
-            if is_array and value.device != parameter.device:
-                raise misfit(
-                    f"has its state on another device than {parameter.device}",
-                    "the run moved the model there",
-                    "move the model before you build it",
-                )
+        if _has_state_elsewhere(optimizer, parameter):
+            raise misfit(
+                f"has its state on another device than {parameter.device}",
+                "the run moved the model there",
+                "move the model before you build it",
+            )
     is_scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")
     for own_group in optimizer.param_groups:
         initial = own_group.setdefault("initial_lr", own_group["lr"])
