@@ -29,13 +29,10 @@ from surefoot.data.table_types import joined_schema
 from surefoot.errors import ConfigError, DataError, first_line
 
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"  # in the name of a folder
-_NUMBERS = {
-    "bool",
-    "halffloat",
-    "float",
-    "double",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-}
+_FLOATS = ("halffloat", "float", "double")
+_INTEGERS = ("int8", "int16", "int32", "int64")
+_UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+_NUMBERS = {"bool", *_FLOATS, *_INTEGERS, *_UNSIGNED}
 _READERS = {  # of files that are no tables here
     ".csv": "pandas.read_csv(path)",
     ".tsv": "pandas.read_csv(path, sep='\\t')",
@@ -87,14 +84,17 @@ class Table:
                 setting="columns",
                 value=columns,
             )
-        self.source, self.columns, self.max_cache_bytes = source, columns, max_cache_bytes
-        parts = _read_source(source, columns)
-        self.reading_notes: tuple[str, ...] = tuple(parts.notes)
-        self._pieces = parts.pieces
+        self.source = source
+        self.columns = columns
+        self.max_cache_bytes = max_cache_bytes
+        contents = _read_source(source, columns)
+        self.reading_notes: tuple[str, ...] = tuple(contents.notes)
+        self._pieces = contents.pieces
         self._ends = [*accumulate(piece.rows for piece in self._pieces)]
-        self._schema = parts.schema
+        self._schema = contents.schema
         self._decoded: OrderedDict[int, Any] = OrderedDict()
-        self._reads = self._decodings = 0
+        self._reads = 0  # of rows, since their speed was last checked
+        self._decodings = 0
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -143,17 +143,19 @@ class Table:
         return Table(path)
 
     def __reduce__(self) -> Any:  # workers that are not forked open the files again
-        return partial(Table, columns=self.columns, max_cache_bytes=self.max_cache_bytes), (
-            self.source,
-        )
+        build = partial(Table, columns=self.columns, max_cache_bytes=self.max_cache_bytes)
+        return build, (self.source,)
 
     @cached_property
     def _hash(self) -> str:
-        block = -(-len(spaced(self[0], len(self))) // _BLOCKS) if len(self) else 0
-        firsts = np.linspace(0, len(self) - block, _BLOCKS).astype(int).tolist()
-        return hash_of(
-            [self[row] for row in sorted({first + row for first in firsts for row in range(block)})]
-        )
+        if len(self) == 0:
+            return hash_of([])
+        block_rows = -(-len(spaced(self[0], len(self))) // _BLOCKS)
+        first_rows = np.linspace(0, len(self) - block_rows, _BLOCKS).astype(int).tolist()
+        rows = set[int]()
+        for first_row in first_rows:
+            rows.update(range(first_row, first_row + block_rows))
+        return hash_of([self[row] for row in sorted(rows)])
 
     def _batch(self, index: int) -> Any:
         """Return the rows of a piece: mapped, or decoded and kept."""
@@ -165,18 +167,18 @@ class Table:
             self._decoded[index] = group.decode()
             self._decodings += 1
             if self._decodings % _DECODED == 0:
-                reads, self._reads = self._reads, 0
-                if reads < 4 * _DECODED:  # Python shows equal warnings once
+                is_slow = self._reads < 4 * _DECODED
+                self._reads = 0
+                if is_slow:  # Python shows equal warnings once
                     warnings.warn(
                         f"{group.path}: most rows decode a row group again, because their order is random\n"
                         "  write an Arrow file once, and train on the table that it returns: table.write_arrow('train.arrow')",
                         stacklevel=3,
                     )
-            while (
-                len(self._decoded) > 1
-                and sum(each.nbytes for each in self._decoded.values()) > self.max_cache_bytes
-            ):
-                self._decoded.popitem(last=False)
+            cache_bytes = sum(rows.nbytes for rows in self._decoded.values())
+            while cache_bytes > self.max_cache_bytes and len(self._decoded) > 1:
+                _, oldest = self._decoded.popitem(last=False)
+                cache_bytes -= oldest.nbytes
         self._decoded.move_to_end(index)
         return self._decoded[index]
 
@@ -190,9 +192,8 @@ class _RowGroup:
 
     def decode(self) -> Any:
         with reading_tables(self.path):
-            return self.file.read_row_group(
-                self.index, columns=self.names, use_threads=False
-            ).combine_chunks()
+            table = self.file.read_row_group(self.index, columns=self.names, use_threads=False)
+            return table.combine_chunks()
 
 
 @dataclass(frozen=True)
@@ -215,12 +216,14 @@ class _Piece:
             return batch
         columns = []
         for field in schema:
-            if field.name in batch.schema.names:
-                column = batch.column(field.name)
-                columns.append(column if column.type == field.type else column.cast(field.type))
-            else:
+            if field.name not in batch.schema.names:
                 value = pyarrow.scalar(self.folders[field.name], field.type)
-                columns.append(pyarrow.repeat(value, batch.num_rows))
+                column = pyarrow.repeat(value, batch.num_rows)
+            else:
+                column = batch.column(field.name)
+                if column.type != field.type:
+                    column = column.cast(field.type)
+            columns.append(column)
         return type(batch).from_arrays(columns, schema=schema)
 
 
@@ -240,14 +243,14 @@ class _File:
         """The type of each column by name."""
         import pyarrow
 
-        kinds = {field.name: field.type for field in self.schema}
+        columns = {field.name: field.type for field in self.schema}
         for name, value in self.folders.items():
-            kinds[name] = pyarrow.null() if value is None else pyarrow.scalar(value).type
-        return kinds
+            columns[name] = pyarrow.null() if value is None else pyarrow.scalar(value).type
+        return columns
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _Contents:
     """What a table is made of."""
 
     pieces: list[_Piece]
@@ -255,62 +258,77 @@ class _Parts:
     notes: list[str]
 
 
-def _read_source(source: Any, columns: Sequence[str] | None) -> _Parts:
+def _read_source(source: Any, columns: Sequence[str] | None) -> _Contents:
     paths = source if isinstance(source, list | tuple) else [source]
     notes = list[str]()
     files = list[_File]()
-    if not all(isinstance(path, str | os.PathLike) for path in paths):
+    if all(isinstance(path, str | os.PathLike) for path in paths):
+        for path in paths:
+            files += _read_path(local_path(path, setting="source"), columns, notes)
+    else:
         table = table_of(source, columns)
         files.append(_of_batches(table.to_batches(), table.schema, "the table", columns))
-    for path in paths if not files else []:
-        root = local_path(path, setting="source")
-        found = scan(root, TABLES)
-        if not found.files:
-            raise DataError(
-                "no-table-in-directory",
-                problem=f"no table in the directory {root}: no file ends in {', '.join(TABLES)}",
-                reason=found.line() or None,
-                path=root,
-            )
-        if found.line():
-            notes.append(found.line())
-        parts = [part_of(file.relative_to(root)) for file in found.files]
-        named = sorted({part for part in parts if part is not None})
-        if len(named) > 1:
-            notes.append(f"rows of several parts are one table: {', '.join(named)}")
-        for file in found.files:
-            with reading_tables(file):
-                files.append(_of_file(file, columns, _folders(file, root)))
     if not files:
         import pyarrow
 
-        return _Parts([], pyarrow.schema([]), notes)
-    names_of_folders = sorted({name for each in files for name in each.folders})
+        return _Contents([], pyarrow.schema([]), notes)
+    names_of_folders = set[str]()
+    for file in files:
+        names_of_folders.update(file.folders)
     if names_of_folders:
-        files = _with_numbers(files, names_of_folders)
-        notes.append(f"columns of the names of folders: {', '.join(names_of_folders)}")
+        names = sorted(names_of_folders)
+        files = _with_numbers(files, names)
+        notes.append(f"columns of the names of folders: {', '.join(names)}")
     schema = files[0].schema
-    if names_of_folders or not all(each.schema.equals(schema) for each in files):
-        schema, converted = joined_schema([(each.where, each.columns) for each in files])
+    if names_of_folders or not all(file.schema.equals(schema) for file in files):
+        schema, converted = joined_schema([(file.where, file.columns) for file in files])
         if converted:
             notes.append(f"columns of several types: {', '.join(converted)}")
     pieces = []
     readers_of = dict[Any, dict[str, Callable[[Any, int], Any]]]()  # many files have the same
-    for each in files:
-        kinds = each.columns
-        key = (*map(str, kinds.items()), *each.folders.items())
+    for file in files:
+        types = file.columns
+        key = (*map(str, types.items()), *file.folders.items())
         if key not in readers_of:
             readers_of[key] = {
-                field.name: _column_reader(field, kinds[field.name], each.folders)
+                field.name: _column_reader(field, types[field.name], file.folders)
                 for field in schema
             }
-        pieces += [_Piece(at, rows, readers_of[key], each.folders) for at, rows in each.rows_at]
-    return _Parts(pieces, schema, notes)
+        readers = readers_of[key]
+        pieces += [_Piece(at, rows, readers, file.folders) for at, rows in file.rows_at]
+    return _Contents(pieces, schema, notes)
+
+
+def _read_path(root: Path, columns: Sequence[str] | None, notes: list[str]) -> list[_File]:
+    """Return the table of a file, or the tables in a directory; add to `notes` what was done."""
+    listing = scan(root, TABLES)
+    not_read = listing.line()
+    if not listing.files:
+        raise DataError(
+            "no-table-in-directory",
+            problem=f"no table in the directory {root}: no file ends in {', '.join(TABLES)}",
+            reason=not_read or None,
+            path=root,
+        )
+    if not_read:
+        notes.append(not_read)
+    parts = {part_of(path.relative_to(root)) for path in listing.files}
+    named_parts = sorted(part for part in parts if part is not None)
+    if len(named_parts) > 1:
+        notes.append(f"rows of several parts are one table: {', '.join(named_parts)}")
+    files = []
+    for path in listing.files:
+        with reading_tables(path):
+            files.append(_of_file(path, columns, _folders(path, root)))
+    return files
 
 
 def _refuse_other_kinds(source: Any) -> None:
-    for path in source if isinstance(source, list | tuple) else [source]:
-        reader = _READERS.get(kind_of(Path(path))) if isinstance(path, str | os.PathLike) else None
+    paths = source if isinstance(source, list | tuple) else [source]
+    for path in paths:
+        if not isinstance(path, str | os.PathLike):
+            continue
+        reader = _READERS.get(kind_of(Path(path)))
         if reader is not None and not Path(path).is_dir():
             raise DataError(
                 "table-of-another-kind",
@@ -337,17 +355,18 @@ def _with_numbers(files: Sequence[_File], names: Sequence[str]) -> list[_File]:
     """Return the files with integers for the values in the names of folders, if all of a name are
     integers as Python writes them.
     """
-    numbers = {}
+    with_integers = set()
     for name in names:
-        values = [each.folders[name] for each in files if each.folders.get(name) is not None]
+        values = [file.folders[name] for file in files if file.folders.get(name) is not None]
         if all(re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", value, re.ASCII) for value in values):
-            numbers[name] = {value: int(value) for value in values}
+            with_integers.add(name)
     converted = []
-    for each in files:
-        folders = {
-            name: numbers.get(name, {}).get(value, value) for name, value in each.folders.items()
-        }
-        converted.append(replace(each, folders=folders))
+    for file in files:
+        folders = dict(file.folders)
+        for name, value in folders.items():
+            if name in with_integers and value is not None:
+                folders[name] = int(value)
+        converted.append(replace(file, folders=folders))
     return converted
 
 
@@ -365,13 +384,15 @@ def _of_file(path: Path, columns: Sequence[str] | None, folders: Mapping[str, An
             rows = file.metadata.row_group(index).num_rows
             groups.append((_RowGroup(path, file, index, schema.names), rows))
         return _File(path, groups, schema, folders)
-    mapped, allocated = pyarrow.memory_map(str(path)), pyarrow.total_allocated_bytes()
+    mapped = pyarrow.memory_map(str(path))
+    allocated_bytes = pyarrow.total_allocated_bytes()
     if magic != b"ARROW1":  # the stream format, of the cache of `datasets`
         reader = pyarrow.ipc.open_stream(mapped)
         return _of_batches(list(reader), reader.schema, path, columns, folders)
     reader = pyarrow.ipc.open_file(mapped)
-    first = [reader.get_batch(index) for index in range(min(1, reader.num_record_batches))]
-    if pyarrow.total_allocated_bytes() - allocated > sum(batch.nbytes for batch in first) // 2:
+    batches = [reader.get_batch(index) for index in range(min(1, reader.num_record_batches))]
+    mapped_bytes = sum(batch.nbytes for batch in batches)
+    if pyarrow.total_allocated_bytes() - allocated_bytes > mapped_bytes // 2:
         raise DataError(
             "table-compressed",
             problem=f"{path} is compressed, so its rows cannot be memory-mapped",
@@ -445,7 +466,7 @@ def _column_reader(field: Any, kind: Any, folders: Mapping[str, Any]) -> Callabl
 
 
 def _unreadable_value(name: str, row: int, schema: Any, problem: Exception) -> DataError:
-    others = [each for each in schema.names if each != name]
+    others = [other for other in schema.names if other != name]
     remedy = ["change the column in the table, as pandas does by .astype and pyarrow by .cast"]
     if others:
         remedy.append(f"or leave it out: sf.data.Table(..., columns={others})")
@@ -467,22 +488,26 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return lambda scalar: torch.tensor(scalar.as_py(), dtype=dtype) if scalar.is_valid else None
     if types.is_struct(kind):
         readers = {field.name: _reader(field.type) for field in kind}
-        return lambda scalar: (
-            {name: read(scalar[name]) for name, read in readers.items()}
-            if scalar.is_valid
-            else None
-        )
+
+        def read_struct(scalar: Any) -> dict[str, Any] | None:
+            if not scalar.is_valid:
+                return None
+            return {name: read(scalar[name]) for name, read in readers.items()}
+
+        return read_struct
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        read = (
-            _row
-            if str(kind.value_type) in _NUMBERS
-            else partial(_nested, read=_reader(kind.value_type))
-        )
-        return lambda scalar: read(scalar) if scalar.is_valid else None
+        if str(kind.value_type) in _NUMBERS:
+            return lambda scalar: _row(scalar) if scalar.is_valid else None
+        read = _reader(kind.value_type)
+        return lambda scalar: _nested(scalar, read) if scalar.is_valid else None
     if isinstance(kind, FixedShapeTensorType):
-        return lambda scalar: (
-            torch.from_numpy(np.array(scalar.to_numpy())) if scalar.is_valid else None
-        )
+
+        def read_tensor(scalar: Any) -> Tensor | None:
+            if not scalar.is_valid:
+                return None
+            return torch.from_numpy(np.array(scalar.to_numpy()))
+
+        return read_tensor
     return lambda scalar: scalar.as_py()  # None if it is null
 
 
@@ -495,7 +520,9 @@ def _row(scalar: Any) -> Tensor:
     return torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
 
 
-def _nested(scalar: Any, *, read: Callable[[Any], Any]) -> Any:
-    parts = [read(part) for part in scalar.values]
-    shapes = {part.shape if isinstance(part, Tensor) else None for part in parts}
-    return torch.stack(parts) if len(shapes) == 1 and None not in shapes else parts
+def _nested(scalar: Any, read: Callable[[Any], Any]) -> Any:
+    entries = [read(entry) for entry in scalar.values]
+    if not all(isinstance(entry, Tensor) for entry in entries):
+        return entries
+    shapes = {entry.shape for entry in entries}
+    return torch.stack(entries) if len(shapes) == 1 else entries
