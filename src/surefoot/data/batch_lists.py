@@ -18,9 +18,8 @@ from surefoot.seeding import fold, seed_generators, stream_key, untouched
 MAX_SAVED = 10_000_000  # samples of an epoch; of a longer list a checkpoint holds the hash
 _MAX_EPOCHS_READ = 20  # a sampler that gives more samples than this many epochs has no end
 _OR_DATA = "or give the data set: train_data=loader.dataset, batch_size=..."
-_REPEATS = (
-    32  # bits: a repeated sample of an epoch has the epoch's number plus 2**32 for each repeat
-)
+# a repeated sample of an epoch has the epoch's number plus 2**32 for each repeat
+_REPEAT_SHIFT = 32
 
 
 @runtime_checkable
@@ -52,13 +51,17 @@ class BatchLists:
     """
 
     def __init__(self, seed: int, sampler: Any, *, samples: int) -> None:
-        self.sampler, self.dataset_size = sampler, samples
+        self.sampler = sampler
+        self.dataset_size = samples
         self.name = type(sampler.sampler if isinstance(sampler, Wraps) else sampler).__name__
-        self.key, self.pieces = stream_key(seed, "order"), 1
+        self.key = stream_key(seed, "order")
+        self.pieces = 1
         self.lists: dict[int, EpochList] = {}  # by epoch, of those in use; shared with `cut`
         self.saved: dict[int, str] = {}  # hash of the list of a checkpoint that only has its hash
-        first, again, second = (self._read(epoch) for epoch in (0, 0, 1))
-        if hash_of(first) != hash_of(again):
+        first = self._read(0)
+        first_again = self._read(0)
+        second = self._read(1)
+        if hash_of(first) != hash_of(first_again):
             raise ConfigError(
                 "sampler-not-repeatable",
                 problem=f"{self.name} lists other batches when it is read again for the same epoch",
@@ -72,8 +75,10 @@ class BatchLists:
             )
         self.steps = len(first)
         self._check_count(1, second)
-        self.samples = sum(map(len, first))
-        self.largest, self.kinds = max(map(len, first)), len(set(map(len, first)))
+        sizes = [len(batch) for batch in first]
+        self.samples = sum(sizes)
+        self.largest = max(sizes)
+        self.size_count = len(set(sizes))
         self.fingerprint = hash_of(first)
 
     def cut(self, pieces: int) -> "BatchLists":
@@ -83,28 +88,28 @@ class BatchLists:
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
         epoch, index = divmod(step, self.steps)
-        listed = self._epoch(epoch)
-        part = slice(listed.ends[index], listed.ends[index + 1])
-        pieces = [
-            np.array_split(each[part].copy(), self.pieces) for each in (listed.ids, listed.epochs)
-        ]
-        return list(zip(*pieces, strict=True))
+        batches = self._batches_of(epoch)
+        entries = slice(batches.ends[index], batches.ends[index + 1])
+        ids = np.array_split(batches.ids[entries].copy(), self.pieces)
+        epochs = np.array_split(batches.epochs[entries].copy(), self.pieces)
+        return list(zip(ids, epochs, strict=True))
 
     def begin(self, step: int) -> bool:
         """Read the list of an epoch anew if `step` begins it. Return True if the list was read
         before and is another one now: batches that were read ahead are of the old one.
         """
         epoch, index = divmod(step, self.steps)
-        for earlier in [each for each in self.lists if each < epoch - 1]:
-            del self.lists[earlier]
+        for earlier in [*self.lists]:
+            if earlier < epoch - 1:
+                del self.lists[earlier]
         if index or epoch not in self.lists:
             return False
         before = self.lists.pop(epoch)
-        return not self._epoch(epoch).equals(before)
+        return not self._batches_of(epoch).equals(before)
 
     def hash_at(self, step: int) -> str:
         """Return a hash of the list of this step's epoch."""
-        return self._epoch(step // self.steps).sha256
+        return self._batches_of(step // self.steps).sha256
 
     def state(self, step: int) -> tuple[dict[str, Tensor], dict[str, int | str] | None]:
         """Return the list in use after `step` steps, as tensors and facts; nothing between two
@@ -113,14 +118,14 @@ class BatchLists:
         epoch, index = divmod(step, self.steps)
         if not index or epoch not in self.lists:
             return {}, None
-        listed = self.lists[epoch]
-        facts: dict[str, int | str] = {"epoch": epoch, "sha256": listed.sha256}
-        if len(listed.ids) > MAX_SAVED:
+        batches = self.lists[epoch]
+        facts: dict[str, int | str] = {"epoch": epoch, "sha256": batches.sha256}
+        if len(batches.ids) > MAX_SAVED:
             return {}, facts
-        kind = np.int32 if self.dataset_size < 1 << 31 else np.int64
+        dtype = np.int32 if self.dataset_size < 1 << 31 else np.int64
         tensors = {
-            "ids": torch.from_numpy(listed.ids.astype(kind)),
-            "ends": torch.from_numpy(listed.ends),
+            "ids": torch.from_numpy(batches.ids.astype(dtype)),
+            "ends": torch.from_numpy(batches.ends),
         }
         return tensors, facts
 
@@ -143,13 +148,13 @@ class BatchLists:
             "sha256": self.fingerprint,
         }
 
-    def _epoch(self, epoch: int) -> "EpochList":
+    def _batches_of(self, epoch: int) -> "EpochList":
         if epoch not in self.lists:
-            batches = self._read(epoch)
-            self._check_count(epoch, batches)
-            ends = np.cumsum([0, *map(len, batches)])
-            listed = EpochList.of(np.concatenate(batches), ends, epoch=epoch)
-            if self.saved.get(epoch, listed.sha256) != listed.sha256:
+            read = self._read(epoch)
+            self._check_count(epoch, read)
+            ends = np.cumsum([0, *map(len, read)])
+            batches = EpochList.of(np.concatenate(read), ends, epoch=epoch)
+            if self.saved.get(epoch, batches.sha256) != batches.sha256:
                 raise CheckpointError(
                     "sampler-lists-otherwise",
                     problem=f"{self.name} lists other batches in epoch {epoch} than before the"
@@ -160,19 +165,21 @@ class BatchLists:
                     " two epochs",
                     epoch=epoch,
                 )
-            self.lists[epoch] = listed
+            self.lists[epoch] = batches
         return self.lists[epoch]
 
     def _read(self, epoch: int) -> list[Ids]:
-        batches, left = list[Ids](), _MAX_EPOCHS_READ * self.dataset_size + 1000
+        batches = list[Ids]()
+        left = _MAX_EPOCHS_READ * self.dataset_size + 1000
         with untouched():
             seed_generators(fold(self.key, epoch))
-            for part in _wrapped(self.sampler):
-                if isinstance(part, HasEpochs):
-                    part.set_epoch(epoch)
+            for sampler in _with_wrapped(self.sampler):
+                if isinstance(sampler, HasEpochs):
+                    sampler.set_epoch(epoch)
             for batch in self.sampler:
-                batches.append(self._checked(batch, nth=len(batches)))
-                left -= len(batches[-1])
+                ids = self._checked(batch, nth=len(batches))
+                batches.append(ids)
+                left -= len(ids)
                 if left < 0:
                     raise ConfigError(
                         "sampler-without-end",
@@ -237,7 +244,7 @@ class EpochList:
         ordered = np.argsort(ids, kind="stable")
         repeats = np.empty_like(ids)
         repeats[ordered] = np.arange(len(ids)) - np.searchsorted(ids[ordered], ids[ordered])
-        return EpochList(ids, epoch + (repeats << _REPEATS), ends)
+        return EpochList(ids, epoch + (repeats << _REPEAT_SHIFT), ends)
 
     @property
     def sha256(self) -> str:
@@ -247,7 +254,7 @@ class EpochList:
         return np.array_equal(self.ids, other.ids) and np.array_equal(self.ends, other.ends)
 
 
-def _wrapped(sampler: Any) -> Iterator[Any]:
+def _with_wrapped(sampler: Any) -> Iterator[Any]:
     for _ in range(8):  # a sampler may wrap itself
         yield sampler
         if not isinstance(sampler, Wraps):

@@ -12,9 +12,8 @@ from surefoot.seeding import fold, stream_key
 
 _WIDER = 1.1  # largest ratio of the longest to the shortest sample of a bucket
 _FEW_SHAPES = 2  # a full batch, and the last of an epoch
-_NOISE = (
-    3.0  # tokens: samples of a bucket are in random order if their total lengths differ by less
-)
+# tokens: samples of a bucket are in random order if their total lengths differ by less
+_NOISE = 3.0
 
 
 @runtime_checkable
@@ -55,9 +54,14 @@ class Buckets:
 
     def __init__(self, seed: int, *, lengths: Ids, tokens: int, pieces: int) -> None:
         sides = lengths.reshape(len(lengths), -1)
-        self.samples, self.pieces, self.tokens = len(sides), pieces, tokens
-        self.key, self.batch_key = stream_key(seed, "order"), stream_key(seed, "batches")
-        self.sides, self.longest, self.all_sides = sides, sides.max(axis=1), sides.sum(axis=1)
+        self.samples = len(sides)
+        self.pieces = pieces
+        self.tokens = tokens
+        self.key = stream_key(seed, "order")
+        self.batch_key = stream_key(seed, "batches")
+        self.sides = sides
+        self.longest = sides.max(axis=1)
+        self.all_sides = sides.sum(axis=1)
         worst = int(self.longest.argmax())
         if self.longest[worst] > tokens:
             raise DataError(
@@ -80,13 +84,10 @@ class Buckets:
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
         """Return (sample ids, epochs) for each micro-batch of a step."""
         epoch, batch_index = divmod(step, self.steps)
-        first, last = (
-            batch_index * self.pieces,
-            min((batch_index + 1) * self.pieces, len(self.ends)),
-        )
-        batches = permutation(
-            fold(self.batch_key, epoch), len(self.ends), np.arange(first, last, dtype=np.int64)
-        )
+        first = batch_index * self.pieces
+        last = min(first + self.pieces, len(self.ends))
+        positions = np.arange(first, last, dtype=np.int64)
+        batches = permutation(fold(self.batch_key, epoch), len(self.ends), positions)
         order = self._order(epoch)
         batch_ids = [order[self.starts[batch] : self.ends[batch]].copy() for batch in batches]
         batch_ids += [np.empty(0, np.int64) for _ in range(self.pieces - len(batches))]
@@ -97,7 +98,9 @@ class Buckets:
         row of each side.
         """
         widest = np.maximum.reduceat(self.sides[self._order(epoch)], self.starts, axis=0)
-        return 1.0 - float(self.sides.sum() / (widest * (self.ends - self.starts)[:, None]).sum())
+        rows = self.ends - self.starts
+        padded_tokens = (widest * rows[:, None]).sum()
+        return 1.0 - float(self.sides.sum() / padded_tokens)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -111,7 +114,8 @@ class Buckets:
             numbers = np.arange(self.samples, dtype=np.uint64)
             drawn = folded(np.full_like(numbers, fold(self.key, epoch)), numbers)
             noise = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
-            self.cached_order = (epoch, np.lexsort((self.all_sides + _NOISE * noise, self.bucket)))
+            noisy_lengths = self.all_sides + _NOISE * noise
+            self.cached_order = (epoch, np.lexsort((noisy_lengths, self.bucket)))
         return self.cached_order[1]
 
 
@@ -128,18 +132,23 @@ def _cut(longest: Ids, tokens: int) -> tuple[Ids, Ids]:
 
 
 def _buckets(lengths: Ids, tokens: int) -> list[tuple[int, int, int]]:
-    values, counts = (column.tolist() for column in np.unique(lengths, return_counts=True))
+    """Return the first sample, the end and the largest length of each bucket of sorted lengths."""
+    values, counts = np.unique(lengths, return_counts=True)
+    ends = np.cumsum(counts)
     buckets: list[tuple[int, int, int]] = []
-    first, size, shortest = 0, 0, values[0]
-    for length, count, following in zip(values, counts, [*values[1:], None], strict=True):
-        size += count
-        if (
-            following is None and buckets and size * length < tokens
-        ):  # the rest does not fill a batch: merge it
-            buckets.append((buckets.pop()[0], len(lengths), length))
-        elif following is None or (size * length >= tokens and following > shortest * _WIDER):
-            buckets.append((first, first + size, length))
-            first, size, shortest = first + size, 0, following
+    first = 0
+    shortest = int(values[0])
+    following = [*values[1:].tolist(), None]
+    for length, end, longer in zip(values.tolist(), ends.tolist(), following, strict=True):
+        fills_a_batch = (end - first) * length >= tokens
+        if longer is None:
+            if buckets and not fills_a_batch:  # the rest joins the bucket before
+                first, _, _ = buckets.pop()
+            buckets.append((first, end, length))
+        elif fills_a_batch and longer > shortest * _WIDER:
+            buckets.append((first, end, length))
+            first = end
+            shortest = longer
     return buckets
 
 
@@ -151,8 +160,6 @@ def varied_batches(plan: Any, data: Any) -> str:
         return "batches padded to their longest row"
     if isinstance(plan, Buckets):
         return "batches sized in tokens"
-    return (
-        f"the batches of {data.order.name}"
-        if data.lists_batches and data.order.kinds > _FEW_SHAPES
-        else ""
-    )
+    if data.lists_batches and data.order.size_count > _FEW_SHAPES:
+        return f"the batches of {data.order.name}"
+    return ""

@@ -36,7 +36,11 @@ _PERMUTED = "surefoot's permutation of each epoch, not that of its"
 
 
 @dataclass(frozen=True)
-class _Order:
+class _LoaderOrder:
+    """What the samplers of a loader say: which samples, in which order, how many in a step.
+    `size_text` says where a size comes from that is not the loader's own.
+    """
+
     dataset: Any
     order: Any
     batch_size: int
@@ -59,49 +63,41 @@ def read_loader(
     The other arguments are the settings of `Run`. Raises `ConfigError` if the loader says
     otherwise, or cannot be addressed by step.
     """
-    if (
-        isinstance(loader.dataset, IterableDataset)
-        and loader.batch_size is None
-        and loader.batch_sampler is None
-    ):
-        return TrainData(
-            loader, order or "shuffled", batch_size, workers or 0, collate_fn
-        )  # a stream of samples
-    workers = _either("workers", workers, loader.num_workers, "num_workers")
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    if is_iterable and loader.batch_size is None and loader.batch_sampler is None:
+        # the loader itself is a stream of samples
+        return TrainData(loader, order or "shuffled", batch_size, workers or 0, collate_fn)
+    workers = _agreed("workers", workers, loader.num_workers, "num_workers")
     collate_fn = _collate(loader, collate_fn)
     _check_kind(loader, "train_data")
     # an iterable data set is the training data as if it had been passed itself
-    if isinstance(loader.dataset, IterableDataset):
-        size = _either("batch_size", batch_size, loader.batch_size, "batch_size")
+    if is_iterable:
         return TrainData(
-            loader.dataset, order or "shuffled", size, workers, collate_fn, _untaken(loader)[2:]
+            loader.dataset,
+            order or "shuffled",
+            _agreed("batch_size", batch_size, loader.batch_size, "batch_size"),
+            workers,
+            collate_fn,
+            about=_untaken(loader).removeprefix("; "),
         )
-    known = _known_order(loader)
-    if known is None:
-        lists = BatchLists(seed, _batches(loader), samples=count_samples(loader.dataset))
-        text = f"the {lists.steps:,} batches per epoch of its {lists.name}"
-        known = _Order(
-            loader.dataset, lists, lists.largest, text, f", the largest batch of its {lists.name}"
-        )
-    if order is not None and order != known.order:
-        raise _refusal("order", order, f"has the order: {known.text}")
-    if batch_size is not None and (
-        batch_size != known.batch_size or isinstance(known.order, BatchLists)
-    ):
-        raise _refusal(
-            "batch_size", batch_size, f"has batch_size = {known.batch_size}{known.size_text}"
-        )
-    taken = f"a DataLoader; order: {known.text}"
-    if known.size_text and not isinstance(known.order, BatchLists):
-        taken += f"; batch_size {known.batch_size}{known.size_text}"
+    taken = _known_order(loader) or _listed_order(loader, seed)
+    is_listed = isinstance(taken.order, BatchLists)
+    if order is not None and order != taken.order:
+        raise _refusal("order", order, f"has the order: {taken.text}")
+    if batch_size is not None and (is_listed or batch_size != taken.batch_size):
+        of_loader = f"has batch_size = {taken.batch_size}{taken.size_text}"
+        raise _refusal("batch_size", batch_size, of_loader)
+    about = f"a DataLoader; order: {taken.text}"
+    if taken.size_text and not is_listed:
+        about += f"; batch_size {taken.batch_size}{taken.size_text}"
     return TrainData(
-        known.dataset,
-        known.order,
-        known.batch_size,
+        taken.dataset,
+        taken.order,
+        taken.batch_size,
         workers,
         collate_fn,
-        taken + _untaken(loader),
-        loader,
+        about=about + _untaken(loader),
+        loader=loader,
     )
 
 
@@ -109,97 +105,98 @@ def read_split_loader(
     loader: DataLoader[Any], batch_size: int | None, workers: int | None, collate_fn: Any
 ) -> dict[str, Any]:
     """Return the parts of a `Split` that its `DataLoader` sets. A split has every sample once."""
-    own = f", batch_size={loader.batch_size}" if loader.batch_size else ""
-    own += (
-        ""
-        if loader.collate_fn in (default_collate, default_convert)
-        else ", collate_fn=loader.collate_fn"
-    )
+    arguments = ""  # for a split of the same data without the loader
+    if loader.batch_size:
+        arguments += f", batch_size={loader.batch_size}"
+    if loader.collate_fn not in (default_collate, default_convert):
+        arguments += ", collate_fn=loader.collate_fn"
     if isinstance(loader.dataset, IterableDataset):
         name = type(loader.dataset).__name__
         raise ConfigError(
             "split-loader-of-stream",
             problem=f"Split: data is a DataLoader of {name}, which can only be iterated",
             reason="a split has a number of rows, which are recorded when a run begins",
-            remedy=f"say how many: sf.Split(sf.data.Stream(loader.dataset, samples=1000){own})",
+            remedy="say how many:"
+            f" sf.Split(sf.data.Stream(loader.dataset, samples=1000){arguments})",
             setting="data",
             value=name,
         )
     _check_kind(loader, "Split(data)")
-    known = _known_order(loader)
-    if known is None or known.order not in ("sequential", "shuffled"):
-        sampler = type(
-            loader.sampler if _kind(loader.batch_sampler) is BatchSampler else loader.batch_sampler
-        ).__name__
+    taken = _known_order(loader)
+    if taken is None or taken.order not in ("sequential", "shuffled"):
+        batches: Any = loader.batch_sampler
+        sampler = loader.sampler if _kind(batches) is BatchSampler else batches
+        name = type(sampler).__name__
         raise ConfigError(
             "split-loader-not-each-once",
-            problem=f"Split: data is a DataLoader with a {sampler}, which may read a sample twice or"
+            problem=f"Split: data is a DataLoader with a {name}, which may read a sample twice or"
             " not at all",
             reason="a split evaluates every sample once, so its metrics do not depend on the order",
             remedy="give the data set, or a torch.utils.data.Subset:"
-            f" sf.Split(loader.dataset{own})",
-            sampler=sampler,
+            f" sf.Split(loader.dataset{arguments})",
+            sampler=name,
         )
-    own_size = loader.batch_sampler.batch_size  # type: ignore[union-attr]  # of one rank, as in a split
+    rank_size = loader.batch_sampler.batch_size  # type: ignore[union-attr]  # of one rank, as in a split
     return {
-        "data": known.dataset,
-        "batch_size": _either("Split: batch_size", batch_size, own_size, "batch_size"),
-        "workers": _either("Split: workers", workers, loader.num_workers, "num_workers"),
+        "data": taken.dataset,
+        "batch_size": _agreed("Split: batch_size", batch_size, rank_size, "batch_size"),
+        "workers": _agreed("Split: workers", workers, loader.num_workers, "num_workers"),
         "collate_fn": _collate(loader, collate_fn, name="Split: collate_fn") or default_collate,
         "untaken": _untaken(loader),
     }
 
 
-def _known_order(loader: DataLoader[Any]) -> _Order | None:
+def _known_order(loader: DataLoader[Any]) -> _LoaderOrder | None:
+    """Return the order of a sampler of torch, or None for a sampler of the user."""
     batches: Any = loader.batch_sampler
     dataset = loader.dataset
     if _kind(batches) is not BatchSampler:
         return None
     sampler: Any = batches.sampler
-    size, kind, known = batches.batch_size, type(sampler).__name__, _kind(sampler)
-    if known is SequentialSampler:
-        _check_source(sampler.data_source, dataset, kind)
-        return _Order(dataset, "sequential", size, f"sequential, as its {kind}")
-    if known is RandomSampler:
-        samples = _check_source(sampler.data_source, dataset, kind)
+    size = batches.batch_size
+    name = type(sampler).__name__
+    kind = _kind(sampler)
+    if kind is SequentialSampler:
+        _check_source(sampler.data_source, dataset, name)
+        return _LoaderOrder(dataset, "sequential", size, f"sequential, as its {name}")
+    if kind is RandomSampler:
+        samples = _check_source(sampler.data_source, dataset, name)
         if sampler.replacement:
             uniform = Weighted([1.0] * samples, num_samples=sampler.num_samples)
-            return _Order(
-                dataset,
-                uniform,
-                size,
-                f"random draws with replacement, not the indices of its {kind}",
-            )
-        shuffled: Any = (
-            "shuffled" if sampler.num_samples == samples else Shuffled(sampler.num_samples)
-        )
-        limit = "" if shuffled == "shuffled" else f", {sampler.num_samples:,} samples per epoch"
-        return _Order(dataset, shuffled, size, f"{_PERMUTED} {kind}{limit}")
-    if known is WeightedRandomSampler:
-        weights = sampler.weights.tolist()
+            text = f"random draws with replacement, not the indices of its {name}"
+            return _LoaderOrder(dataset, uniform, size, text)
+        text = f"{_PERMUTED} {name}"
+        if sampler.num_samples == samples:
+            return _LoaderOrder(dataset, "shuffled", size, text)
+        text += f", {sampler.num_samples:,} samples per epoch"
+        return _LoaderOrder(dataset, Shuffled(sampler.num_samples), size, text)
+    if kind is WeightedRandomSampler:
         weighted = Weighted(
-            weights, num_samples=sampler.num_samples, replacement=sampler.replacement
+            sampler.weights.tolist(),
+            num_samples=sampler.num_samples,
+            replacement=sampler.replacement,
         )
-        return _Order(
-            dataset, weighted, size, f"random draws with the weights of its {kind}, not its indices"
-        )
-    if known is SubsetRandomSampler:
+        text = f"random draws with the weights of its {name}, not its indices"
+        return _LoaderOrder(dataset, weighted, size, text)
+    if kind is SubsetRandomSampler:
         subset = Subset(dataset, list(sampler.indices))
-        return _Order(
-            subset,
-            "shuffled",
-            size,
-            f"surefoot's permutations of the {len(subset):,} samples of its {kind}",
-        )
-    if known is DistributedSampler:
-        _check_source(sampler.dataset, dataset, kind)
+        text = f"surefoot's permutations of the {len(subset):,} samples of its {name}"
+        return _LoaderOrder(subset, "shuffled", size, text)
+    if kind is DistributedSampler:
+        _check_source(sampler.dataset, dataset, name)
         copies = sampler.num_replicas
-        text = f"{_PERMUTED} {kind}" if sampler.shuffle else f"sequential, as its {kind}"
-        shared = f" ({size} for each of {copies} replicas)" if copies > 1 else ""
-        return _Order(
-            dataset, "shuffled" if sampler.shuffle else "sequential", size * copies, text, shared
-        )
+        size_text = f" ({size} for each of {copies} replicas)" if copies > 1 else ""
+        order = "shuffled" if sampler.shuffle else "sequential"
+        text = f"{_PERMUTED} {name}" if sampler.shuffle else f"sequential, as its {name}"
+        return _LoaderOrder(dataset, order, size * copies, text, size_text)
     return None
+
+
+def _listed_order(loader: DataLoader[Any], seed: int) -> _LoaderOrder:
+    lists = BatchLists(seed, _batches(loader), samples=count_samples(loader.dataset))
+    text = f"the {lists.steps:,} batches per epoch of its {lists.name}"
+    size_text = f", the largest batch of its {lists.name}"
+    return _LoaderOrder(loader.dataset, lists, lists.largest, text, size_text)
 
 
 def _kind(sampler: Any) -> Any:
@@ -258,16 +255,17 @@ def _check_source(source: Any, dataset: Any, kind: str) -> int:
 
 
 def _collate(loader: DataLoader[Any], collate_fn: Any, *, name: str = "collate_fn") -> Any:
-    own = loader.collate_fn
-    if collate_fn is not None and collate_fn is not own:
-        raise _refusal(name, _called(collate_fn), f"has collate_fn = {_called(own)}", format_fn=str)
-    return None if own is default_collate else own
+    of_loader = loader.collate_fn
+    if collate_fn is not None and collate_fn is not of_loader:
+        other = f"has collate_fn = {_name_of(of_loader)}"
+        raise _refusal(name, _name_of(collate_fn), other, format_fn=str)
+    return None if of_loader is default_collate else of_loader
 
 
-def _either(name: str, setting: Any, own: Any, keyword: str) -> Any:
-    if setting is not None and setting != own:
-        raise _refusal(name, setting, f"has {keyword} = {own}")
-    return own
+def _agreed(name: str, setting: Any, of_loader: Any, keyword: str) -> Any:
+    if setting is not None and setting != of_loader:
+        raise _refusal(name, setting, f"has {keyword} = {of_loader}")
+    return of_loader
 
 
 def _refusal(name: str, setting: Any, other: str, *, format_fn: Any = repr) -> ConfigError:
@@ -282,36 +280,40 @@ def _refusal(name: str, setting: Any, other: str, *, format_fn: Any = repr) -> C
     )
 
 
-def _called(function: Any) -> str:
+def _name_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _untaken(loader: DataLoader[Any]) -> str:
+    """Return what the run does not take from a loader, each with what stands in its place, or
+    "".
+    """
     batches: Any = loader.batch_sampler
-    sampler = batches.sampler if _kind(batches) is BatchSampler else None
-    draws = (
-        isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
-        and sampler.generator
-    )
-    share: Any = sampler if isinstance(sampler, DistributedSampler) else None
-    drops = [
-        each.drop_last
-        for each in (batches, share)
-        if isinstance(each, BatchSampler | DistributedSampler)
-    ]
+    sampler = None
+    drops_last = False
+    if _kind(batches) is BatchSampler:
+        sampler = batches.sampler
+        drops_last = batches.drop_last
+    has_generator = loader.generator is not None
+    if isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler):
+        has_generator = has_generator or sampler.generator is not None
+    has_seed = False
+    if isinstance(sampler, DistributedSampler):
+        drops_last = drops_last or sampler.drop_last
+        has_seed = sampler.shuffle and sampler.seed != 0
+    prefetches_otherwise = loader.prefetch_factor not in (None, _PREFETCHED)
     reasons = {
-        "drop_last (no sample is dropped)": _kind(batches) is BatchSampler and any(drops),
-        "generator (seed= of the run)": bool(loader.generator or draws),
-        "the sampler's seed (seed= of the run)": share is not None
-        and share.shuffle
-        and share.seed != 0,
+        "drop_last (no sample is dropped)": drops_last,
+        "generator (seed= of the run)": has_generator,
+        "the sampler's seed (seed= of the run)": has_seed,
         "worker_init_fn (each sample is seeded)": loader.worker_init_fn is not None,
         "timeout (a hanging worker is named, and the run waits)": loader.timeout > 0,
         "multiprocessing_context (fork on Linux)": loader.multiprocessing_context is not None,
-        f"prefetch_factor ({_PREFETCHED} micro-batches per worker)": loader.prefetch_factor
-        not in (None, _PREFETCHED),
+        f"prefetch_factor ({_PREFETCHED} micro-batches per worker)": prefetches_otherwise,
         "in_order=False (batches come in order)": not loader.in_order,
         "pin_memory_device (device=)": bool(loader.pin_memory_device),
     }
     untaken = [text for text, is_set in reasons.items() if is_set]
-    return f"; not taken: {', '.join(untaken)}" if untaken else ""
+    if not untaken:
+        return ""
+    return f"; not taken: {', '.join(untaken)}"
