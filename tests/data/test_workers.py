@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -176,13 +177,15 @@ def test_a_worker_that_dies_is_an_error_with_a_cure():
         fed(Fatal(), 0, 1, workers=1)
 
 
-def test_a_worker_that_dies_while_others_are_started_is_the_same_error(monkeypatch):
+def test_a_worker_that_dies_while_others_are_started_is_the_same_error_and_ends_them(monkeypatch):
     def signalled():  # torch's handler of SIGCHLD raises wherever the main thread is
         raise RuntimeError("DataLoader worker (pid 1) exited unexpectedly with exit code 9.")
 
     monkeypatch.setattr(reading.atexit, "register", lambda close: signalled())
+    before = set(multiprocessing.active_children())
     with refused("loader-worker-died", DataError):
         fed(Numbers(), 0, 1, workers=1)
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():

@@ -70,25 +70,22 @@ class Workers:
         say: Callable[[str], None],
     ) -> None:
         _check_temporary_directory()
-        self.plan, self.first, self.pieces, self.workers, self.say = (
-            reading.plan,
-            first,
-            pieces,
-            workers,
-            say,
-        )
+        self.plan = reading.plan
+        self.first = first
+        self.pieces = pieces
+        self.workers = workers
+        self.say = say
         self.taken = 0  # micro-batches
-        self.named_after = dict.fromkeys(
-            range(workers), _HANGS_AFTER
-        )  # waits before the next warning, by worker
-        were = set(multiprocessing.active_children())
-        with warnings.catch_warnings(), _deaths_told():
+        # waits before the next warning, by worker
+        self.named_after = dict.fromkeys(range(workers), _HANGS_AFTER)
+        self.processes: set[Any] = set()
+        others = set(multiprocessing.active_children())
+        with warnings.catch_warnings(), _deaths_named():
             warnings.filterwarnings("ignore", message="This DataLoader will create")
-            steps = count(first) if stop is None else range(first, stop)
             loader = DataLoader(
                 reading,
                 batch_size=None,
-                sampler=(reading.address(step, index) for step in steps for index in pieces),
+                sampler=_addresses(reading, first, stop, pieces),
                 num_workers=workers,
                 collate_fn=_as_it_is,
                 pin_memory=pin,
@@ -99,9 +96,13 @@ class Workers:
             )
             with start_of_process(), locks_named():
                 self.batches: Any = iter(loader)
-            self.processes = set(multiprocessing.active_children()) - were
-            # at exit, Python waits for the workers, which ignore SIGTERM: end the workers first
-            atexit.register(self.close)
+            try:
+                self.processes = set(multiprocessing.active_children()) - others
+                # at exit, Python waits for the workers, which ignore SIGTERM: end the workers first
+                atexit.register(self.close)
+            except BaseException:  # a worker died, or Ctrl-C: the others would never end
+                self.close()
+                raise
 
     def next(self) -> Any:
         """Return the next batch. A worker that takes long is named; its error is raised here, also
@@ -110,7 +111,7 @@ class Workers:
         worker = self.taken % self.workers  # the loader reads from the workers in turn
         for waits in count(1):
             try:
-                with _deaths_told():
+                with _deaths_named():
                     batch = next(self.batches)
                 break
             except RuntimeError as problem:
@@ -125,9 +126,10 @@ class Workers:
         return batch
 
     def _hanging(self, worker: int, waited_s: float) -> str:
-        ahead, nth = divmod(self.taken, len(self.pieces))
-        step, pid = self.first + ahead, self.batches._workers[worker].pid
+        steps, nth = divmod(self.taken, len(self.pieces))
+        step = self.first + steps
         ids, _ = self.plan.micro_batches(step)[self.pieces[nth]]
+        pid = self.batches._workers[worker].pid
         return (
             f"warning: loader worker {worker} (process {pid}) has been reading samples {first_few(ids)} of step {step}"
             f" for {waited_s:.0f} s\n"
@@ -221,7 +223,8 @@ def descendants(process: int) -> dict[int, str]:
     with suppress(OSError):  # not Linux, or the process has ended
         for task in Path(f"/proc/{process}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):
-                names |= {child: command_of(child)} | descendants(child)
+                names[child] = command_of(child)
+                names |= descendants(child)
     return names
 
 
@@ -233,8 +236,16 @@ def command_of(process: int) -> str:
     return ""
 
 
+def _addresses(
+    reading: Reading, first: int, stop: int | None, pieces: range
+) -> Iterator[tuple[Any, ...]]:
+    for step in count(first) if stop is None else range(first, stop):
+        for index in pieces:
+            yield reading.address(step, index)
+
+
 @contextmanager
-def _deaths_told() -> Iterator[None]:
+def _deaths_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as problem:
@@ -259,10 +270,10 @@ def _deaths_told() -> Iterator[None]:
 @contextmanager
 def start_of_process() -> Iterator[None]:
     """Start a process that reads data inside this block."""
-    # an early signal would kill a new worker
     collects = gc.isenabled()
     has_masks = hasattr(signal, "pthread_sigmask")  # Windows has none
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT) if has_masks else set()
+    if has_masks:  # an early signal would kill a new worker
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_PARENT)
     try:
         gc.disable()
         yield
