@@ -16,6 +16,8 @@ from surefoot.data.fingerprints import Picture
 from surefoot.data.nested import children, has_fields, is_opaque, leaves, rebuilt
 from surefoot.errors import DataError
 
+_NUMBERS = (bool, int, float, np.number, np.bool_)
+_KNOWN = (*_NUMBERS, Tensor, np.ndarray, np.generic, complex, str, bytes, type(None))
 _PAD = "make the shapes equal, or pad in Run(collate_fn=...), for example with torch.nn.utils.rnn.pad_sequence"
 _CURE = "change it in the data set, or combine the samples in Run(collate_fn=...)"
 _PICTURE = (
@@ -42,19 +44,23 @@ def collate(samples: Sequence[Any]) -> Any:
     if first is None and all(sample is None for sample in samples):
         return None
     if has_fields(first):
-        parts = [[*(children(sample) or {}).values()] for sample in samples]
-        return rebuilt(first, [collate(_as_rows(column)) for column in zip(*parts, strict=True)])
+        rows = [[*(children(sample) or {}).values()] for sample in samples]
+        parts = [collate(_as_rows(column)) for column in zip(*rows, strict=True)]
+        return rebuilt(first, parts)
     if isinstance(first, Mapping):
         if any(sample.keys() != first.keys() for sample in samples):
             raise ValueError("the keys of the samples differ")
-        batch = {key: collate(_as_rows([sample[key] for sample in samples])) for key in first}
-        # a `BatchEncoding` also holds the encoding of its own text, which is not that of the batch
-        return (
-            type(first)(batch) if isinstance(first, UserDict) else rebuilt(first, [*batch.values()])
-        )
+        batch = {}
+        for key in first:
+            column = [sample[key] for sample in samples]
+            batch[key] = collate(_as_rows(column))
+        if isinstance(first, UserDict):
+            # a `BatchEncoding` also holds the encoding of its own text, not that of the batch
+            return type(first)(batch)
+        return rebuilt(first, [*batch.values()])
     if isinstance(first, list | tuple):
-        columns = [collate(column) for column in zip(*samples, strict=True)]
-        return rebuilt(first, columns) if hasattr(first, "_fields") else columns
+        parts = [collate(column) for column in zip(*samples, strict=True)]
+        return rebuilt(first, parts) if hasattr(first, "_fields") else parts
     if isinstance(first, np.ndarray):
         samples = [_plain_array(sample) for sample in samples]
     return default_collate(list(samples))
@@ -93,40 +99,40 @@ def _plain_array(array: Any) -> Any:
 
 
 def _as_rows(column: Sequence[Any]) -> Sequence[Any]:
-    inner = column[0]
-    while isinstance(inner, list) and inner:
-        inner = inner[0]
-    is_numbers = isinstance(column[0], list) and isinstance(
-        inner, bool | int | float | np.number | np.bool_ | list
-    )
-    return (
-        [_row(part, inner) if isinstance(part, list) else part for part in column]
-        if is_numbers
-        else column
-    )
+    """Return a column with tensors for its lists, if these are lists of numbers."""
+    number = column[0]
+    if not isinstance(number, list):
+        return column
+    while isinstance(number, list) and number:
+        number = number[0]
+    if not isinstance(number, (*_NUMBERS, list)):
+        return column
+    return [_row(entry, number) if isinstance(entry, list) else entry for entry in column]
 
 
 def _row(numbers: list[Any], first: Any) -> Tensor:
-    return (
-        torch.from_numpy(np.array(numbers))
-        if isinstance(first, np.generic)
-        else torch.tensor(numbers)
-    )
+    if isinstance(first, np.generic):
+        return torch.from_numpy(np.array(numbers))
+    return torch.tensor(numbers)
 
 
 def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> tuple[str, str] | None:
-    first, texts = samples[0], [_described(sample) for sample in samples]
-    if odd := next((index for index, text in enumerate(texts) if text != texts[0]), None):
-        cure = _PAD if "shape" in texts[0] and "shape" in texts[odd] else _CURE
-        what = f"{name} is {texts[0]} in sample {ids[0]}, and {texts[odd]} in sample {ids[odd]}"
-        return what, cure
-    is_named = isinstance(first, Mapping) or has_fields(first)
-    parts = [] if is_opaque(first) else [children(sample) or {} for sample in samples]
-    for key in parts[0] if parts else ():
-        column = [own[key] for own in parts]
-        if (
-            difference := _difference(_as_rows(column) if is_named else column, ids, f"{name}{key}")
-        ) is not None:
+    first = samples[0]
+    texts = [_described(sample) for sample in samples]
+    for sample, text in zip(ids, texts, strict=True):
+        if text != texts[0]:
+            cure = _PAD if "shape" in texts[0] and "shape" in text else _CURE
+            return f"{name} is {texts[0]} in sample {ids[0]}, and {text} in sample {sample}", cure
+    if is_opaque(first):
+        return None
+    has_names = isinstance(first, Mapping) or has_fields(first)
+    parts_of_samples = [children(sample) or {} for sample in samples]
+    for key in parts_of_samples[0]:
+        column: Sequence[Any] = [parts[key] for parts in parts_of_samples]
+        if has_names:
+            column = _as_rows(column)
+        difference = _difference(column, ids, f"{name}{key}")
+        if difference is not None:
             return difference
     return None
 
@@ -134,11 +140,13 @@ def _difference(samples: Sequence[Any], ids: Sequence[int], name: str) -> tuple[
 def _described(sample: Any) -> str:
     if isinstance(sample, Tensor | np.ndarray):
         return f"a tensor of shape ({', '.join(map(str, sample.shape))})"
-    if isinstance(sample, bool | int | float | np.number | np.bool_):
+    if isinstance(sample, _NUMBERS):
         return "a number"
-    parts = None if is_opaque(sample) else children(sample)
     name = "None" if sample is None else f"a {type(sample).__name__}"
-    return name if parts is None else f"{name} with the parts {', '.join(parts) or '(none)'}"
+    parts = None if is_opaque(sample) else children(sample)
+    if parts is None:
+        return name
+    return f"{name} with the parts {', '.join(parts) or '(none)'}"
 
 
 def _unknown(sample: Any) -> tuple[str, str] | None:
@@ -148,10 +156,7 @@ def _unknown(sample: Any) -> tuple[str, str] | None:
         if is_opaque(leaf):
             what = f"a sample holds a {type(leaf).__name__}, which only its own library can combine"
             return what, _OPAQUE
-        if not isinstance(
-            leaf,
-            Tensor | np.ndarray | np.generic | bool | int | float | complex | str | bytes | None,
-        ):
+        if not isinstance(leaf, _KNOWN):
             what = (
                 f"a sample holds a {type(leaf).__name__}, which does not become a tensor by itself"
             )

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from hashlib import sha256
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +21,7 @@ from surefoot.data.nested import children, is_opaque
 from surefoot.data.sample_arguments import Concatenated, SampleArguments
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
+_MAX_DEPTH = 32  # a value may hold itself
 _MAX_BYTES = 1 << 24  # limit of hashed bytes per tensor, and per list of samples
 
 
@@ -75,9 +77,9 @@ def spaced(first: Any, count: int) -> list[int]:
     """Return evenly spaced indices of `count` samples like `first`: at most 2,000, or about 16
     MiB.
     """
-    size_bytes = max(1, sum(map(len, _pieces(first, {}))))
-    chosen = min(count, max(3, min(2_000, _MAX_BYTES // size_bytes)))
-    return [int(index) for index in np.linspace(0, count - 1, chosen)]
+    sample_bytes = max(1, sum(map(len, _pieces(first, {}))))
+    most = max(3, min(2_000, _MAX_BYTES // sample_bytes))
+    return [int(index) for index in np.linspace(0, count - 1, min(count, most))]
 
 
 def hashes_of_samples(
@@ -91,29 +93,31 @@ def hashes_of_samples(
     """
     gathered = gather_fn(dataset) if gather else None
     dataset = by_sample(dataset)
-    samples, key, hashes = len(dataset), stream_key(seed, "augment"), dict[str, str]()
-    drawn = (
-        np.random.default_rng(fold(stream_key(seed, "fingerprint"), samples))
-        .integers(samples, size=2)
-        .tolist()
-    )
-    chosen = {sample: f"sample {sample}" for sample in (0, samples // 2, samples - 1, *drawn)}
-    parts, reads = list(_ranges(dataset)), SampleArguments(dataset)
+    count = len(dataset)
+    rng = np.random.default_rng(fold(stream_key(seed, "fingerprint"), count))
+    random_samples = rng.integers(count, size=2).tolist()
+    labels = {}
+    for sample in (0, count // 2, count - 1, *random_samples):
+        labels[sample] = f"sample {sample}"
+    parts = list(_ranges(dataset))
     for index in np.linspace(0, len(parts) - 1, min(len(parts), 64)).astype(int).tolist():
         name, start, stop = parts[index]
-        chosen[(start + stop) // 2] = f"sample {(start + stop) // 2} (part {name})"
+        middle = (start + stop) // 2
+        labels[middle] = f"sample {middle} (part {name})"
+    key = stream_key(seed, "augment")
+    reads = SampleArguments(dataset)
+    hashes = {}
     with untouched():
-        for sample, label in chosen.items():
+        for sample, label in labels.items():
             bits = fold(key, 0, sample)
             seed_generators(bits)
             reads.seed(bits)
             try:
-                read = (
-                    reads.dataset[sample]
-                    if gathered is None
-                    else gathered(np.array([sample]), np.zeros(1, np.int64))
-                )
-                hashes[label] = hash_of(read, unknown)
+                if gathered is None:
+                    value = reads.dataset[sample]
+                else:
+                    value = gathered(np.array([sample]), np.zeros(1, np.int64))
+                hashes[label] = hash_of(value, unknown)
             except Exception:  # user code may raise anything
                 continue
     return hashes
@@ -125,24 +129,27 @@ def parts_of(dataset: Any) -> Mapping[str, Any]:
     """
     if type(dataset) not in (ConcatDataset, StackDataset):
         return dataset.concatenated() if isinstance(dataset, Concatenated) else {}
-    inner = dataset.datasets
-    return (
-        inner if isinstance(inner, dict) else {str(index): part for index, part in enumerate(inner)}
-    )
+    if isinstance(dataset.datasets, dict):
+        return dataset.datasets
+    return {str(index): part for index, part in enumerate(dataset.datasets)}
 
 
 def all_within(dataset: Any) -> Iterator[Any]:
     """Yield a data set and, recursively, the parents of subsets and the parts of concatenations."""
     yield dataset
-    for part in [dataset.dataset] if type(dataset) is Subset else parts_of(dataset).values():
+    if type(dataset) is Subset:
+        yield from all_within(dataset.dataset)
+    for part in parts_of(dataset).values():
         yield from all_within(part)
 
 
 def _ranges(dataset: Any, start: int = 0, prefix: str = "") -> Iterator[tuple[str, int, int]]:
-    for name, part in {} if type(dataset) is StackDataset else parts_of(dataset).items():
-        yield from list(_ranges(part, start, f"{prefix}{name}.")) or [
-            (f"{prefix}{name}", start, start + len(part))
-        ]
+    """Yield the name, the first sample and the end of each innermost part of a concatenation."""
+    if type(dataset) is StackDataset:  # each of its parts has all samples
+        return
+    for name, part in parts_of(dataset).items():
+        within = list(_ranges(part, start, f"{prefix}{name}."))
+        yield from within or [(f"{prefix}{name}", start, start + len(part))]
         start += len(part)
 
 
@@ -150,49 +157,53 @@ def _pieces(value: Any, unknown: dict[str, None], depth: int = 0) -> Iterator[by
     kind = type(value).__qualname__
     if isinstance(value, Tensor) and value.layout == torch.strided:
         yield f"{value.dtype} {tuple(value.shape)}".encode()
-        rows = (
-            value.detach()[:: _stride(value.shape, value.nbytes)] if value.ndim else value.detach()
-        )
-        yield bytes_of(rows.cpu().contiguous()).tobytes()
+        yield bytes_of(_some_rows(value.detach()).cpu().contiguous()).tobytes()
     elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         yield f"{value.dtype.str} {value.shape}".encode()
-        array = np.asarray(value)
-        yield (array[:: _stride(array.shape, array.nbytes)] if array.ndim else array).tobytes()
+        yield _some_rows(np.asarray(value)).tobytes()
     elif value is None or isinstance(value, bool | int | float | complex | bytes | Enum):
         yield f"{kind} {value!r};".encode()
     elif isinstance(value, list | tuple) and set(map(type, value)) <= {bool, int, float}:
         yield f"{kind} {list(value)!r};".encode()
     elif isinstance(value, str | PurePath):
-        text = PurePath(value).name if re.fullmatch(r"(/[^/\s]+)+", str(value)) else str(value)
+        text = str(value)
+        if re.fullmatch(r"(/[^/\s]+)+", text):
+            text = PurePath(text).name
         yield f"{kind} {re.sub('0x[0-9a-f]{6,}', '0x', text)};".encode(errors="surrogatepass")
     elif isinstance(value, Picture):
         yield f"{value.mode} {value.size}".encode() + value.tobytes()
     elif isinstance(value, AbstractSet):
-        yield f"set {sorted(hash_of(each, unknown) for each in value)}".encode()
-    elif depth < 32 and (parts := _parts_of_value(value)) is not None:
+        yield f"set {sorted(hash_of(member, unknown) for member in value)}".encode()
+    else:
+        parts = _parts_of_value(value) if depth < _MAX_DEPTH else None
+        if parts is None:
+            unknown[kind] = None
+            yield kind.encode()
+            return
         yield f"{kind} {len(parts)}".encode()
         for part in parts:
             yield from _pieces(part, unknown, depth + 1)
-    else:
-        unknown[kind] = None
-        yield kind.encode()
 
 
 def _parts_of_value(value: Any) -> Sequence[Any] | None:
     if isinstance(value, Mapping):
-        return [part for key in sorted(value, key=str) for part in (key, value[key])]
+        ordered = [(key, value[key]) for key in sorted(value, key=str)]
+        return [*chain.from_iterable(ordered)]
     if isinstance(value, np.ndarray):
         return list(value.flat)
     if is_dataclass(value) and not isinstance(value, type):
         return [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, Sequence):
         return value
-    return (
-        [part for pair in (children(value) or {}).items() for part in pair]
-        if is_opaque(value)
-        else None
-    )
+    if is_opaque(value):
+        attributes = children(value) or {}
+        return [*chain.from_iterable(attributes.items())]
+    return None
 
 
-def _stride(shape: Sequence[int], size_bytes: int) -> int:
-    return min(max(1, size_bytes // _MAX_BYTES), max(1, shape[0]))
+def _some_rows(array: Any) -> Any:
+    """Return rows of a tensor or an array at even distances, about `_MAX_BYTES` of them."""
+    if array.ndim == 0:
+        return array
+    distance = max(1, array.nbytes // _MAX_BYTES)
+    return array[:: min(distance, max(1, len(array)))]

@@ -80,16 +80,21 @@ class Feed:
         fixed_step: int | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
-        self.device, self.workers, self.puts_back, self.say = device, workers, puts_back, say
-        self.count, self.passes = count, passes
+        if not isinstance(plan, MicroBatches):
+            plan = Cut(plan, micro_batch_size or plan.batch_size)
+        if collate is default_collate:
+            collate = None
         self.dataset = dataset
-        self.plan = (
-            plan
-            if isinstance(plan, MicroBatches)
-            else Cut(plan, micro_batch_size or plan.batch_size)
-        )
-        self.own, self.shared = own or range(self.plan.pieces), own is not None
-        single, collate = by_sample(dataset), None if collate is default_collate else collate
+        self.plan = plan
+        self.device = device
+        self.workers = workers
+        self.count = count
+        self.passes = passes
+        self.puts_back = puts_back
+        self.say = say
+        self.own = own or range(plan.pieces)
+        self.shared = own is not None
+        single = by_sample(dataset)
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
                 "collate-fn-without-samples",
@@ -110,11 +115,11 @@ class Feed:
             collate_fn=collate or default_batch,
             fixed_step=fixed_step,
         )
-        self.ahead: list[MicroBatch] | None = (
-            None  # on CUDA: the next step, whose copies are in flight
-        )
+        # on CUDA: the next step, whose copies are in flight
+        self.ahead: list[MicroBatch] | None = None
         self.reads: Workers | None = None
-        self.step, self.stop = 0, -1
+        self.step = 0
+        self.stop = -1
         self.latest: int | None = None  # the last requested step
 
     def start(self, step: int, *, stop: int | None = None) -> None:
@@ -122,7 +127,8 @@ class Feed:
         configured.
         """
         self.close()
-        self.step, self.stop = step, -1 if stop is None else stop
+        self.step = step
+        self.stop = -1 if stop is None else stop
         if self.workers and self.gather is None:
             from surefoot.data.workers import Workers
 
@@ -146,7 +152,8 @@ class Feed:
             )
         if isinstance(self.plan, BatchLists) and self.plan.begin(step):
             self.start(step, stop=None if self.stop < 0 else self.stop)  # with the new list
-        self.step, self.latest = step + 1, step
+        self.step = step + 1
+        self.latest = step
         if self.device.type != "cuda" or (self.reads is None and self.gather is None):
             return self._build(step)
         current = self._build(step) if self.ahead is None else self.ahead
@@ -173,29 +180,32 @@ class Feed:
         self.ahead = self.reads = None
 
     def _build(self, step: int) -> list[MicroBatch]:
-        micro_batches, pieces = [], self.plan.micro_batches(step)
+        micro_batches = []
+        pieces = self.plan.micro_batches(step)
         for index in self.own:
             ids, epochs = pieces[index]
-            batch = (
-                self._read(step, index, ids, epochs) if self.reads is None else self.reads.next()
-            )
+            if self.reads is None:
+                batch = self._read(step, index, ids, epochs)
+            else:
+                batch = self.reads.next()
             # on the host, before a batch may move itself
             targets = 0 if batch is None else self._count(batch, ids)
             is_substitute = batch is None and self.shared
             if is_substitute:
                 batch = self._substitute(step, pieces)
-            there = (
-                batch if self.device.type == "cpu" else to_device(batch, self.device, pin=self.pins)
-            )
-            # not the plan's arrays
-            own_ids, own_epochs = ids.copy(), epochs.copy()
+            if self.device.type != "cpu":
+                batch = to_device(batch, self.device, pin=self.pins)
             is_padding = is_substitute and len(ids) > 0
-            micro_batches.append(MicroBatch(there, targets, index, own_ids, own_epochs, is_padding))
+            micro_batches.append(
+                # not the plan's arrays
+                MicroBatch(batch, targets, index, ids.copy(), epochs.copy(), is_padding)
+            )
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
-            index, none = last.index + self.own.step, last.sample_ids[:0]
-            own_copy = deepcopy(last.batch)  # a loss may write into it
-            micro_batches.append(MicroBatch(own_copy, 0, index, none, none, is_padding=True))
+            index = last.index + self.own.step
+            no_ids = last.sample_ids[:0]
+            batch = deepcopy(last.batch)  # a loss may write into it
+            micro_batches.append(MicroBatch(batch, 0, index, no_ids, no_ids, is_padding=True))
         return micro_batches
 
     def _substitute(self, step: int, pieces: Sequence[tuple[Ids, Ids]]) -> Any:
@@ -267,7 +277,9 @@ def in_order(
         feed.start(0, stop=steps)
         for step in range(steps):
             (batch,) = feed.micro_batches(step)
-            yield replace(batch, is_padding=True) if step * ranks + rank >= plan.batches else batch
+            if step * ranks + rank >= plan.batches:
+                batch = replace(batch, is_padding=True)
+            yield batch
     finally:
         feed.close()
 
@@ -282,19 +294,20 @@ def to_device(batch: Any, device: torch.device, *, pin: bool = False) -> Any:
     if device.type == "cpu":
         return batch
     if isinstance(batch, Tensor):
-        return (batch.pin_memory() if pin and batch.is_cpu and not batch.is_pinned() else batch).to(
-            device, non_blocking=True
-        )
+        if pin and batch.is_cpu and not batch.is_pinned():
+            batch = batch.pin_memory()
+        return batch.to(device, non_blocking=True)
     if isinstance(batch, Movable) and not isinstance(batch, type):
-        own: Any = copy(batch)  # `to` may change the object, which a data set may still hold
-        own = own.pin_memory() if pin and isinstance(own, Pinnable) else own
-        return own.to(device, non_blocking=True) if _takes_non_blocking(own.to) else own.to(device)
+        movable: Any = copy(batch)  # `to` may change the object, which a data set may still hold
+        if pin and isinstance(movable, Pinnable):
+            movable = movable.pin_memory()
+        if _takes_non_blocking(movable.to):
+            return movable.to(device, non_blocking=True)
+        return movable.to(device)
     parts = children(batch)
-    return (
-        batch
-        if parts is None
-        else rebuilt(batch, [to_device(part, device, pin=pin) for part in parts.values()])
-    )
+    if parts is None:
+        return batch
+    return rebuilt(batch, [to_device(part, device, pin=pin) for part in parts.values()])
 
 
 @runtime_checkable
@@ -307,6 +320,6 @@ class Pinnable(Protocol):
 
 def _takes_non_blocking(method: Callable[..., Any]) -> bool:
     parameters = inspect.signature(method).parameters
-    return "non_blocking" in parameters or any(
-        each.kind is each.VAR_KEYWORD for each in parameters.values()
-    )
+    if "non_blocking" in parameters:
+        return True
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -75,7 +75,7 @@ class TrainData:
             if not is_stream(split.data):  # its rows are recorded before the first step
                 objects[f"splits[{name!r}].data"] = split.data
             objects[f"splits[{name!r}].collate_fn"] = split.collate_fn
-        return {name: each for name, each in objects.items() if each is not None}
+        return {name: value for name, value in objects.items() if value is not None}
 
     @property
     def draws_by_sampler(self) -> bool:
@@ -87,15 +87,12 @@ class TrainData:
         """Return the batch size; listed batches are rounded up to whole micro-batches, which then
         may be smaller.
         """
-        size, piece = self.batch_size, micro_batch_size
-        if (
-            not self.lists_batches
-            or not isinstance(size, int)
-            or not isinstance(piece, int)
-            or piece < 1
-        ):
+        size = self.batch_size
+        if not self.lists_batches or not isinstance(size, int):
             return size
-        return -(-size // piece) * piece
+        if not isinstance(micro_batch_size, int) or micro_batch_size < 1:
+            return size
+        return -(-size // micro_batch_size) * micro_batch_size
 
 
 def planned_sizes(
@@ -196,12 +193,11 @@ def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
     """Return the training data with a text that also names what is not taken from the splits'
     loaders.
     """
-    own = [
-        f"the DataLoader of split {name!r}{split.untaken}"
-        for name, split in splits.items()
-        if split.untaken
-    ]
-    return replace(data, about="; ".join([data.about, *own] if data.about else own))
+    texts = [data.about] if data.about else []
+    for name, split in splits.items():
+        if split.untaken:
+            texts.append(f"the DataLoader of split {name!r}{split.untaken}")
+    return replace(data, about="; ".join(texts))
 
 
 def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:
@@ -234,8 +230,9 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
         return plan_order(order, seed=seed, samples=samples, sizes=sizes)
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
-        is_valid = lengths.ndim in (1, 2) and len(lengths) == samples and lengths.dtype.kind in "iu"
-        if not (is_valid and lengths.size and lengths.min() > 0):
+        is_of_samples = lengths.ndim in (1, 2) and len(lengths) == samples
+        is_integer = lengths.dtype.kind in "iu"
+        if not is_of_samples or not is_integer or not lengths.size or lengths.min() <= 0:
             raise DataError(
                 "lengths-not-of-samples",
                 problem=f"{type(train).__name__}.lengths is {lengths.dtype} of shape"
@@ -258,10 +255,11 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
     return Cut(plan, sizes.micro_batch_size)
 
 
-def _with_samples(micro_batches: Sequence[MicroBatch]) -> MicroBatch | None:
+def _first_with_samples(micro_batches: Sequence[MicroBatch]) -> MicroBatch | None:
     """Return the first micro-batch, or None if there is none or `collate_fn` returned None."""
-    first = next(iter(micro_batches), None)
-    return None if first is None or first.batch is None else first
+    if not micro_batches or micro_batches[0].batch is None:
+        return None
+    return micro_batches[0]
 
 
 def _one_target(batch: Any) -> int:  # noqa: ARG001
@@ -331,9 +329,14 @@ class DataPipeline:
         """Return this rank's feed, not yet started; the caller must seed the global generators
         after each read.
         """
-        all_wait = self.parallel.kind == "fsdp" or self.parallel.sync == "every"  # in each pass
-        own = self._own if all_wait or self.world.size > 1 else None
-        passes = max(map(len, self.shares)) if all_wait else 0
+        own = None
+        passes = 0
+        # ranks that wait for each other in each pass have equally many
+        if self.parallel.kind == "fsdp" or self.parallel.sync == "every":
+            own = self._own
+            passes = max(map(len, self.shares))
+        elif self.world.size > 1:
+            own = self._own
         return self._feed(workers=workers, own=own, passes=passes, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
@@ -348,13 +351,13 @@ class DataPipeline:
 
     def first(self, step: int = 0) -> MicroBatch | None:
         """Return the first micro-batch of this rank in a step, or None if the read fails."""
-        return _with_samples(self.again(step, own=self._own[:1]))
+        return _first_with_samples(self.again(step, own=self._own[:1]))
 
     def beginning(self) -> MicroBatch | None:
         """Return the first micro-batch of the run, equal on all ranks, or None if the read
         fails.
         """
-        return _with_samples(self.again(0, own=range(1)))
+        return _first_with_samples(self.again(0, own=range(1)))
 
     def passes(self, steps: int) -> Iterator[tuple[int, MicroBatch]]:
         """Yield the micro-batches with targets of the first steps, each with its step; the same on
@@ -403,6 +406,7 @@ class DataPipeline:
         rows = self.sizes.micro_batch_size
         if isinstance(self.plan, Buckets):  # rows that fit even if all have the maximal length
             rows = max(1, rows // int(self.plan.longest.max()))
+        are_divided = max_batches is None
         return in_order(
             dataset,
             batch_size=batch_size or rows,
@@ -412,13 +416,16 @@ class DataPipeline:
             count=self.count if counts_targets else _one_target,
             collate=collate or self.collate,
             max_batches=max_batches,
-            rank=self.world.rank if max_batches is None else 0,
-            ranks=self.world.size if max_batches is None else 1,
+            rank=self.world.rank if are_divided else 0,
+            ranks=self.world.size if are_divided else 1,
         )
 
     def code(self) -> list[Any]:
         """Return the objects whose source text says how samples are read."""
-        return [*all_within(self.checked), *([] if self.tape is None else self.tape.stream.code())]
+        objects = [*all_within(self.checked)]
+        if self.tape is not None:
+            objects += self.tape.stream.code()
+        return objects
 
     def close(self) -> None:
         """Stop reading a stream. Recorded rows can still be read."""
@@ -430,10 +437,11 @@ class DataPipeline:
         """The micro-batches of each rank. With exact sums, the ranks of a sharded model copy take
         turns.
         """
-        ranks, take_turns = self.world.size, self.exact and self.parallel.kind == "fsdp"
-        return self.sizes.shares(
-            ranks, shards=max(1, ranks // self.parallel.replicas) if take_turns else 1
-        )
+        ranks = self.world.size
+        shards = 1
+        if self.exact and self.parallel.kind == "fsdp":
+            shards = max(1, ranks // self.parallel.replicas)
+        return self.sizes.shares(ranks, shards=shards)
 
     @property
     def _own(self) -> range:
@@ -441,14 +449,13 @@ class DataPipeline:
 
     @property
     def _feed(self) -> partial[Feed]:
-        device, count, collate = self.world.device, self.count, self.collate
         return partial(
             Feed,
             self.dataset,
             self.plan,
             seed=self.seed,
-            device=device,
-            count=count,
-            collate=collate,
+            device=self.world.device,
+            count=self.count,
+            collate=self.collate,
             fixed_step=None if self.passes_step else 0,
         )
