@@ -28,9 +28,12 @@ from surefoot.errors import ConfigError, DataError, Setting
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 _NAMED_PARTS = 64  # if a data set has more parts, one hash covers all of them
-_TABLES = {"Table", "RecordBatch", "DataFrame", "LazyFrame"}
-_TABLES |= {"FileSystemDataset", "UnionDataset", "InMemoryDataset", "LanceDataset"}
-_TABLES |= {"ParquetFile", "ParquetDataset", "Scanner", "LanceScanner"}
+_TABLES = {  # classes of pyarrow, pandas, polars and lance
+    *("Table", "RecordBatch", "DataFrame", "LazyFrame"),
+    *("FileSystemDataset", "UnionDataset", "InMemoryDataset", "LanceDataset"),
+    *("ParquetFile", "ParquetDataset", "Scanner", "LanceScanner"),
+}
+_MAX_COLUMNS = 8  # a longer list or tuple of arrays is a data set, whose samples are arrays
 _ENDLESS = 1 << 62  # what an endless data set says of its length: often sys.maxsize
 # reads of sample 0; two other samples get half as many. 8 coin flips agree with probability 1/128
 _READINGS = 8
@@ -50,10 +53,11 @@ def is_stream(train: Any) -> bool:
     """
     if isinstance(train, DataLoader):
         return isinstance(train.dataset, IterableDataset)
-    indexed = hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type)
-    return isinstance(train, IterableDataset) or (
-        not indexed and (callable(train) or hasattr(train, "__iter__"))
-    )
+    if isinstance(train, IterableDataset):
+        return True
+    if hasattr(train, "__getitem__") or isinstance(train, Gathers | set | frozenset | type):
+        return False
+    return callable(train) or hasattr(train, "__iter__")
 
 
 def check_samples(
@@ -78,17 +82,18 @@ def check_samples(
             remedy=cure,
             kind=name,
         )
-    lengths = [len(part) for part in dataset] if is_tensors(dataset) else []
-    if len(set(lengths)) > 1:
-        raise DataError(
-            "tensors-differ-in-length",
-            problem=f"the tensors of a data set differ in length: {', '.join(map(str, lengths))}",
-            lengths=lengths,
-        )
+    if is_tensors(dataset):
+        lengths = [len(tensor) for tensor in dataset]
+        if len(set(lengths)) > 1:
+            raise DataError(
+                "tensors-differ-in-length",
+                problem="the tensors of a data set differ in length:"
+                f" {', '.join(map(str, lengths))}",
+                lengths=lengths,
+            )
     gather = gather_fn(dataset)
-    if isinstance(dataset, IterableDataset) or (
-        gather is None and not hasattr(dataset, "__getitem__")
-    ):
+    is_indexed = gather is not None or hasattr(dataset, "__getitem__")
+    if isinstance(dataset, IterableDataset) or not is_indexed:
         iterated = "data" if hasattr(dataset, "__iter__") else "data()"  # of a function
         raise DataError(
             "data-set-only-iterated",
@@ -142,46 +147,56 @@ def count_samples(dataset: Any) -> int:
 
 
 def _what_instead(dataset: Any) -> tuple[str, str] | None:
-    parts = list(dataset) if isinstance(dataset, tuple | list) and len(dataset) <= 8 else []
-    arrays = [isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in parts]
+    """Return what is given in place of a data set, and what to write; None for a data set."""
     if isinstance(dataset, Tensor):
-        return (
-            "a Tensor",
-            "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)",
-        )
+        cure = "give a tuple of tensors whose rows are samples: (inputs, targets), or (inputs,)"
+        return "a Tensor", cure
     if isinstance(dataset, str | Path):
         cure = "load it first: sf.data.load_documents(path), load_images(path), load_pairs(path), or torch.load(path)"
         if Path(dataset).suffix in (".parquet", ".arrow", ".feather"):
             cure = "give its rows: sf.data.Table(path)"
         return f"the path {str(dataset)!r}", cure
-    package, name = type(dataset).__module__.partition(".")[0], type(dataset).__name__
+    package = type(dataset).__module__.partition(".")[0]
+    name = type(dataset).__name__
     if package in ("pyarrow", "pandas", "polars", "lance") and name in _TABLES:
         return f"a {name} of {package}", "give its rows: sf.data.Table(table)"
-    if isinstance(dataset, Mapping) and all(isinstance(part, Tensor) for part in dataset.values()):
-        cure = "give a tuple of the tensors, (inputs, targets), or an object with __getitem__(index) and __len__()"
-        return "a dictionary of tensors", cure
-    if isinstance(dataset, Mapping) and dataset and all(isinstance(key, str) for key in dataset):
-        names = [*dataset]
-        which = f"a {type(dataset).__name__} of {', '.join(names[:4])}{' ...' * (len(names) > 4)}"
-        return (
-            which,
-            f"give one of its entries: data[{names[0]!r}], and others as splits={{{names[-1]!r}: sf.Split(...)}}",
-        )
-    if isinstance(dataset, tuple) and parts and all(arrays) and not is_tensors(dataset):
-        tensors = "tensors and " if any(isinstance(part, Tensor) for part in parts) else ""
-        return (
-            f"a tuple of {tensors}NumPy arrays",
-            "convert them to tensors: tuple(map(torch.as_tensor, arrays))",
-        )
-    if isinstance(dataset, list) and len(parts) > 1 and all(arrays) and _are_columns(parts):
+    if isinstance(dataset, Mapping):
+        return _what_instead_of_mapping(dataset)
+    if not isinstance(dataset, tuple | list) or not 0 < len(dataset) <= _MAX_COLUMNS:
+        return None
+    if not all(isinstance(part, np.ndarray | Tensor) and part.ndim > 0 for part in dataset):
+        return None
+    if isinstance(dataset, tuple) and not is_tensors(dataset):
+        tensors = "tensors and " if any(isinstance(part, Tensor) for part in dataset) else ""
+        cure = "convert them to tensors: tuple(map(torch.as_tensor, arrays))"
+        return f"a tuple of {tensors}NumPy arrays", cure
+    if isinstance(dataset, list) and len(dataset) > 1 and _are_columns(dataset):
         cure = "give a tuple of tensors, (inputs, targets): tuple(map(torch.as_tensor, columns))"
-        return f"a list of {len(parts)} columns", cure
+        return f"a list of {len(dataset)} columns", cure
     return None
 
 
-def _are_columns(parts: Sequence[Any]) -> bool:
-    kinds = {(part.shape[1:], str(part.dtype)) for part in parts}
-    return len(set(map(len, parts))) == 1 and len(parts[0]) > 1 and len(kinds) > 1
+def _what_instead_of_mapping(dataset: Mapping[Any, Any]) -> tuple[str, str] | None:
+    if all(isinstance(value, Tensor) for value in dataset.values()):
+        cure = "give a tuple of the tensors, (inputs, targets), or an object with __getitem__(index) and __len__()"
+        return "a dictionary of tensors", cure
+    if not all(isinstance(key, str) for key in dataset):
+        return None
+    names = [*dataset]
+    shown = ", ".join(names[:4])
+    if len(names) > 4:
+        shown += " ..."
+    cure = f"give one of its entries: data[{names[0]!r}], and others as splits={{{names[-1]!r}: sf.Split(...)}}"
+    return f"a {type(dataset).__name__} of {shown}", cure
+
+
+def _are_columns(arrays: Sequence[Any]) -> bool:
+    """Return True for arrays that are as long as each other, but no rows of one table: their other
+    sizes or types differ.
+    """
+    lengths = {len(array) for array in arrays}
+    forms = {(array.shape[1:], str(array.dtype)) for array in arrays}
+    return len(lengths) == 1 and len(arrays[0]) > 1 and len(forms) > 1
 
 
 def _refuse_batches(entries: list[Any], batch_size: int) -> None:
@@ -311,7 +326,7 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Fingerprinted):
         return {"type": type(dataset).__name__, **dataset.fingerprint()}
     if type(dataset) is Subset:
-        indices = [getattr(index, "item", lambda index=index: index)() for index in dataset.indices]
+        indices = [_plain(index) for index in dataset.indices]
         return {
             "type": "Subset",
             "samples": len(indices),
@@ -321,17 +336,15 @@ def fingerprint(dataset: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {"type": type(dataset).__name__}
     if hasattr(dataset, "__len__"):  # the parent of a subset may lack a length
         fields["samples"] = sample_count(dataset)
-    if parts_in_memory := tensors_of(dataset):
-        fields["sha256"] = hash_of(parts_in_memory)
+    tensors_in_memory = tensors_of(dataset)
+    if tensors_in_memory:
+        fields["sha256"] = hash_of(tensors_in_memory)
     elif is_hugging_face(dataset) and len(dataset):
         fields["sha256"] = hash_of_hugging_face(dataset)
-    elif type(dataset) in (list, tuple, dict, np.ndarray) and len(dataset):
-        samples = (
-            sorted(dataset.items(), key=lambda pair: str(pair[0]))
-            if isinstance(dataset, dict)
-            else dataset
-        )
-        fields["sha256"] = hash_of_list(samples)
+    elif type(dataset) is dict and dataset:
+        fields["sha256"] = hash_of_list(sorted(dataset.items(), key=lambda item: str(item[0])))
+    elif type(dataset) in (list, tuple, np.ndarray) and len(dataset):
+        fields["sha256"] = hash_of_list(dataset)
     parts = {name: fingerprint(part) for name, part in parts_of(dataset).items()}
     if len(parts) > _NAMED_PARTS:
         fields["sha256"] = hash_of(parts)
@@ -344,25 +357,33 @@ def digest_of_samples(dataset: Any, *, seed: int) -> str:
     """Return a hash of the number of samples and of the first, middle and last one, as a run with
     this seed reads them.
     """
-    gather, samples = gather_fn(dataset), sample_count(dataset)
+    gather = gather_fn(dataset)
     reads = SampleArguments(dataset)
+    count = sample_count(dataset)
     with untouched():
-        chosen = [_read(dataset, gather, reads, seed, each) for each in _spread(samples)]
-        return hash_of([samples, *map(hash_of, chosen)])
+        chosen = [
+            _read(dataset, gather, reads, seed, sample) for sample in _first_middle_last(count)
+        ]
+        return hash_of([count, *map(hash_of, chosen)])
 
 
-def _spread(samples: int) -> list[int]:
+def _plain(index: Any) -> Any:
+    """Return an index of NumPy or torch as a number of Python."""
+    return index.item() if hasattr(index, "item") else index
+
+
+def _first_middle_last(samples: int) -> list[int]:
     return sorted({0, samples // 2, samples - 1})
 
 
 def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
-    name, reads = type(dataset).__name__, SampleArguments(dataset)
-    for sample in _spread(samples):
-        readings = _READINGS if sample == 0 else _READINGS // 2
-        hashes = {
-            hash_of(_read(dataset, gather, reads, seed, sample, reading=reading))
-            for reading in range(readings)
-        }
+    name = type(dataset).__name__
+    reads = SampleArguments(dataset)
+    for sample in _first_middle_last(samples):
+        hashes = set()
+        for reading in range(_READINGS if sample == 0 else _READINGS // 2):
+            value = _read(dataset, gather, reads, seed, sample, reading=reading)
+            hashes.add(hash_of(value))
         if len(hashes) > 1:
             if gather is not None:
                 raise DataError(
