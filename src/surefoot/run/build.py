@@ -190,14 +190,13 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     differ between ranks. Collective.
     """
     parallel = settings.parallel
-    sharded = (parallel.kind if isinstance(parallel, Strategy) else parallel) == "fsdp"
-    world = joined(settings.device, sharded=sharded)
+    kind = parallel.kind if isinstance(parallel, Strategy) else parallel
+    world = joined(settings.device, sharded=kind == "fsdp")
     if world.size > 1:
         from surefoot.distributed.consistency import check_same_on_all_ranks, comparable
 
-        check_same_on_all_ranks(
-            world, comparable(shared_by_ranks(settings)) | {"device": world.device.type}
-        )
+        shared = comparable(shared_by_ranks(settings))
+        check_same_on_all_ranks(world, shared | {"device": world.device.type})
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 
@@ -232,7 +231,8 @@ def read_data(
     """Plan the samples of each step, and check the data of training and splits. `unless_built` ends
     what begins here. Collective.
     """
-    seed, behavior = settings.seed, beginning.behavior
+    seed = settings.seed
+    behavior = beginning.behavior
     out = None
     if settings.run_dir is not None:
         out = absolute_path(run_path(settings.run_dir, setting="run_dir"))
@@ -315,7 +315,8 @@ def build_models(
     """Build the models with the run's seed and rank 0's weights, and plan the training of each
     model. Collective.
     """
-    optimizer, device = settings.optimizer, world.device
+    optimizer = settings.optimizer
+    device = world.device
     models, compiled_names = assembly.built_models(
         settings.model, seed=settings.seed, device=device, precision=settings.precision
     )
@@ -331,13 +332,15 @@ def build_models(
     if compiled_names:
         # by the user: the run compiles them, so that resumed steps are compiled alike
         notes.append(
-            f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile = True)"
+            f"{', '.join(compiled_names)} was compiled: the run compiles its models itself (compile ="
+            " True)"
         )
     if settings.sync_batch_norm:
         from surefoot.distributed.ddp import synchronized
 
         models = synchronized(models)
-        notes += ["sync_batch_norm has no effect in one process"] * (world.size == 1)
+        if world.size == 1:
+            notes.append("sync_batch_norm has no effect in one process")
     if settings.sync_batch_norm or world.ranks > 1:
         from surefoot.distributed.sync_batch_norm import has_synchronized_norms, synchronize_on_cpu
 
@@ -353,13 +356,13 @@ def build_models(
         behavior=behavior,
     )
     architecture = {name: printed(model) for name, model in models.items()}
-    recomputed, how = None, settings.activation_checkpointing
+    recomputed = None
+    how = settings.activation_checkpointing
     if how != "off":  # after EMA copies, which need no gradient
         from surefoot.train.activation_checkpointing import compute_again, in_words
 
-        recomputed = in_words(
-            how, compute_again(models, how, blocks=settings.activation_checkpointing_modules)
-        )
+        blocks = compute_again(models, how, blocks=settings.activation_checkpointing_modules)
+        recomputed = in_words(how, blocks)
     return Models(
         models,
         parallel,
@@ -380,7 +383,9 @@ def check_first_batch(
     """Test one micro-batch before distributed training. Raises `ConfigError` if the strategy cannot
     train the models. Collective.
     """
-    world, parallel, is_sharded = pipeline.world, models.parallel, models.parallel.kind == "fsdp"
+    world = pipeline.world
+    parallel = models.parallel
+    is_sharded = parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return
     from surefoot.distributed.blocks import gathered
@@ -389,6 +394,10 @@ def check_first_batch(
     precision: str = settings.precision
     if precision == "auto" and beginning.precision is not None:
         precision = beginning.precision  # of a new run it is resolved later, by the table of speeds
+    gathered_parts: list[nn.Module] = []
+    if is_sharded:
+        for model in models.by_name.values():
+            gathered_parts += gathered(model, parallel)
     check_first_pass(
         models.by_name,
         settings.loss,
@@ -396,9 +405,7 @@ def check_first_batch(
         precision=chosen_precision(precision, world.device),
         world=world,
         allow_unused=parallel.find_unused_parameters,
-        gathered=[part for model in models.by_name.values() for part in gathered(model, parallel)]
-        if is_sharded
-        else (),
+        gathered=gathered_parts,
     )
 
 
@@ -453,8 +460,11 @@ def assemble(
     """Assemble the components: wrap the models for their ranks, and prepare evaluation, checkpoints
     and records.
     """
-    pipeline, times, splits = run_data.pipeline, plan.times, run_data.splits
-    world, parallel = pipeline.world, plan.parallel
+    pipeline = run_data.pipeline
+    splits = run_data.splits
+    times = plan.times
+    world = pipeline.world
+    parallel = plan.parallel
     precision = chosen_precision(
         plan.precision, world.device, updates_on="cpu" if parallel.cpu_offload else None
     )
@@ -482,9 +492,9 @@ def assemble(
     screens = [console, None if text_log is None else text_log.console]
 
     def say(text: str) -> None:
-        for each in screens:
-            if each is not None:
-                each.say(text)
+        for screen_or_log in screens:
+            if screen_or_log is not None:
+                screen_or_log.say(text)
 
     checkpointing = None
     if directory is not None:

@@ -60,28 +60,29 @@ def built_models(
     Factories run with seeded generators. Models are returned without the wrappers of
     `torch.compile`.
     """
+    on_meta = device.type == "meta"
+    convert = None
+    if precision in FORMATS and not on_meta:
+        convert = FORMATS[precision].convert
     built: dict[str, nn.Module] = {}
     compiled_names: list[str] = []
-    for index, (name, source) in enumerate(
-        (model if isinstance(model, Mapping) else {"model": model}).items()
-    ):
-        with (
-            untouched(),
-            device if device.type == "meta" else nullcontext(),
-        ):  # the meta device allocates no memory
+    sources = model if isinstance(model, Mapping) else {"model": model}
+    for index, (name, source) in enumerate(sources.items()):
+        # the meta device allocates no memory
+        with untouched(), device if on_meta else nullcontext():
             seed_generators(fold(stream_key(seed, "model"), index))
-            built_model: Any = (
-                source if isinstance(source, nn.Module) or not callable(source) else _called(source)
-            )
-        if not isinstance(built_model, nn.Module):
-            refuse_other_than_model(name, built_model)
-        built_model, was_compiled = uncompiled(built_model)
-        refuse_kind(name, built_model, on_meta=device.type == "meta")
-        compiled_names += [name] * was_compiled
-        convert = (
-            FORMATS[precision].convert if precision in FORMATS and device.type != "meta" else None
-        )
-        built[name] = (built_model if convert is None else convert(built_model, device)).to(device)
+            module: Any = source
+            if callable(source) and not isinstance(source, nn.Module):
+                module = _called(source)
+        if not isinstance(module, nn.Module):
+            refuse_other_than_model(name, module)
+        module, was_compiled = uncompiled(module)
+        refuse_kind(name, module, on_meta=on_meta)
+        if was_compiled:
+            compiled_names.append(name)
+        if convert is not None:
+            module = convert(module, device)
+        built[name] = module.to(device)
     return built, compiled_names
 
 
@@ -103,7 +104,8 @@ def set_to_train(models: Mapping[str, nn.Module], *, trained: Collection[str]) -
         if name in trained and not any(part.training for part in model.modules()):
             model.train()
             notes.append(
-                f"{name} was passed in evaluation mode (no dropout, fixed statistics); it is trained in training mode"
+                f"{name} was passed in evaluation mode (no dropout, fixed statistics); it is trained"
+                " in training mode"
             )
     return notes
 
@@ -163,14 +165,12 @@ def decided(
             setting="optimizer",
             value=foreign,
         )
-    decisions = {
-        name: _decided(name, models, spec, clip=clip, behavior=behavior)
-        for name, spec in named.items()
-    }
+    decisions = {}
     for name, spec in named.items():
-        if ema is not None or (
-            isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
-        ):
+        decisions[name] = _decided(name, models, spec, clip=clip, behavior=behavior)
+    for name, spec in named.items():
+        averages = isinstance(spec, OptimizerSpec) and kind_named(spec.name).average is not None
+        if ema is not None or averages:
             from surefoot.optim.ema import copy_model
 
             model_copy = copy_model(models[name], takes_rest=behavior >= AVERAGES)
@@ -187,36 +187,52 @@ def _decided(
     behavior: int,
     trained: set[str] | None = None,
 ) -> TrainingPlan:
-    model, by_spec = models[name], spec if isinstance(spec, OptimizerSpec) else None
+    """Return the training plan of a model. `trained` names its trained parameters, if these changed
+    after the beginning.
+    """
+    model = models[name]
+    by_spec = spec if isinstance(spec, OptimizerSpec) else None
     factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
-    if stays := [
-        each for each, factor in factors.items() if factor == 0 and each in (trained or ())
-    ]:
-        raise ConfigError(
-            "unfrozen-without-learning-rate",
-            problem=f"requires_grad of {stays[0]} is now True, but its learning rate is 0",
-            reason="it would get gradients and never change",
-            remedy="remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and freeze"
-            " it with\nrequires_grad_(False) before Run(...): then it can be unfrozen during training",
-            parameter=stays[0],
-        )
     if trained is None:
         freeze(model, factors)
-    strength, decay = (
-        (0.0, "matrices") if by_spec is None else (by_spec.weight_decay, by_spec.decay)
-    )
+    else:
+        _refuse_without_rate(factors, trained)
+    strength = 0.0
+    decay = "matrices"
+    if by_spec is not None:
+        strength = by_spec.weight_decay
+        decay = by_spec.decay
     groups = parameter_groups(model, strength, decay=decay, rates=factors, trained=trained)
-    if not (parameters := [parameter for group in groups for parameter in group.parameters]):
+    parameters = [parameter for group in groups for parameter in group.parameters]
+    if not parameters:
         raise _nothing_to_train(name, models)
-    if by_spec is not None and (split := kind_named(by_spec.name).split) is not None:
-        groups = split(model, groups, by_spec.settings, behavior)
+    if by_spec is not None:
+        split = kind_named(by_spec.name).split
+        if split is not None:
+            groups = split(model, groups, by_spec.settings, behavior)
     return TrainingPlan(spec, factors, groups, clipped_parameters(clip, model, parameters), None)
 
 
+def _refuse_without_rate(factors: Mapping[str, float], trained: set[str]) -> None:
+    """Raise `ConfigError` if a trained parameter has a learning rate of 0."""
+    for parameter, factor in factors.items():
+        if factor == 0 and parameter in trained:
+            raise ConfigError(
+                "unfrozen-without-learning-rate",
+                problem=f"requires_grad of {parameter} is now True, but its learning rate is 0",
+                reason="it would get gradients and never change",
+                remedy="remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and"
+                " freeze it with\nrequires_grad_(False) before Run(...): then it can be unfrozen"
+                " during training",
+                parameter=parameter,
+            )
+
+
 def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError:
-    others = [
-        each for each, model in models.items() if any(p.requires_grad for p in model.parameters())
-    ]
+    others = []
+    for other, model in models.items():
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            others.append(other)
     if not others:
         return ConfigError(
             "nothing-to-train",
@@ -224,7 +240,7 @@ def _nothing_to_train(name: str, models: Mapping[str, nn.Module]) -> ConfigError
             reason="is every requires_grad False?",
             model=name,
         )
-    wanted = ", ".join(f"{each!r}: ..." for each in others)
+    wanted = ", ".join(f"{other!r}: ..." for other in others)
     return ConfigError(
         "optimizer-of-frozen-model",
         problem=f"{name} has no trainable parameter, but has an optimizer ({', '.join(models)})",
@@ -246,24 +262,26 @@ def shard_models(models: Models, pipeline: DataPipeline) -> Models:
     from surefoot.distributed.fsdp import Fsdp  # this import takes seconds
     from surefoot.distributed.sharded_model import shard_model
 
-    world, parallel, decisions = pipeline.world, models.parallel, dict(models.decisions)
+    world = pipeline.world
+    parallel = models.parallel
+    decisions = dict(models.decisions)
     exact = pipeline.exact
     nominal = None if exact and pipeline.sizes.pieces == 1 else float(pipeline.sizes.batch_size)
     fsdp = Fsdp(world, parallel, nominal, {}, shares=pipeline.shares if exact else None)
     for name, model in models.by_name.items():
         parameters = list(model.parameters())
-        fsdp.models[name] = live = shard_model(model, world, parallel, exact=exact)
+        sharded = shard_model(model, world, parallel, exact=exact)
+        fsdp.models[name] = sharded
         if name not in decisions:
             continue
         model_copy = decisions[name].model_copy
         if model_copy is not None:
-            copied = shard_model(model_copy.model, world, parallel, exact=exact)
-            fsdp.model_copies.append(copied)
-            pairs = zip(live.shards.values(), copied.shards.values(), strict=True)
+            sharded_copy = shard_model(model_copy.model, world, parallel, exact=exact)
+            fsdp.model_copies.append(sharded_copy)
+            pairs = zip(sharded.shards.values(), sharded_copy.shards.values(), strict=True)
             model_copy = replace(model_copy, pairs=[*pairs])
-        decisions[name] = decisions[name].on(
-            dict(zip(parameters, live.shards.values(), strict=True)), model_copy
-        )
+        shards = dict(zip(parameters, sharded.shards.values(), strict=True))
+        decisions[name] = decisions[name].on(shards, model_copy)
     fsdp.sum_exactly()
     return replace(models, decisions=decisions, fsdp=fsdp)
 
@@ -281,7 +299,9 @@ def built_state(
     """Build the state before step 0: models, one optimizer with clipping per trained model, and EMA
     models.
     """
-    world, models, decisions = pipeline.world, planned.by_name, planned.decisions
+    world = pipeline.world
+    models = planned.by_name
+    decisions = planned.decisions
     buffers = BatchStatistics(
         models,
         world=world,
@@ -318,11 +338,10 @@ def built_state(
             ema_models[name] = average
 
     def rebuild(name: str, trained: set[str]) -> None:
-        spec, model_copy = decisions[name].spec, decisions[name].model_copy
-        plan = replace(
-            _decided(name, models, spec, clip=clip, behavior=behavior, trained=trained),
-            model_copy=model_copy,
-        )
+        spec = decisions[name].spec
+        model_copy = decisions[name].model_copy
+        plan = _decided(name, models, spec, clip=clip, behavior=behavior, trained=trained)
+        plan = replace(plan, model_copy=model_copy)
         joining = set(plan.parameters) - set(optimizers[name].parameters)
         clear([*joining])  # gradients from a step in which they were frozen
         if model_copy is not None:
@@ -331,17 +350,15 @@ def built_state(
 
     for name, plan in decisions.items():
         build(name, plan)
+    trained_names = {}
+    for name, plan in decisions.items():
+        trained_names[name] = {parameter for group in plan.groups for parameter in group.names}
     state.trainable = Trainable(
         models,
-        {
-            name: {each for group in plan.groups for each in group.names}
-            for name, plan in decisions.items()
-        },
+        trained_names,
         rebuild=rebuild,
         joins_in_step=world.size == 1,
-        sharded=any(
-            holders(trained.parameters) is not None for trained in state.optimizers.values()
-        ),
+        sharded=any(holders(trained.parameters) is not None for trained in optimizers.values()),
     )
     return state
 
@@ -406,9 +423,17 @@ def notes(optimizers: Mapping[str, RunOptimizer], schedule: AnySchedule) -> list
     """Return notes: a scheduler that does not reach its end, and averaging optimizers whose
     learning rate is lowered.
     """
+    lines = []
+    if isinstance(schedule, Sampled) and schedule.note:
+        lines.append(schedule.note)
     shape = schedule.to_dict()["shape"]
-    return ([schedule.note] if isinstance(schedule, Sampled) and schedule.note else []) + [
-        f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate: {Setting('schedule.name', 'constant')}"
-        for kind in (kind_of(trained.optimizer) for trained in optimizers.values())
-        if shape != "constant" and kind is not None and kind.average is not None
-    ]
+    if shape == "constant":
+        return lines
+    for trained in optimizers.values():
+        kind = kind_of(trained.optimizer)
+        if kind is not None and kind.average is not None:
+            lines.append(
+                f"{kind.name} needs no learning-rate decay, but {shape} lowers the learning rate:"
+                f" {Setting('schedule.name', 'constant')}"
+            )
+    return lines

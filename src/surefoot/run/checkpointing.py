@@ -58,7 +58,10 @@ class Checkpointing:
         world: World,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.world, self.times, self.say, self.now = world, times, say, now
+        self.world = world
+        self.times = times
+        self.say = say
+        self.now = now
         self.before_write = BeforeWrite(directory)
         self.store = Store(
             directory.checkpoints,
@@ -77,8 +80,9 @@ class Checkpointing:
         self.frozen: FrozenTensors | None = None  # of a run with frozen parameters
         self.save_requested = False  # because of a new best score or a signal
         self.started_step: int | None = None  # step of the newest save, finished or not
-        self.started_at, self.longest_s = now(), 0.0
+        self.started_at = now()  # of the newest save
         self.copying_s = 0.0  # duration for which training waited for the newest save
+        self.longest_s = 0.0  # duration of the longest save
 
     def due(self, done: int) -> bool:
         """Return True if a save is due after `done` steps or was requested. The result is equal on
@@ -88,34 +92,38 @@ class Checkpointing:
         return self.save_requested or every["save_every"].due(done) or every["keep_every"].due(done)
 
     def wanted(self) -> bool:
-        """Return True on rank 0 if a save is due by time, or if a failed save must be retried."""
+        """Return True on rank 0 if a save is due by time, or if a failed save must be retried.
+        Called before every step.
+        """
         if not self.world.is_main:
             return False
         tape = self.before_write.tape
         if tape is not None and tape.wants_save and self.started_step == self.writer.saved:
             return True
-        every, since_s = self.times.every["save_every"], self.now() - self.started_at
+        every = self.times.every["save_every"]
+        since_s = self.now() - self.started_at
+        has_failed = self.writer.failure is not None
         soonest_s = every.seconds_if_cheap or every.seconds
-        if self.writer.failure is None and (
-            soonest_s is None or since_s < soonest_s
-        ):  # called before every step
+        if not has_failed and (soonest_s is None or since_s < soonest_s):
             return False
+        if has_failed and since_s >= _RETRY_S:
+            return True
         every_s = every.interval_s(cost_s=self.copying_s + self.writer.took_s)
-        return (every_s is not None and since_s >= every_s) or (
-            self.writer.failure is not None and since_s >= _RETRY_S
-        )
+        return every_s is not None and since_s >= every_s
 
     def save(self, packed: Packing, *, protected: tuple[int, ...] = (), wait: bool = False) -> None:
         """Copy the state and write it in the background. Warns if the previous save failed. All
         ranks call `save` after the same step.
         """
-        self.save_requested, self.started_at = False, self.now()
+        self.save_requested = False
+        self.started_at = self.now()
         self.wait()
-        waited_s = self.now() - self.started_at
+        copying_from = self.now()
         with self.memory.reused():  # no save is running
             checkpoint = packed(self._bases)
         self.writer.submit(checkpoint, protected=protected)
-        self.started_step, self.copying_s = checkpoint.step, self.now() - self.started_at - waited_s
+        self.started_step = checkpoint.step
+        self.copying_s = self.now() - copying_from
         if wait:
             self.writer.wait()
         self.longest_s = max(self.longest_s, self.now() - self.started_at)
@@ -129,7 +137,8 @@ class Checkpointing:
             self.say(f"warning: {self.writer.not_pruned}")
         if self.writer.failure is not None:
             self.say(
-                f"WARNING: NOT SAVED: {self.writer.failure}\n  training continues, and the next attempt to save is in {_RETRY_S:.0f} s"
+                f"WARNING: NOT SAVED: {self.writer.failure}\n  training continues, and the next attempt"
+                f" to save is in {_RETRY_S:.0f} s"
             )
 
     def finish(self, step: int, packed: Packing, *, protected: tuple[int, ...] = ()) -> None:
@@ -137,23 +146,27 @@ class Checkpointing:
         if the save fails. Collective.
         """
         self.writer.wait()
-        owed = self.started_step != step or self.writer.failure is not None or self.save_requested
-        if any(self.world.gathered(owed)):
+        has_failed = self.writer.failure is not None
+        is_unsaved = self.started_step != step or has_failed or self.save_requested
+        if any(self.world.gathered(is_unsaved)):
             self.save(packed, protected=protected, wait=True)
         failure = self.writer.failure
-        for described in self.world.gathered(None if failure is None else failure.to_dict()):
-            if described is not None:
-                raise failure or error_of_dict(described)
+        failures = self.world.gathered(None if failure is None else failure.to_dict())
+        for failure_of_rank in failures:
+            if failure_of_rank is not None:
+                raise failure or error_of_dict(failure_of_rank)
         self.wait()
         self.memory = HostMemory()
 
     def resumed(self, checkpoint: Checkpoint, frozen: "Frozen") -> None:
         """Continue after a checkpoint that was restored; `frozen` are its frozen tensors."""
-        self.started_step = self.writer.saved = checkpoint.step
+        self.started_step = checkpoint.step
+        self.writer.saved = checkpoint.step
         if frozen:
             self._frozen_tensors().resumed(checkpoint, frozen)
 
     def lost(self) -> bool:
+        """Return True if the newest checkpoint was deleted."""
         self.writer.wait()
         return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
 
@@ -184,5 +197,6 @@ class Checkpointing:
     def _frozen_tensors(self) -> "FrozenTensors":
         from surefoot.checkpoint.frozen import FrozenTensors
 
-        self.frozen = self.frozen or FrozenTensors(self.store, self.world)
+        if self.frozen is None:
+            self.frozen = FrozenTensors(self.store, self.world)
         return self.frozen

@@ -16,16 +16,18 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
     rank caused the `problem`.
     """
     heartbeat = parts.world.heartbeat
-    if isinstance(problem, Exception) and (lost := heartbeat.cause(problem)) is not None:
-        raise lost from problem
-    if not isinstance(problem, Exception) or isinstance(
-        problem, DivergedError
-    ):  # a divergence occurs on all ranks
+    if not isinstance(problem, Exception):
         heartbeat.goodbye()
-    else:
-        heartbeat.failed(problem)
-        if parts.checkpointing is not None:
-            parts.checkpointing.writer.hurry()
+        return
+    lost = heartbeat.cause(problem)
+    if lost is not None:
+        raise lost from problem
+    if isinstance(problem, DivergedError):  # on all ranks
+        heartbeat.goodbye()
+        return
+    heartbeat.failed(problem)
+    if parts.checkpointing is not None:
+        parts.checkpointing.writer.hurry()
 
 
 def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None:
@@ -40,14 +42,16 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
         return
     if parts.checkpointing is not None:
         parts.checkpointing.wait()
-    standing, look, text = messages.standing(parts), {}, None
+    standing = messages.standing(parts)
+    text = None
+    seen = None
     if isinstance(problem, DivergedError) and problem.step is not None:
-        step, text, look = (
-            problem.step,
-            problem.text,
-            {} if problem.seen is None else {"seen": problem.seen},
-        )
-    name = f"crash/step-{step:08d}" + (f"-rank-{parts.world.rank}" if parts.world.rank else "")
+        step = problem.step
+        text = problem.text
+        seen = problem.seen
+    name = f"crash/step-{step:08d}"
+    if parts.world.rank:
+        name += f"-rank-{parts.world.rank}"
     try:
         report = {
             "error": f"{type(problem).__name__}: {problem}",
@@ -55,20 +59,17 @@ def write_report(problem: Exception, parts: RunComponents, *, step: int) -> None
             "samples": [list(ids) for ids in parts.pipeline.samples(step)],
             "traceback": traceback.format_exception(problem),
             "how_to_go_on": standing,
-            **look,
         }
+        if seen is not None:
+            report["seen"] = seen
         make_no_follow(parts.directory.path / "crash")
         parts.directory.write_text(f"{name}.json", json.dumps(report, indent=1))
         if text is not None:
             parts.directory.write_text(f"{name}.txt", f"{problem}\n\n{text}\n")
-        if not isinstance(
-            problem, SurefootError
-        ):  # its message already names the newest checkpoint
+        if not isinstance(problem, SurefootError):  # its message names the newest checkpoint
             parts.say(f"\n{standing}\n  the crash report is in {parts.directory.shown / 'crash'}")
-    except (
-        OSError,
-        CheckpointError,
-    ) as another:  # this error must not hide the error that ended the run
+    except (OSError, CheckpointError) as another:
+        # this error must not hide the error that ended the run
         parts.say(f"warning: {another}")
 
 

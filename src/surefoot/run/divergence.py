@@ -35,14 +35,17 @@ def diverged(parts: RunComponents, saves: Saves | None) -> DivergedError:
         saves.finish(parts.state.step)
         path = checkpointing.store.path(parts.state.step)
         stands = f"the weights after step {first} are saved as {path}"
-    look = after.look_at_diverged_step(parts, in_a_row or [first])
     known = [stands]
-    seen: dict[str, Any] = {"not_looked_at": look}
     text = None
-    if not isinstance(look, str):
-        known = [*([look.sentence] if look.sentence else []), stands]
+    look = after.look_at_diverged_step(parts, in_a_row or [first])
+    if isinstance(look, str):
+        seen: dict[str, Any] = {"not_looked_at": look}
+    else:
         seen = look.plain
-        text = look.text if parts.world.is_main else None
+        if look.sentence:
+            known.insert(0, look.sentence)
+        if parts.world.is_main:
+            text = look.text
     stayed = "and stayed non-finite; none of these steps was applied"
     if parts.settings.max_bad_steps == 0:  # later steps were skipped unconditionally
         stayed = "(max_bad_steps is 0); neither this step nor a later one was applied"
@@ -60,24 +63,26 @@ def diverged(parts: RunComponents, saves: Saves | None) -> DivergedError:
 
 
 def _nothing_changed_since(parts: RunComponents, step: int) -> bool:
-    # else another update may be applied
-    alone = len(parts.state.optimizers) == 1 and parts.task.loss is not None
-    best, feedback = parts.run_state.best, parts.run_state.feedback
-    watched_steps = [each.step or 0 for each in parts.run_state.watches]
-    if best is not None:
-        watched_steps += best.steps
-    evaluated = any(watched > step for watched in watched_steps) or (
-        feedback is not None and feedback.standing.step > step
-    )
-    return alone and not (
-        parts.run_state.precision.loss_scale or parts.run_state.user_state.objects or evaluated
-    )
+    """Return True if the state is that after `step`, but for counters of skipped steps."""
+    run_state = parts.run_state
+    if len(parts.state.optimizers) > 1 or parts.task.loss is None:
+        return False  # another update may be applied
+    if run_state.precision.loss_scale or run_state.user_state.objects:
+        return False
+    scored_steps = [watch.step or 0 for watch in run_state.watches]
+    if run_state.best is not None:
+        scored_steps += run_state.best.steps
+    if run_state.feedback is not None:
+        scored_steps.append(run_state.feedback.standing.step)
+    return all(scored <= step for scored in scored_steps)
 
 
 def _remedies(parts: RunComponents, step: int, samples: list[int]) -> list[Remedy]:
     remedies: list[Remedy] = []
     if samples:
-        names = ", ".join(map(str, samples[:5])) + " ..." * (len(samples) > 5)
+        names = ", ".join(str(sample) for sample in samples[:5])
+        if len(samples) > 5:
+            names += " ..."
         remedies.append(
             f"the data is the cause: NaN or infinity in the inputs of the samples {names}: fix or"
             " drop them"

@@ -23,7 +23,7 @@ from surefoot.errors import Setting
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.commands import by_command, resume_command, typed
-from surefoot.tracking.format import duration, number, wrapped
+from surefoot.tracking.format import counted, duration, number, wrapped
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_directory import RunDirectory
@@ -40,71 +40,119 @@ _LABEL = 11  # columns, at the start of a line of the header
 def header(parts: RunComponents, *, resumed: bool) -> str:
     """Return the header of a run in lines of the console's width."""
     wrap = partial(wrapped, width=parts.width)
-    length, step, device = parts.length, parts.state.step, parts.device
-    sizes, plan = parts.pipeline.sizes, parts.pipeline.plan
-    cut = (
-        f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}"
-        if sizes.pieces > 1
-        else ""
-    )
-    world, how = parts.world, parts.plan.parallel.kind
-    if world.size > 1:
-        cut += f", {sizes.on_each_rank(world.size)} on each of {world.size} ranks"
-    padded = f", {plan.padded_fraction():.0%} of them padding" if isinstance(plan, Buckets) else ""
-    start = (
-        f"resuming at step {step}{', the only saved one' * (not step)}"
-        if resumed
-        else f"from step {step}"
-    )
-    if parts.state.lr_factor < 1:
-        start += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
-    count = torch.get_num_threads()
-    threads = f", {count} thread{'s' * (count != 1)}" if device.type == "cpu" else ""
     reasons = Reasons() if resumed else parts.plan.reasons
+    precision = precision_in_words(parts, reasons)
+    if parts.compiled:
+        precision += ", compiled"
     about = {
         "model": _models(parts),
-        "data": "".join(f"{line}; " for line in parts.settings.data_summary[:1])
-        + (
-            f"{plan.samples:,} samples per epoch{parts.pipeline.order_text}; {length.steps:,} steps are {length.epochs:.2f} epochs"
-            if parts.pipeline.tape is None
-            else parts.pipeline.tape.in_words()
-        ),
+        "data": _data(parts),
         "data from": parts.pipeline.data.about,
         "data read": "; ".join(reading_notes(parts)),
-        "plan": f"{'up to ' * parts.pipeline.data.lists_batches}{sizes.batch_size:,} {sizes.unit} per step{cut}{padded}; {start}",
+        "plan": f"{_batches(parts)}; {_start(parts, resumed=resumed)}",
         "update": f"{_optimizers(parts)}; clip {parts.settings.clip}",
         "loss*": loss_remark(parts.settings),
-        "watches": "; ".join(each.in_words for each in parts.run_state.watches),
-        "precision": f"{precision_in_words(parts, reasons)}{', compiled' * parts.compiled}",
+        "watches": "; ".join(watch.in_words for watch in parts.run_state.watches),
+        "precision": precision,
         "adds": _added(parts),
-        "device": f"{f'{world.size} ranks ({how}) on {device.type}' if world.size > 1 else device}{threads}",
+        "device": _devices(parts),
     }
-    lines = [
-        wrap(f"{label:<{_LABEL}}{text}", indent=_LABEL) for label, text in about.items() if text
-    ]
-    run_dir = parts.directory.shown if parts.directory else "not set, so nothing is saved"
-    lines += [
-        *map(wrap, choice_lines(parts, reasons)),
-        wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL),
-    ]
-    if parts.directory is not None and parts.directory.numbered is not None:
-        lines.append(f"{'resume':<{_LABEL}}{_resuming(parts.directory)}")
-    if parts.directory is not None:
+    lines = []
+    for label, text in about.items():
+        if text:
+            lines.append(wrap(f"{label:<{_LABEL}}{text}", indent=_LABEL))
+    for line in choice_lines(parts, reasons):
+        lines.append(wrap(line))
+    directory = parts.directory
+    run_dir = "not set, so nothing is saved" if directory is None else directory.shown
+    lines.append(wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL))
+    if directory is not None and directory.numbered is not None:
+        lines.append(f"{'resume':<{_LABEL}}{_resuming(directory)}")
+    if directory is not None:
         lines.append(wrap(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
+    for note in _notes(parts):
+        lines.append(wrap(f"note: {note}"))
+    return "\n".join(lines)
+
+
+def _data(parts: RunComponents) -> str:
+    """Return the size of the data, and of the run in epochs."""
+    summary = "".join(f"{line}; " for line in parts.settings.data_summary[:1])
+    pipeline = parts.pipeline
+    if pipeline.tape is not None:
+        return summary + pipeline.tape.in_words()
+    length = parts.length
+    return (
+        f"{summary}{pipeline.plan.samples:,} samples per epoch{pipeline.order_text};"
+        f" {length.steps:,} steps are {length.epochs:.2f} epochs"
+    )
+
+
+def _batches(parts: RunComponents) -> str:
+    """Return the size of a step, its micro-batches and its padding."""
+    pipeline = parts.pipeline
+    sizes = pipeline.sizes
+    ranks = parts.world.size
+    text = f"{sizes.batch_size:,} {sizes.unit} per step"
+    if pipeline.data.lists_batches:
+        text = f"up to {text}"
+    if sizes.pieces > 1:
+        text += f" in {sizes.pieces} micro-batches of {sizes.micro_batch_size:,}"
+    if ranks > 1:
+        text += f", {sizes.on_each_rank(ranks)} on each of {ranks} ranks"
+    if isinstance(pipeline.plan, Buckets):
+        text += f", {pipeline.plan.padded_fraction():.0%} of them padding"
+    return text
+
+
+def _start(parts: RunComponents, *, resumed: bool) -> str:
+    """Return the step from which a session trains, and a lowered learning rate."""
+    step = parts.state.step
+    if not resumed:
+        text = f"from step {step}"
+    elif step:
+        text = f"resuming at step {step}"
+    else:
+        text = "resuming at step 0, the only saved one"
+    if parts.state.lr_factor < 1:
+        text += f" with {parts.state.lr_factor:.3g} of the schedule's learning rate"
+    return text
+
+
+def _devices(parts: RunComponents) -> str:
+    device = parts.device
+    ranks = parts.world.size
+    text = str(device)
+    if ranks > 1:
+        text = f"{ranks} ranks ({parts.plan.parallel.kind}) on {device.type}"
+    if device.type == "cpu":
+        text += f", {counted(torch.get_num_threads(), 'thread')}"
+    return text
+
+
+def _notes(parts: RunComponents) -> list[str]:
+    """Return what is unusual in a run that starts or resumes."""
+    notes = []
+    sizes = parts.pipeline.sizes
+    samples = parts.pipeline.plan.samples
+    if sizes.unit == "samples" and sizes.batch_size > samples:
+        notes.append(
+            f"a step takes {sizes.batch_size} samples, but the data set has {samples}: each step"
+            " repeats samples"
+        )
     copied = sum(buffer.numel() for buffer in parts.state.buffers.tensors())
-    notes = {
-        f"note: a step takes {sizes.batch_size} samples, but the data set has {plan.samples}:"
-        " each step repeats samples": sizes.unit == "samples" and sizes.batch_size > plan.samples,
-        f"note: the models' buffers contain {copied:,} elements, and every step copies them like batch statistics:"
-        " register constants such as masks with persistent=False": copied > _MANY_IN_BUFFERS,
-    }
+    if copied > _MANY_IN_BUFFERS:
+        notes.append(
+            f"the models' buffers contain {copied:,} elements, and every step copies them like"
+            " batch statistics: register constants such as masks with persistent=False"
+        )
     slow_average = _slow_average(parts)
     if slow_average is not None:
-        notes[f"note: {slow_average}"] = True
+        notes.append(slow_average)
     older = note_of_older(behavior_of(parts.plan.identity))
     if older is not None:
-        notes[f"note: {older}"] = True
-    return "\n".join([*lines, *(wrap(note) for note, holds in notes.items() if holds)])
+        notes.append(older)
+    return notes
 
 
 def loss_remark(settings: RunSettings) -> str | None:
@@ -121,21 +169,24 @@ def loss_remark(settings: RunSettings) -> str | None:
 
 def reading_notes(parts: RunComponents) -> list[str]:
     """Return what the data sets say of how their files were read, each thing once."""
-    datasets = [parts.pipeline.dataset, *(each.data for each in parts.evaluator.splits.values())]
-    notes = dict[str, None]()
+    datasets = [parts.pipeline.dataset]
+    datasets += [split.data for split in parts.evaluator.splits.values()]
+    notes: list[str] = []
     for dataset in datasets:
         for part in all_within(dataset):
             if type(part).__module__.startswith("surefoot."):
-                notes.update(dict.fromkeys(getattr(part, "reading_notes", ())))
-    return [*notes]
+                notes += [n for n in getattr(part, "reading_notes", ()) if n not in notes]
+    return notes
 
 
 def _slow_average(parts: RunComponents) -> str | None:
     averaging = averaging_of(parts.plan.identity)
-    steps = parts.length.steps
-    if averaging is None or averaging.share_of_start(steps) <= MUCH_OF_THE_START:
+    if averaging is None:
         return None
+    steps = parts.length.steps
     share = averaging.share_of_start(steps)
+    if share <= MUCH_OF_THE_START:
+        return None
     began = "the initial weights" if averaging.start == 0 else f"those of step {averaging.start:,}"
     shorter = Setting("ema", float(f"{averaging.decay_for(steps):.3g}"))
     return (
@@ -158,69 +209,83 @@ def ending(
     `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings`
     is one line of text.
     """
-    length, step, evaluation_due = parts.length, parts.state.step, evaluations.due
-    best = parts.run_state.best
-    watched = next((each for each in parts.run_state.watches if not each.of_training), None)
-    over = next((rule for rule in parts.run_state.stopping if rule.exhausted), None)
-    stopped = f"stopped{'' if stopped_by is None else f' by {stopped_by}'} at step {step:,} of {length.steps:,}"
-    first, scores = ({}, {}) if evaluation_due else (evaluations.first, evaluations.scores)
-    scores = _without_counts(scores)
-    if evaluation_due:
-        how = f"{stopped}, before its evaluation"
-    elif step >= length.steps:
-        how = f"finished: {step:,} steps"
-    elif over is not None:
-        how = f"stopped early at step {step:,}: {over.why_over}"
-    else:
-        how = stopped
-    sentences = [how]
-    if scores:
-        earlier_best = None
-        if watched is not None and watched.value is not None and watched.step not in (None, step):
-            earlier_best = (watched.step, watched.value)
-        score = next(iter(scores)) if watched is None else watched.score
-        sentences += _moved(score, first, scores, best=earlier_best)
-    if evaluations.at_end is not None:
-        at, scores_at_end = evaluations.at_end
-        whose = f"step {at:,}, the best" if at != step else f"the last step, {at:,}"
-        shown = _without_counts(scores_at_end)
-        listed = ", ".join(f"{name} {number(value)}" for name, value in shown.items())
-        if listed:
-            sentences.append(f"{listed} (evaluated once, with the weights of {whose})")
+    sentences = [_outcome(parts, evaluations, stopped_by=stopped_by)]
+    sentences += _scores_in_words(parts, evaluations)
     lowered = parts.state.lr_factor
-    sentences += [f"the learning rate was lowered to {lowered:.3g} of the schedule's"] * (
-        lowered < 1
-    )
-    were = "step was" if skipped == 1 else "steps were"
-    sentences += [f"{skipped} {were} skipped because of a non-finite gradient"] * (skipped > 0)
-    sentences = [
-        sentence.replace(" ", _NO_BREAK) for sentence in [*sentences, *_where_the_time_went(parts)]
-    ]
+    if lowered < 1:
+        sentences.append(f"the learning rate was lowered to {lowered:.3g} of the schedule's")
+    if skipped:
+        were = "step was" if skipped == 1 else "steps were"
+        sentences.append(f"{skipped} {were} skipped because of a non-finite gradient")
+    sentences += _where_the_time_went(parts)
+
     # a line ends between two sentences, or within a sentence longer than a line
     wrap = partial(wrapped, width=parts.width)
-    lines = [wrap(line.replace(_NO_BREAK, " ")) for line in wrap("; ".join(sentences)).split("\n")]
-    lines += [findings] * bool(findings)
+    text = wrap("; ".join(sentence.replace(" ", _NO_BREAK) for sentence in sentences))
+    lines = [wrap(line.replace(_NO_BREAK, " ")) for line in text.split("\n")]
+    if findings:
+        lines.append(findings)
     if parts.directory is not None:
-        best_is_older = best is not None and best.step not in (None, step)
+        best = parts.run_state.best
         lines += _next_commands(
             parts,
             parts.directory,
-            best=best_is_older,
-            finished=parts.finished and not evaluation_due,
+            best=best is not None and best.step not in (None, parts.state.step),
+            finished=parts.finished and not evaluations.due,
         )
     return "\n".join(lines)
 
 
+def _outcome(parts: RunComponents, evaluations: Evaluations, *, stopped_by: str | None) -> str:
+    """Return how a session ended."""
+    step = parts.state.step
+    last_step = parts.length.steps
+    by = "" if stopped_by is None else f" by {stopped_by}"
+    stopped = f"stopped{by} at step {step:,} of {last_step:,}"
+    if evaluations.due:
+        return f"{stopped}, before its evaluation"
+    if step >= last_step:
+        return f"finished: {step:,} steps"
+    for rule in parts.run_state.stopping:
+        if rule.exhausted:
+            return f"stopped early at step {step:,}: {rule.why_over}"
+    return stopped
+
+
+def _scores_in_words(parts: RunComponents, evaluations: Evaluations) -> list[str]:
+    """Return how the main score changed, and the scores of splits that are evaluated once."""
+    sentences: list[str] = []
+    step = parts.state.step
+    scores = _without_counts(evaluations.scores)
+    if scores and not evaluations.due:
+        score = next(iter(scores))
+        earlier_best = None
+        watched = next((watch for watch in parts.run_state.watches if not watch.of_training), None)
+        if watched is not None:
+            score = watched.score
+            if watched.step is not None and watched.value is not None and watched.step != step:
+                earlier_best = (watched.step, watched.value)
+        sentences += _moved(score, evaluations.first, scores, best=earlier_best)
+    if evaluations.at_end is not None:
+        at, scores_at_end = evaluations.at_end
+        whose = f"the last step, {at:,}" if at == step else f"step {at:,}, the best"
+        shown = _without_counts(scores_at_end)
+        listed = ", ".join(f"{name} {number(value)}" for name, value in shown.items())
+        if listed:
+            sentences.append(f"{listed} (evaluated once, with the weights of {whose})")
+    return sentences
+
+
 def finished(parts: RunComponents) -> str:
     """Return the message of a completed run that is started again."""
-    where = f" in {parts.directory.shown}" if parts.directory else ""
-    all_made = parts.state.step >= parts.length.steps
-    why = (
-        f"all {parts.length.steps:,} steps are completed" if all_made else "early stopping ended it"
-    )
+    where = ""
     another = f"for another run choose another {Setting('run_dir')}"
     if parts.directory is not None:
+        where = f" in {parts.directory.shown}"
         another += f", such as {free_directory(parts.directory.shown)}"
+    why = "early stopping ended it"
+    if parts.state.step >= parts.length.steps:
+        why = f"all {parts.length.steps:,} steps are completed"
     return f"this run{where} is finished: {why}. Nothing to do; {another}"
 
 
@@ -240,7 +305,10 @@ def script_toml(described: Mapping[str, Any]) -> str:
     """
     import tomlkit
 
-    head = "# written by surefoot; a script built this run, so `surefoot resume` can only print its command\n\n"
+    head = (
+        "# written by surefoot; a script built this run, so `surefoot resume` can only print its"
+        " command\n\n"
+    )
     program = {"kind": "script", "command": ["python", *sys.argv]}
     return head + tomlkit.dumps({"program": program, "run": without_none(described)})
 
@@ -248,8 +316,10 @@ def script_toml(described: Mapping[str, Any]) -> str:
 def _where_the_time_went(parts: RunComponents) -> list[str]:
     spent = parts.run_state.clock.state()["total_s"]
     times_s = {name: float(spent.get(phase, "0")) for phase, name in PHASES.items()}
-    parted = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
-    return [f"took {duration(sum(times_s.values()))}: {', '.join(parted)}"] if parted else []
+    phases = [f"{duration(took_s)} {name}" for name, took_s in times_s.items() if took_s >= 1]
+    if not phases:
+        return []
+    return [f"took {duration(sum(times_s.values()))}: {', '.join(phases)}"]
 
 
 def _without_counts(scores: Mapping[str, float]) -> dict[str, float]:
@@ -278,20 +348,21 @@ def _moved(
     >>> _moved("a/bleu", {"step": 5, "a/bleu": 0.0}, {"a/bleu": 7.6e-14})
     ['a/bleu 7.6e-14']
     """
-    before, after = first.get(score, math.nan), scores.get(score, math.nan)
+    before = first.get(score, math.nan)
+    after = scores.get(score, math.nan)
     if math.isnan(after) and best is None:
         return [f"{score} is NaN"]
-    value, reached = after, number(after)
+    value = after
+    reached = number(after)
     if best is not None:
-        ended = " and last value" if after == best[1] else f", and ended at {reached}"
-        value, reached = best[1], f"{number(best[1])} at step {best[0]:,}, the best{ended}"
-    if math.isnan(before) or math.isclose(
-        before, value, rel_tol=1e-9, abs_tol=1e-9
-    ):  # equal up to rounding
+        best_step, value = best
+        ended = " and last value" if after == value else f", and ended at {reached}"
+        reached = f"{number(value)} at step {best_step:,}, the best{ended}"
+    is_equal = math.isclose(before, value, rel_tol=1e-9, abs_tol=1e-9)  # up to rounding
+    if math.isnan(before) or is_equal:
         return [f"{score} {reached}"]
-    return [
-        f"{score} {'fell' if value < before else 'rose'} from {number(before)} at step {first['step']:,.0f} to {reached}"
-    ]
+    moved = "fell" if value < before else "rose"
+    return [f"{score} {moved} from {number(before)} at step {first['step']:,.0f} to {reached}"]
 
 
 def _next_commands(
@@ -300,13 +371,15 @@ def _next_commands(
     path = shlex.quote(str(directory.shown))
     if not finished:
         return [f"saved; resume with:  {_resuming(directory)}"]
-    lines = [f"see {shlex.quote(str(directory.shown / 'report.html'))}"] * parts.settings.report
+    lines = []
+    if parts.settings.report:
+        lines.append(f"see {shlex.quote(str(directory.shown / 'report.html'))}")
     if by_command():
-        command, which = typed(Path(sys.argv[0])), " --checkpoint best" if best else ""
+        command = typed(Path(sys.argv[0]))
+        which = " --checkpoint best" if best else ""
         if parts.example is not None:
-            lines.append(
-                f"use it: {command} predict {path}{parts.example and f' {shlex.quote(parts.example)}'}{which}"
-            )
+            example = f" {shlex.quote(parts.example)}" if parts.example else ""
+            lines.append(f"use it: {command} predict {path}{example}{which}")
         lines.append(f"evaluate it: {command} evaluate {path}{which}")
     return lines
 
@@ -316,17 +389,16 @@ def _resuming(directory: RunDirectory) -> str:
 
 
 def _optimizers(parts: RunComponents) -> str:
+    """Return the class of each optimizer, and the number of parameters by weight decay."""
     texts = []
     for name, trained in parts.state.optimizers.items():
         sizes = Counter[float]()
         for group in trained.optimizer.param_groups:
-            sizes[group.get("weight_decay", 0)] += sum(
-                prod((rows_of(each) or each).shape) for each in group["params"]
-            )
-        decays = " and ".join(
-            f"{decay:g} for {size:,} parameters"
-            for decay, size in sorted(sizes.items(), reverse=True)
-        )
+            for parameter in group["params"]:
+                shape = (rows_of(parameter) or parameter).shape
+                sizes[group.get("weight_decay", 0)] += prod(shape)
+        by_decay = sorted(sizes.items(), reverse=True)
+        decays = " and ".join(f"{decay:g} for {size:,} parameters" for decay, size in by_decay)
         prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
         texts.append(f"{prefix}{type(trained.optimizer).__name__}, weight decay {decays}")
     return "; ".join(texts)
@@ -374,37 +446,41 @@ def choice_lines(parts: RunComponents, reasons: Reasons) -> list[str]:
 
 
 def _added(parts: RunComponents) -> str:
-    settings, schedule = parts.settings, parts.settings.schedule
-    added = {
-        f"clip {settings.clip}": settings.clip != "off",
-        parts.plan.precision: parts.plan.precision != "fp32",
-        "channels last": parts.layout.channels_last,
-        "compiling": parts.compiled,
-        f"averaged weights (ema {settings.ema})": settings.ema is not None,
-        f"schedule {getattr(schedule, 'shape', 'of several')}": schedule is not None,
-        f"activation_checkpointing {settings.activation_checkpointing}": settings.activation_checkpointing
-        != "off",
-    }
-    return f"to a plain loop: {', '.join(what for what, applies in added.items() if applies) or 'nothing'}"
+    """Return what a run does that a plain loop does not."""
+    settings = parts.settings
+    schedule = settings.schedule
+    added = []
+    if settings.clip != "off":
+        added.append(f"clip {settings.clip}")
+    if parts.plan.precision != "fp32":
+        added.append(parts.plan.precision)
+    if parts.layout.channels_last:
+        added.append("channels last")
+    if parts.compiled:
+        added.append("compiling")
+    if settings.ema is not None:
+        added.append(f"averaged weights (ema {settings.ema})")
+    if schedule is not None:
+        added.append(f"schedule {getattr(schedule, 'shape', 'of several')}")
+    if settings.activation_checkpointing != "off":
+        added.append(f"activation_checkpointing {settings.activation_checkpointing}")
+    return f"to a plain loop: {', '.join(added) or 'nothing'}"
 
 
 def _written(parts: RunComponents) -> list[str]:
-    files = {
-        "log.txt": parts.settings.text_log,
-        "tensorboard": parts.writes_tensorboard,
-        "report.html": parts.settings.report,
-    }
-    return [
-        "checkpoints",
-        "metrics.jsonl",
-        *(name for name, written in files.items() if written),
-        *parts.trackers,
-    ]
+    files = ["checkpoints", "metrics.jsonl"]
+    if parts.settings.text_log:
+        files.append("log.txt")
+    if parts.writes_tensorboard:
+        files.append("tensorboard")
+    if parts.settings.report:
+        files.append("report.html")
+    return [*files, *parts.trackers]
 
 
 def in_one_line(parts: RunComponents) -> str:
     """Return the model, data size, step and directory of a run for `repr`."""
-    where = "no run_dir" if parts.directory is None else str(parts.directory.shown)
+    where = "no run_dir" if parts.directory is None else parts.directory.shown
     step = f"step {parts.state.step:,} of {parts.length.steps:,}"
     return f"Run({_models(parts)}; {parts.pipeline.plan.samples:,} samples; {step}; {where})"
 
@@ -424,14 +500,23 @@ def _parameters(model: torch.nn.Module) -> str:
     >>> _parameters(model)
     '15 trainable parameters, 8 frozen'
     """
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    frozen = sum(parameter.numel() for parameter in model.parameters()) - trained
-    return f"{trained:,} trainable parameters" + (f", {frozen:,} frozen" if frozen else "")
+    trained = 0
+    frozen = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            trained += parameter.numel()
+        else:
+            frozen += parameter.numel()
+    text = f"{trained:,} trainable parameters"
+    return f"{text}, {frozen:,} frozen" if frozen else text
 
 
 def warn(message: str) -> None:
     """Issue a `UserWarning` that names the first line of the stack outside surefoot."""
-    level, frame, package = 1, sys._getframe(), str(Path(__file__).parents[1])
+    package = str(Path(__file__).parents[1])
+    frame = sys._getframe()
+    level = 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        level, frame = level + 1, frame.f_back
+        frame = frame.f_back
+        level += 1
     warnings.warn(message, stacklevel=level)

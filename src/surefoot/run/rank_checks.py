@@ -58,101 +58,109 @@ class SlowRanks:
     """
 
     def __init__(self, micro_batches: Sequence[int]) -> None:
-        self.factors = [
-            max(micro_batches) / own for own in micro_batches
-        ]  # from a rank's times to those of the largest share
+        # from a rank's times to those of the largest share
+        self.factors = [max(micro_batches) / count for count in micro_batches]
         # "backward" has only a part of a step's last pass, so times of unequal shares cannot be
         # compared
-        self.works = _WORK if len({*micro_batches}) == 1 else _WORK[:2]
+        has_equal_shares = len({*micro_batches}) == 1
+        self.works = _WORK if has_equal_shares else _WORK[:2]
         self.before: dict[int, Beat] = {}  # at the start of the window
-        self.latest: dict[int, deque[dict[Work, SlowRank]]] = {
-            rank: deque(maxlen=WINDOWS) for rank in range(len(micro_batches))
-        }
-        self.starts: deque[dict[int, int]] = deque(
-            maxlen=WINDOWS
-        )  # the first step of each latest window, by rank
+        # the kinds of work in which a rank was slow, by rank, of each latest window
+        self.latest: dict[int, deque[dict[Work, SlowRank]]] = {}
+        for rank in range(len(micro_batches)):
+            self.latest[rank] = deque(maxlen=WINDOWS)
+        # the first step of each latest window, by rank
+        self.starts: deque[dict[int, int]] = deque(maxlen=WINDOWS)
         self.slow: dict[int, SlowRank] = {}
 
     def changes(self, beats: Mapping[int, Beat]) -> Iterator[SlowRank]:
         """Yield the ranks that have become slow or have recovered, given the latest beat of every
         rank.
         """
-        now = {
+        beats = {
             rank: beats[rank]
             for rank in self.latest
             if rank in beats and beats[rank].stage == "running"
         }
-        if len(now) < len(self.latest) or not all(beat.spent for beat in now.values()):
+        if len(beats) < len(self.latest) or not all(beat.spent for beat in beats.values()):
             return
-        if any(
-            beat.spent["step"] < self.before[rank].spent["step"]
-            for rank, beat in now.items()
-            if self.before
-        ):
-            self.before = {}  # they were beats of an earlier run of these processes
-        self.before = self.before or now
-        passed = {
-            rank: {
-                name: value - self.before[rank].spent[name] for name, value in beat.spent.items()
-            }
-            for rank, beat in now.items()
-        }
-        if any(spent["measured"] < STEPS or spent["at_s"] < WINDOW_S for spent in passed.values()):
-            return
+        for rank, before in self.before.items():
+            if beats[rank].spent["step"] < before.spent["step"]:
+                self.before = {}  # they were beats of an earlier run of these processes
+                break
+        if not self.before:
+            self.before = beats
+        window = {rank: _since(self.before[rank], beat) for rank, beat in beats.items()}
+        for spent in window.values():
+            if spent["measured"] < STEPS or spent["at_s"] < WINDOW_S:
+                return
         self.starts.append({rank: int(beat.spent["step"]) for rank, beat in self.before.items()})
-        self.before = now
-        for rank, slow_work in _slow_work(now, self._per_step(passed), passed):
-            latest, since_step = self.latest[rank], self.starts[0][rank]
+        self.before = beats
+        per_step = self._per_step(window)
+        for rank, slow_work in _slow_work(beats, per_step, window):
+            latest = self.latest[rank]
             latest.append(slow_work)
             if len(latest) < WINDOWS:
                 continue
-            if rank in self.slow and not any(latest):
-                yield replace(self.slow.pop(rank), until_step=since_step)
-            elif rank not in self.slow and (common := set.intersection(*map(set, latest))):
-                worst = max((latest[-1][work] for work in common), key=lambda slow: slow.share)
+            since_step = self.starts[0][rank]
+            if rank in self.slow:
+                if not any(latest):
+                    yield replace(self.slow.pop(rank), until_step=since_step)
+                continue
+            always_slow = set.intersection(*(set(works) for works in latest))
+            if always_slow:
+                worst = max((slow_work[work] for work in always_slow), key=lambda slow: slow.share)
                 self.slow[rank] = replace(worst, since_step=since_step)
                 yield self.slow[rank]
 
-    def _per_step(self, passed: Mapping[int, Mapping[str, float]]) -> dict[int, dict[Work, float]]:
-        return {
-            rank: {
-                work: spent[work] / spent["measured"] * self.factors[rank] for work in self.works
-            }
-            for rank, spent in passed.items()
-        }
+    def _per_step(self, window: Mapping[int, Mapping[str, float]]) -> dict[int, dict[Work, float]]:
+        """Return the seconds per step of the largest share, by rank and kind of work."""
+        per_step: dict[int, dict[Work, float]] = {}
+        for rank, spent in window.items():
+            factor = self.factors[rank]
+            per_step[rank] = {work: spent[work] / spent["measured"] * factor for work in self.works}
+        return per_step
+
+
+def _since(before: Beat, beat: Beat) -> dict[str, float]:
+    """Return what a rank has spent between two beats."""
+    return {name: value - before.spent[name] for name, value in beat.spent.items()}
 
 
 def _slow_work(
     beats: Mapping[int, Beat],
     per_step: Mapping[int, Mapping[Work, float]],
-    passed: Mapping[int, Mapping[str, float]],
+    window: Mapping[int, Mapping[str, float]],
 ) -> Iterator[tuple[int, dict[Work, SlowRank]]]:
     """Yield each rank with the kinds of work in which it was slow in one window, given its times
     per step and in all of the window.
     """
     # the lower median: of two ranks, the other one
-    medians: dict[Work, float] = {
-        work: median_low(own[work] for own in per_step.values()) for work in per_step[0]
-    }
-    median_of_all_s = median_low(sum(own.values()) for own in per_step.values())
-    for rank, own in per_step.items():
-        step_s = passed[rank]["at_s"] / passed[rank]["step"]
-        slow_work = {
-            work: SlowRank(
-                rank,
-                beats[rank].host,
-                work,
-                -1,
-                own[work],
-                median_s,
-                (own[work] - median_s) / step_s,
-            )
-            for work, median_s in medians.items()
-            if own[work] >= TIMES * median_s and own[work] - median_s >= SHARE * step_s
-        }
-        # a loss that waits for other ranks takes longer where data come sooner, and not because of
-        # this rank
-        yield rank, slow_work if sum(own.values()) - median_of_all_s >= SHARE * step_s else {}
+    medians: dict[Work, float] = {}
+    for work in per_step[0]:
+        medians[work] = median_low(times[work] for times in per_step.values())
+    median_of_all_s = median_low(sum(times.values()) for times in per_step.values())
+    for rank, times in per_step.items():
+        step_s = window[rank]["at_s"] / window[rank]["step"]
+        if sum(times.values()) - median_of_all_s < SHARE * step_s:
+            # a loss that waits for other ranks takes longer where data come sooner, and not because
+            # of this rank
+            yield rank, {}
+            continue
+        slow_work = {}
+        for work, median_s in medians.items():
+            excess_s = times[work] - median_s
+            if times[work] >= TIMES * median_s and excess_s >= SHARE * step_s:
+                slow_work[work] = SlowRank(
+                    rank=rank,
+                    host=beats[rank].host,
+                    work=work,
+                    since_step=-1,
+                    own_s=times[work],
+                    median_s=median_s,
+                    share=excess_s / step_s,
+                )
+        yield rank, slow_work
 
 
 class RankChecks:

@@ -4,11 +4,12 @@ import json
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from surefoot.checkpoint import module_state as contents
 from surefoot.checkpoint.format import Checkpoint
@@ -59,78 +60,87 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     settings. Collective.
     """
     parts.follow_trainable()  # parameters frozen since the run was built
-    if parts.directory is None or parts.checkpointing is None:
+    directory = parts.directory
+    if directory is None or parts.checkpointing is None:
         parts.open_tape(None)
         return _begin(parts)
     if parts.world.is_main:
-        parts.directory.refuse_files_of_others(parts.files)
-        parts.directory.open()
-        parts.directory.remember("config.toml", *parts.files)
-        if not parts.directory.is_locked:
-            parts.say(
-                f"note: the file system of {parts.directory.shown} has no locks: do not start a second run there"
-            )
-    checkpoint, accepted = parts.checkpointing.newest(), list[dict[str, Any]]()
+        _open_directory(directory, parts)
+    checkpoint = parts.checkpointing.newest()
     parts.open_tape(checkpoint)
+    accepted: list[dict[str, Any]] = []
     if checkpoint is None:
-        now = _begin_in(parts.directory, parts.checkpointing, parts, configuration)
+        opened = _begin_in(directory, parts.checkpointing, parts, configuration)
     else:
-        with _naming_directories(parts.directory):
-            _go_on(parts, parts.checkpointing, checkpoint)
-        now = OpenedRun(checkpoint, state_check=_state_check(parts))
-        check = buffer_check(parts)
-        check.refuse_undeclared()  # more ranks than before
-        is_new = parts.state.buffers.findings is None  # more micro-batches than before
-        if is_new and parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
-            check.check(parts.task.loss, step=parts.state.step)
-        frozen = state_dict.frozen_tensors(parts.state, main=parts.world.is_main)
-        parts.checkpointing.resumed(checkpoint, frozen)
-        if (
-            parts.finished
-            and not checkpoint.saved.evaluation_due
-            and _evaluated_at_end(parts, checkpoint)
-        ):
-            return replace(now, is_over=True)
-        accepted = parts.fingerprints["accepted"][len(checkpoint.saved.fingerprints["accepted"]) :]
+        opened = _resume(directory, parts.checkpointing, parts, checkpoint)
+        if opened.is_over:
+            return opened
+        earlier_count = len(checkpoint.saved.fingerprints["accepted"])
+        accepted = parts.fingerprints["accepted"][earlier_count:]
         if parts.world.is_main and (configuration is not None or accepted):
-            text = configuration or messages.script_toml(parts.plan.identity)
-            parts.directory.write_text("config.toml", with_choices(text, parts.plan.identity))
+            _write_configuration(directory, parts, configuration)
     if parts.rank_log is not None:
-        parts.rank_log.open(parts.directory.path / "logs" / f"rank-{parts.world.rank}.log")
+        parts.rank_log.open(directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.text_log is not None:
-        parts.text_log.open(parts.directory.path / TEXT_LOG)
+        parts.text_log.open(directory.path / TEXT_LOG)
     if parts.world.is_main:
-        about = {
-            "step": parts.state.step,
-            "machine": parts.machine(),
-            **environment(),
-            "data": parts.plan.identity["data"],
-            "workers": parts.pipeline.workers,
-            "count_unit": parts.settings.count_unit,
-        }
-        if parts.directory.numbered is not None:
-            about["numbered"] = parts.directory.numbered
-        parts.directory.add_session(about | ({"accepted_changes": accepted} if accepted else {}))
-    return now
+        _record_session(directory, parts, accepted)
+    return opened
 
 
-def _evaluated_at_end(parts: RunComponents, checkpoint: Checkpoint) -> bool:
-    return checkpoint.saved.ended or not parts.evaluator.names(at_end=True)
+def _open_directory(directory: RunDirectory, parts: RunComponents) -> None:
+    directory.refuse_files_of_others(parts.files)
+    directory.open()
+    directory.remember("config.toml", *parts.files)
+    if not directory.is_locked:
+        parts.say(
+            f"note: the file system of {directory.shown} has no locks: do not start a second run"
+            " there"
+        )
+
+
+def _record_session(
+    directory: RunDirectory, parts: RunComponents, accepted: list[dict[str, Any]]
+) -> None:
+    """Add this session to the sessions of the run, with the changes that it was told to accept."""
+    session = {
+        "step": parts.state.step,
+        "machine": parts.machine(),
+        **environment(),
+        "data": parts.plan.identity["data"],
+        "workers": parts.pipeline.workers,
+        "count_unit": parts.settings.count_unit,
+    }
+    if directory.numbered is not None:
+        session["numbered"] = directory.numbered
+    if accepted:
+        session["accepted_changes"] = accepted
+    directory.add_session(session)
+
+
+def _write_configuration(
+    directory: RunDirectory, parts: RunComponents, configuration: str | None
+) -> None:
+    text = configuration or messages.script_toml(parts.plan.identity)
+    directory.write_text("config.toml", with_choices(text, parts.plan.identity))
 
 
 def _begin(parts: RunComponents) -> OpenedRun:
-    if (message := start_from_init(parts)) is not None:
+    """Start a new run: load initial weights, and check buffers, state and loss before step 0."""
+    from surefoot.train.state_check import loss_contract, refuse_scored_sums
+
+    message = start_from_init(parts)
+    if message is not None:
         parts.say(message)
     if parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
         with parts.world.during("in the check of buffers"):
             buffer_check(parts).check(parts.task.loss, step=0)
-    check, verdict = _state_check(parts), None
+    check = _state_check(parts)
     can_register_more = not parts.run_state.user_state.is_complete
     if check is not None and not can_register_more:
         with parts.world.during("in the check of the state"):
             check.check_beginning(parts.pipeline)
-    from surefoot.train.state_check import loss_contract, refuse_scored_sums
-
+    verdict = None
     if parts.task.loss is not None:
         with parts.world.during("in the check of the loss"), suppress(Exception):
             verdict = loss_contract(parts)  # the first step repeats and explains an error
@@ -153,9 +163,8 @@ def start_from_init(parts: RunComponents) -> str | None:
         return None
     from surefoot.checkpoint.init_weights import load_initial_weights
 
-    weights = Path(
-        parts.plan.identity["init_from"]
-    )  # absolute, whatever the current directory is now
+    # absolute, whatever the current directory is now
+    weights = Path(parts.plan.identity["init_from"])
     look_at(weights, setting="init_from")
     refuse_other_format(weights, shown=parts.settings.init_from)
     message = load_initial_weights(parts.state.models, weights, world=parts.world)
@@ -176,7 +185,10 @@ def _state_check(parts: RunComponents) -> "state_check.StateCheck | None":
 
 
 def _begin_in(
-    directory: RunDirectory, saving: Checkpointing, parts: RunComponents, configuration: str | None
+    directory: RunDirectory,
+    checkpointing: Checkpointing,
+    parts: RunComponents,
+    configuration: str | None,
 ) -> OpenedRun:
     from surefoot.train import state_check
 
@@ -188,32 +200,62 @@ def _begin_in(
             remedy="build the Run again",
             run=str(directory.shown),
         )
-    now = _begin(parts)
+    opened = _begin(parts)
     refuse_lossy(parts.state)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
-    if unknown := parts.fingerprints["not_looked_into"]:
+    unknown = parts.fingerprints["not_looked_into"]
+    if unknown:
         parts.say(
-            f"note: {', '.join(unknown)} in samples cannot be inspected: a resume does not detect their changes"
+            f"note: {', '.join(unknown)} in samples cannot be inspected: a resume does not detect"
+            " their changes"
         )
     if parts.world.is_main:
-        text = configuration or messages.script_toml(parts.plan.identity)
-        directory.write_text("config.toml", with_choices(text, parts.plan.identity))
+        _write_configuration(directory, parts, configuration)
         for name, content in parts.files.items():
             directory.write_bytes(name, content.encode() if isinstance(content, str) else content)
-    saving.finish(0, parts.packed)
-    return now
+    checkpointing.finish(0, parts.packed)
+    return opened
 
 
-def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) -> None:
+def _resume(
+    directory: RunDirectory,
+    checkpointing: Checkpointing,
+    parts: RunComponents,
+    checkpoint: Checkpoint,
+) -> OpenedRun:
+    """Restore a checkpoint, and repeat the checks of a new run that this session needs."""
+    with _naming_directories(directory):
+        _restore(parts, checkpointing, checkpoint)
+    step = parts.state.step
+    check = buffer_check(parts)
+    check.refuse_undeclared()  # more ranks than before
+    is_unchecked = parts.state.buffers.findings is None  # more micro-batches than before
+    if is_unchecked and parts.task.loss is not None and parts.pipeline.sizes.pieces > 1:
+        check.check(parts.task.loss, step=step)
+    frozen = state_dict.frozen_tensors(parts.state, main=parts.world.is_main)
+    checkpointing.resumed(checkpoint, frozen)
+    has_final_scores = checkpoint.saved.ended or not parts.evaluator.names(at_end=True)
+    is_over = parts.finished and not checkpoint.saved.evaluation_due and has_final_scores
+    return OpenedRun(checkpoint, state_check=_state_check(parts), is_over=is_over)
+
+
+def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Checkpoint) -> None:
+    """Restore a checkpoint, and say what differs from it. Raises `CheckpointError` for what a resume
+    does not allow.
+    """
     from surefoot.train import state_check
 
-    trainable = parts.state.trainable
     parts.refuse_other_settings(checkpoint)
-    where, main, flags = parts.where(checkpoint), parts.world.is_main, trainable.flags
-    at_beginning = state_check.has_small_loss(parts) and _at_beginning(parts, saving, checkpoint)
+    at_beginning = False
+    if state_check.has_small_loss(parts):
+        at_beginning = _load_beginning(parts, checkpointing, checkpoint)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=at_beginning)
+
+    trainable = parts.state.trainable
+    flags = trainable.flags
+    where = parts.where(checkpoint)
     try:
-        state_dict.restore(parts.run_state, checkpoint, where=where, main=main)
+        state_dict.restore(parts.run_state, checkpoint, where=where, main=parts.world.is_main)
     except OtherModelError as problem:
         problem.reason = "the model of a run cannot change"
         problem.remedies = (ANOTHER_RUN,)
@@ -222,9 +264,11 @@ def _go_on(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) 
             problem.remedies = (ANOTHER_RUN, f"or delete this one: {_deleting(parts)}")
         raise
     parts.follow_trainable()
-    as_saved = [f"{line}, as in the checkpoint" for line in trainable.changes(flags)]
-    for line in [] if parts.finished else [*as_saved, *parts.notes(checkpoint)]:
-        parts.say(f"note: {line}")
+    if not parts.finished:
+        for line in trainable.changes(flags):
+            parts.say(f"note: {line}, as in the checkpoint")
+        for line in parts.notes(checkpoint):
+            parts.say(f"note: {line}")
     _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
     _warn_of_divergence(parts, checkpoint.step)
     parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors
@@ -280,34 +324,48 @@ def _warn_of_divergence(parts: RunComponents, step: int) -> None:
 
 
 def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
-    tensors = [
-        (name, tensor)
-        for model in parts.state.models.values()
-        for path, parameter in model.named_parameters()
-        for name, tensor in plain_tensors(path, held_of(parameter)[0].detach()).items()
-        if tensor.is_floating_point()
-    ]
-    if not tensors:
+    """Warn of weights with NaN or infinity. Collective."""
+    names_here: list[str] = []  # of several models, two may be equal
+    checks: list[Tensor] = []
+    for model in parts.state.models.values():
+        for path, parameter in model.named_parameters():
+            held, _ = held_of(parameter)
+            for name, tensor in plain_tensors(path, held.detach()).items():
+                if tensor.is_floating_point():
+                    names_here.append(name)
+                    checks.append(torch.isfinite(tensor).all())
+    if not checks:
         return
-    finite = torch.stack([torch.isfinite(tensor).all() for _, tensor in tensors]).tolist()
-    own = [name for (name, _), is_finite in zip(tensors, finite, strict=True) if not is_finite]
-    if names := sorted({name for each in parts.world.gathered(own) for name in each}):
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        assert parts.directory is not None
-        parts.say(
-            f"WARNING: {checkpoint} contains non-finite weights: {names[0]}{more}\n"
-            "  every further loss is NaN, so no step will be applied\n"
-            f"  to resume from an older checkpoint: rm -r {shlex.quote(str(parts.directory.checkpoints / checkpoint))}"
-        )
+    are_finite = torch.stack(checks).tolist()  # one read of the device
+    not_finite = [name for name, finite in zip(names_here, are_finite, strict=True) if not finite]
+    names: set[str] = set()
+    for names_of_rank in parts.world.gathered(not_finite):
+        names.update(names_of_rank)
+    if not names:
+        return
+    assert parts.directory is not None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    path_of_checkpoint = shlex.quote(str(parts.directory.checkpoints / checkpoint))
+    parts.say(
+        f"WARNING: {checkpoint} contains non-finite weights: {min(names)}{more}\n"
+        "  every further loss is NaN, so no step will be applied\n"
+        f"  to resume from an older checkpoint: rm -r {path_of_checkpoint}"
+    )
 
 
-def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Checkpoint) -> bool:
+def _load_beginning(
+    parts: RunComponents, checkpointing: Checkpointing, checkpoint: Checkpoint
+) -> bool:
+    """Load the weights of step 0, with which the loss is compared. Returns False without them."""
     models = {file_name("model", name): (name, model) for name, model in parts.state.models.items()}
-    try:
-        start = checkpoint if checkpoint.step == 0 else saving.at(0, only=[*models, "state"])
-    except CheckpointError as problem:
-        parts.say(f"note: the loss is not compared with the loss at step 0: {first_line(problem)}")
-        return False
+    start = checkpoint
+    if checkpoint.step > 0:
+        try:
+            start = checkpointing.at(0, only=[*models, "state"])
+        except CheckpointError as problem:
+            why = first_line(problem)
+            parts.say(f"note: the loss is not compared with the loss at step 0: {why}")
+            return False
     try:
         for file, (name, model) in models.items():
             contents.load_model(model, model_state(start, file, name), where="step-00000000")
@@ -321,8 +379,8 @@ def _at_beginning(parts: RunComponents, saving: Checkpointing, checkpoint: Check
 
 def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     assert parts.directory is not None
-    records = [each for each in read_records(parts.directory.metrics) if each["kind"] == "train"]
-    if any(each.get("targets", 1) for each in records):
+    records = [r for r in read_records(parts.directory.metrics) if r["kind"] == "train"]
+    if any(record.get("targets", 1) for record in records):
         return False
     return checkpoint.step == 0 or bool(records)
 
@@ -331,41 +389,37 @@ def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
 def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 
-    before, now = checkpoint.saved.fingerprints, parts.fingerprints
+    before = checkpoint.saved.fingerprints
+    now = parts.fingerprints
     feedback = parts.run_state.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
     changes, notes = find_changes(before, now, steering=steering)
-    data = [
-        {"data": json.loads(json.dumps(each["data"]))}
-        for each in (checkpoint.saved.identity, parts.plan.identity)
-    ]
-    if data_changes := differences(*data):  # `refuse_other_settings` ignores them
-        changes.insert(
-            0, Change(("data",), f"the training data set has changed: {data_changes[0]}")
-        )
-    if parts.world.from_main(
-        parts.world.is_main and _is_untrained(parts, checkpoint)
-    ):  # a mistake that was mended at once
-        refused = [
-            change for change in changes if "model" in change.names
-        ]  # the weights of step 0 are the old model's
-    else:
-        refused = changes
-    refuse_changes(
-        refused,
-        accepted=parts.accept_change,
-        where=parts.where(checkpoint),
-    )
-    for line in (
-        [] if parts.finished else [*notes, *(f"accepted: {change.text}" for change in changes)]
-    ):
-        parts.say(f"note: {line}")
-    fingerprints, accepted = dict(now), list(before["accepted"])
+    # `refuse_other_settings` ignores these
+    data_before = json.loads(json.dumps(checkpoint.saved.identity["data"]))
+    data_now = json.loads(json.dumps(parts.plan.identity["data"]))
+    data_changes = differences({"data": data_before}, {"data": data_now})
+    if data_changes:
+        text = f"the training data set has changed: {data_changes[0]}"
+        changes.insert(0, Change(("data",), text))
+
+    is_untrained = parts.world.is_main and _is_untrained(parts, checkpoint)
+    refused = changes
+    if parts.world.from_main(is_untrained):
+        # a mistake that was mended at once; but the weights of step 0 are the old model's
+        refused = [change for change in changes if "model" in change.names]
+    refuse_changes(refused, accepted=parts.accept_change, where=parts.where(checkpoint))
+    if not parts.finished:
+        for line in notes:
+            parts.say(f"note: {line}")
+        for change in changes:
+            parts.say(f"note: accepted: {change.text}")
+
+    fingerprints = dict(now)
+    accepted = list(before["accepted"])
     if changes:
         names = sorted({name for change in changes for name in change.names})
-        accepted.append(
-            {"step": checkpoint.step, "changed": names, "what": [change.text for change in changes]}
-        )
+        texts = [change.text for change in changes]
+        accepted.append({"step": checkpoint.step, "changed": names, "what": texts})
     elif is_elsewhere(before, now):  # values of another machine are no reference
         fingerprints = {**before, "sources": now["sources"]}
     elif now["loss"] is None:

@@ -17,16 +17,28 @@ class StopRequests:
     """The requests to stop and save in one session. A single process needs no communication."""
 
     def __init__(
-        self, world: World, signals: Signals, saving: Checkpointing | None, *, limit_s: float | None
+        self,
+        world: World,
+        signals: Signals,
+        checkpointing: Checkpointing | None,
+        *,
+        limit_s: float | None,
     ) -> None:
-        self.world, self.signals, self.saving = world, signals, saving
+        self.world = world
+        self.signals = signals
+        self.checkpointing = checkpointing
         self.agreement = Consensus(world, names=("signal", "stop", "save", "trainable"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
-        self.run_stop = self.run_save = False  # by user code on this rank
+        # of this rank
+        self.run_stop = False  # by user code
+        self.run_save = False  # by user code
+        self.out_of_time = False
+        self.save_sent = False  # a request remains until the save, and is sent once
+        # of all ranks
         self.agreed_signal: int | None = None
         self.signal_rank = 0  # the lowest rank that received the signal
-        self.stop_agreed = self.save_agreed = False
-        self.out_of_time = self.save_sent = False  # on this rank
+        self.stop_agreed = False
+        self.save_agreed = False
 
     @property
     def ended_by(self) -> int | None:
@@ -50,24 +62,23 @@ class StopRequests:
         if self.world.size == 1:
             return stop_requested
         save_requested = self._save_wanted and not self.save_sent
-        self.save_sent |= save_requested  # sent once, because the request remains until the save
-        own = self._requests(stop=stop_requested, save=save_requested)
+        self.save_sent = self.save_sent or save_requested
+        requests = self._requests(stop=stop_requested, save=save_requested)
         call = f"at the beginning of step {step}"
-        self._receive(self.agreement.exchange(call=call, **own, trainable=trainable))
+        self._receive(self.agreement.exchange(call=call, **requests, trainable=trainable))
         if stop_requested or save_requested:
-            requests = self.agreement.peek()
-            self.stop_agreed |= all(requests["stop"])
-            self.save_agreed |= all(requests["save"])
+            of_ranks = self.agreement.peek()
+            self.stop_agreed |= all(of_ranks["stop"])
+            self.save_agreed |= all(of_ranks["save"])
         return self.ended_by is not None or self.stop_agreed
 
     def on_this_rank(self) -> bool:
         """Return True if this rank has received a signal or a request to stop, without
         communication.
         """
-        saving_s = 0.0 if self.saving is None else self.saving.longest_s
-        self.out_of_time |= self.deadline is not None and self.deadline.near(
-            keep_free_s=2 * saving_s + 1
-        )
+        if self.deadline is not None and not self.out_of_time:
+            save_s = 0.0 if self.checkpointing is None else self.checkpointing.longest_s
+            self.out_of_time = self.deadline.near(keep_free_s=2 * save_s + 1)
         return self.signals.stop is not None or self.run_stop or self.out_of_time
 
     def same_on_all_ranks(self) -> bool:
@@ -88,28 +99,32 @@ class StopRequests:
         sample, rank 0 alone may call the user's code. Collective.
         """
         if self.world.size > 1:
-            own = self._requests(stop=self.on_this_rank(), save=self._save_wanted)
-            self._receive(self.agreement.exchange(call=call, **own))
-            requests = self.agreement.take()
-            self._receive(requests)
-            self.save_agreed |= any(requests["save"])
+            requests = self._requests(stop=self.on_this_rank(), save=self._save_wanted)
+            self._receive(self.agreement.exchange(call=call, **requests))
+            of_ranks = self.agreement.take()
+            self._receive(of_ranks)
+            self.save_agreed |= any(of_ranks["save"])
 
     def saved(self) -> None:
         """Reset all save requests when a save begins."""
-        self.signals.save = self.run_save = self.save_sent = self.save_agreed = False
+        self.signals.save = False
+        self.run_save = False
+        self.save_sent = False
+        self.save_agreed = False
 
     @property
     def stopped_by(self) -> str | None:
         """The signal that ended the session, with its rank if this is not rank 0, or None."""
         if self.ended_by is None:
             return None
-        return STOP[self.ended_by] + (f" on rank {self.signal_rank}" if self.signal_rank else "")
+        name = STOP[self.ended_by]
+        return f"{name} on rank {self.signal_rank}" if self.signal_rank else name
 
     @property
     def _save_wanted(self) -> bool:
-        return self.saving is not None and (
-            self.signals.save or self.run_save or self.saving.wanted()
-        )
+        if self.checkpointing is None:
+            return False
+        return self.signals.save or self.run_save or self.checkpointing.wanted()
 
     def _requests(self, *, stop: bool, save: bool) -> dict[str, int]:
         return {"signal": self.signals.stop or 0, "stop": int(stop), "save": int(save)}
@@ -118,7 +133,8 @@ class StopRequests:
         number = max(agreed["signal"])
         if number and self.agreed_signal in (None, number):
             rank = agreed["signal"].index(number)
-            self.signal_rank = rank if self.agreed_signal is None else min(rank, self.signal_rank)
+            if self.agreed_signal is None or rank < self.signal_rank:
+                self.signal_rank = rank
             self.agreed_signal = number
         self.stop_agreed |= any(agreed["stop"])
         # what every rank has requested is saved already
