@@ -3,7 +3,7 @@ uses them, or they are refused by name.
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -63,9 +63,11 @@ class BodyRates:
         """Call this before the first step of a session: code before the loop, such as the
         constructor of a scheduler, wrote rates that the checkpoint has already.
         """
-        replaced = [name for name, each in self.state.optimizers.items() if each.rates.put_back()]
-        optimizers = [each.optimizer for each in self.state.optimizers.values()]
-        if replaced and not any(map(has_scheduler, optimizers)):
+        is_replaced = False
+        for trained in self.state.optimizers.values():
+            if trained.rates.put_back():
+                is_replaced = True
+        if is_replaced and not any(has_scheduler(each) for each in self._optimizers()):
             self.say(
                 "note: the parameter groups keep the values of the checkpoint; what your code wrote"
                 " into them before the loop is left out"
@@ -88,8 +90,8 @@ class BodyRates:
         self.fingerprint = self._fingerprint()
         if not self.is_said:
             self.is_said = True
-            optimizers = [each.optimizer for each in self.state.optimizers.values()]
-            self.unchecked = [(ref(each), _numbers(each)) for each in schedulers_of(optimizers)]
+            for scheduler in schedulers_of(self._optimizers()):
+                self.unchecked.append((ref(scheduler), _numbers(scheduler)))
             self._check_schedulers()
             self.say(
                 f"after step {self.state.step:,}: your code wrote learning rates; the next"
@@ -128,6 +130,9 @@ class BodyRates:
             rank=rank,
         )
 
+    def _optimizers(self) -> list[Optimizer]:
+        return [trained.optimizer for trained in self.state.optimizers.values()]
+
     def _fingerprint(self) -> int:
         fingerprint = 0
         for trained in self.state.optimizers.values():
@@ -135,7 +140,7 @@ class BodyRates:
         return fingerprint
 
     def _writes(self) -> int:
-        return sum(each.rates.writes for each in self.state.optimizers.values())
+        return sum(trained.rates.writes for trained in self.state.optimizers.values())
 
     def _check_schedulers(self) -> None:
         """Check the schedulers that were stepped; others may have nothing to do with the rates."""
@@ -150,9 +155,12 @@ class BodyRates:
             else:
                 unchecked.append((reference, numbers))
         self.unchecked = unchecked
-        known = [each for each in schedulers if _is_of_package(each)]
-        absolute = [type(each).__name__ for each in known if not _is_relative(each)]
         own = self.own_schedule
+        absolute = [
+            type(scheduler).__name__
+            for scheduler in schedulers
+            if _is_of_package(scheduler) and not _is_relative(scheduler)
+        ]
         if absolute and own is not None:
             raise ConfigError(
                 "two-schedules",
@@ -170,7 +178,7 @@ class BodyRates:
         if self.registered is None or not schedulers:
             return
         registered = _within(list(self.registered.values()))
-        if not any(id(each) in registered for each in schedulers):
+        if not any(id(scheduler) in registered for scheduler in schedulers):
             name = type(schedulers[0]).__name__
             raise ConfigError(
                 "scheduler-not-registered",
@@ -207,23 +215,26 @@ def _is_relative(scheduler: Any) -> bool:
     return False
 
 
-def schedulers_of(optimizers: list[Any]) -> list[Any]:
+def schedulers_of(optimizers: Sequence[Any]) -> list[Any]:
     """Return the living schedulers over these optimizers or those inside them: objects with one of
     them as an attribute, and with a method `step`.
     """
-    ids = {id(each) for each in optimizers}
-    for each in optimizers:
-        ids.update(id(inner) for inner in inner_optimizers(each).values())
-    found = []
-    for each in gc.get_objects():
-        kind = type(each)
-        if not hasattr(kind, "step") or not kind.__weakrefoffset__ or isinstance(each, Optimizer):
+    ids = set()
+    for optimizer in optimizers:
+        ids.add(id(optimizer))
+        for inner in inner_optimizers(optimizer).values():
+            ids.add(id(inner))
+    schedulers = []
+    for candidate in gc.get_objects():
+        kind = type(candidate)
+        if not hasattr(kind, "step") or not kind.__weakrefoffset__:
             continue
-        attributes = getattr(each, "__dict__", {})
-        is_over_one = any(id(value) in ids for value in attributes.values())
-        if is_over_one and not kind.__module__.startswith("surefoot."):
-            found.append(each)
-    return found
+        if isinstance(candidate, Optimizer) or kind.__module__.startswith("surefoot."):
+            continue
+        attributes = getattr(candidate, "__dict__", {})
+        if any(id(value) in ids for value in attributes.values()):
+            schedulers.append(candidate)
+    return schedulers
 
 
 def _is_of_package(scheduler: Any) -> bool:
@@ -233,8 +244,8 @@ def _is_of_package(scheduler: Any) -> bool:
 
 def _is_stepped(scheduler: Any) -> bool:
     """Return True if a scheduler of a package was stepped, as far as it counts its steps."""
-    parts = getattr(scheduler, "_schedulers", [scheduler])
-    return _is_of_package(scheduler) and any(getattr(each, "last_epoch", 1) > 0 for each in parts)
+    inner = getattr(scheduler, "_schedulers", [scheduler])
+    return _is_of_package(scheduler) and any(getattr(each, "last_epoch", 1) > 0 for each in inner)
 
 
 def _numbers(scheduler: Any) -> dict[str, Any]:

@@ -40,25 +40,25 @@ class RunComponents(Components):
         """True if the run writes TensorBoard files; "auto" does so if the package can be imported,
         and True raises `ConfigError` if not.
         """
-        wanted = self.settings.tensorboard
-        if self.directory is None or not (
-            is_installed("tensorboard") if wanted == "auto" else wanted
-        ):
+        setting = self.settings.tensorboard
+        is_wanted = is_installed("tensorboard") if setting == "auto" else setting
+        if self.directory is None or not is_wanted:
             return False
+        if not self.world.is_main:  # other ranks write none, and need no package
+            return True
+        instead = Setting("tensorboard", "auto")
         try:
-            with needed_for(
-                "tensorboard = True", "tensorboard", instead=Setting("tensorboard", "auto")
-            ):
-                if self.world.is_main:  # other ranks write none
-                    from surefoot.tracking.tensorboard import event_format
+            with needed_for("tensorboard = True", "tensorboard", instead=instead):
+                from surefoot.tracking.tensorboard import event_format
 
-                    event_format()
+                event_format()
         except ConfigError as problem:
-            if wanted != "auto":
+            if setting != "auto":
                 raise
             cause = problem.__cause__ or problem
             self.say(
-                f"note: no TensorBoard files, because the import of tensorboard fails: {type(cause).__name__}: {first_line(cause)}"
+                "note: no TensorBoard files, because the import of tensorboard fails:"
+                f" {type(cause).__name__}: {first_line(cause)}"
             )
             return False
         return True
@@ -67,26 +67,27 @@ class RunComponents(Components):
         """Let rank 0 record the rows of a stream behind those that the checkpoint has read, and put
         the tapes of splits into the run's directory. Collective.
         """
-        pipeline, saving = self.pipeline, self.checkpointing
         for split in self.evaluator.splits.values():
             if isinstance(split.data, OpenedBySession):
                 split.data.open_in_run(self.world)
-        if pipeline.tape is None:
+        tape = self.pipeline.tape
+        if tape is None:
             return
         from surefoot.data.streams.opening import open_tape
 
+        checkpointing = self.checkpointing
         open_tape(
-            pipeline.tape,
+            tape,
             self.world,
             run_dir=None if self.directory is None else self.directory.path,
             steps=self.length.steps,
             facts=None if checkpoint is None else checkpoint.saved.tape,
-            saved_step=None if saving is None else lambda: saving.writer.saved,
+            saved_step=None if checkpointing is None else lambda: checkpointing.writer.saved,
             disk=self.settings.disk,
             say=self.say,
         )
-        if saving is not None:
-            saving.before_write.tape = pipeline.tape.recorder
+        if checkpointing is not None:
+            checkpointing.before_write.tape = tape.recorder
 
     @property
     def saved_step(self) -> int | None:

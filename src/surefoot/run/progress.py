@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
 
-from surefoot.config.durations import NEVER
+from surefoot.config.durations import NEVER, Every
 from surefoot.config.train_settings import Timetable
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.record import Record
@@ -62,32 +62,37 @@ class Progress:
         now = self.run_state.clock.now
         start_s = now()
         yield
-        if not self.evaluations.due:
-            self.remaining.add_event(
-                event,
-                now() - start_s,
-                steps=self._evaluation_steps[0] if event == "evaluation" else 1.0,
-            )
+        if self.evaluations.due:
+            return
+        steps = 1.0
+        if event == "evaluation":
+            steps, _ = self._evaluation_steps
+        self.remaining.add_event(event, now() - start_s, steps=steps)
 
     def eta(self, *, evaluated_step: int) -> dict[str, float]:
         """Return {"eta_s": seconds}, the remaining time with evaluations, samples and saves.
         Returns {} before a step is timed.
         """
-        done, last, every = self.state.step, self.times.length.steps, self.times.every
-        evaluated = done - (
-            evaluated_step != done
-        )  # the evaluation of this step follows its record
-        evaluations = every["evaluate_every"].count(evaluated, last) + (
-            not every["evaluate_every"].due(last)
-        )
-        saves = every["save_every"].count(done - 1, last) + (not every["save_every"].due(last))
-        samples = every["sample_every"].count(evaluated, last - 1) + 1
-        during, at_end = self._evaluation_steps
+        done = self.state.step
+        last = self.times.length.steps
+        every = self.times.every
+        # the evaluation of this step follows its record
+        evaluated = done if evaluated_step == done else done - 1
+        evaluation_steps, final_evaluation_steps = self._evaluation_steps
+        evaluations = 0
+        if evaluated < last:
+            evaluations = _count(every["evaluate_every"], evaluated, last)
+        saves = 0
+        if self.saves:
+            saves = _count(every["save_every"], done - 1, last)
+        samples = 0
+        if self.draws_samples:
+            samples = every["sample_every"].count(evaluated, last - 1) + 1
         eta_s = self.remaining.seconds(
             steps=last - done,
-            evaluations=evaluations * during * (evaluated < last) + at_end,
-            samples=samples * self.draws_samples,
-            saves=saves * self.saves,
+            evaluations=evaluations * evaluation_steps + final_evaluation_steps,
+            samples=samples,
+            saves=saves,
             save_every_s=every["save_every"].seconds,
         )
         return {} if eta_s is None else {"eta_s": eta_s}
@@ -152,8 +157,14 @@ class Progress:
         """
         length = self.times.length
         samples_per_step = self.samples_per_epoch * length.epochs / length.steps
-        during, at_end = (
-            self.evaluator.training_samples(self.evaluator.names(at_end=at_end))
-            for at_end in (False, True)
-        )
+        during = self.evaluator.training_samples(self.evaluator.names(at_end=False))
+        at_end = self.evaluator.training_samples(self.evaluator.names(at_end=True))
         return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
+
+
+def _count(every: Every, done: int, last: int) -> int:
+    """Return how often something is due after `done` steps, up to the last step, where it always
+    is.
+    """
+    count = every.count(done, last)
+    return count if every.due(last) else count + 1

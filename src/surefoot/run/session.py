@@ -197,20 +197,21 @@ class Session:
         """Save unsaved steps, or report the `problem` that ended the session. Then release all
         resources.
         """
+        parts = self.parts
         try:
-            crash_report.tell_others(problem, self.parts)
+            crash_report.tell_others(problem, parts)
             if problem is None or isinstance(problem, GeneratorExit):
                 try:
                     self._finish()
                 except Exception as failed:
-                    crash_report.tell_others(failed, self.parts)
-                    crash_report.write_report(failed, self.parts, step=self._step)
+                    crash_report.tell_others(failed, parts)
+                    crash_report.write_report(failed, parts, step=self._step)
                     raise
             else:
                 if isinstance(problem, Exception):
-                    crash_report.write_report(problem, self.parts, step=self._step)
+                    crash_report.write_report(problem, parts, step=self._step)
                 else:
-                    crash_report.report_left(self.parts, step=self._step)
+                    crash_report.report_left(parts, step=self._step)
                 self._record_event(crash_report.failed(problem))
         except BaseException as failed:
             self._record_event(crash_report.failed(failed))
@@ -219,20 +220,18 @@ class Session:
             self.release()
             self._end_loop()
             self.heartbeat.closed()
-            writes_page = (
-                not self.is_over and self.parts.settings.report and self.parts.directory is not None
-            )
-            if self.parts.world.is_main:
-                if writes_page:
-                    after.write_page(self.parts)  # after all other files
-                if self.parts.console is not None:
-                    after.finish_cell(self.parts)
-        if self.stop_requests.ended_by is not None and (problem is None or of_compiler(problem)):
-            if self.stop_requests.ended_by == signal.SIGINT and is_interactive():
+            if parts.world.is_main:
+                if parts.settings.report and not self.is_over:
+                    after.write_page(parts)  # after all other files
+                if parts.console is not None:
+                    after.finish_cell(parts)
+        signal_number = self.stop_requests.ended_by
+        if signal_number is not None and (problem is None or of_compiler(problem)):
+            if signal_number == signal.SIGINT and is_interactive():
                 from surefoot.tracking.notebook import interrupt
 
                 raise interrupt() from problem  # SystemExit would end the interpreter
-            raise SystemExit(128 + self.stop_requests.ended_by) from problem
+            raise SystemExit(128 + signal_number) from problem
 
     def release(self) -> None:
         """Close sinks and directory, wait for the writer, and restore settings and signal handlers,
@@ -248,9 +247,8 @@ class Session:
                 last_first.callback(self.parts.checkpointing.writer.wait)
             last_first.callback(self.settings.close)
             last_first.callback(self.signals.restore)
-            last_first.callback(
-                self.parts.pipeline.close
-            )  # first: the reader of a stream inherits handles of signals
+            # first: the reader of a stream inherits handles of signals
+            last_first.callback(self.parts.pipeline.close)
 
     def _finish(self) -> None:
         """End the loop, do what is still due, save, and say how the session ended. Collective."""
@@ -319,7 +317,8 @@ class Session:
         """
         if contract is None or contract.holds or contract.is_sum:
             return contract
-        return contract if self.parts.pipeline.sizes.pieces > 1 else None
+        is_one_micro_batch = self.parts.pipeline.sizes.pieces == 1
+        return None if is_one_micro_batch else contract
 
     def _look_at_data(self, loss_contract: "LossContract | None") -> None:
         """Record what the data of training and splits are."""
@@ -426,7 +425,8 @@ class Session:
             return
         if self.state.step >= parts.plan.times.stop_step:
             parts.say(
-                f"nothing to do: {self.state.step:,} steps are completed, and stop_after is {parts.plan.times.stop_step:,}"
+                f"nothing to do: {self.state.step:,} steps are completed, and stop_after is"
+                f" {parts.plan.times.stop_step:,}"
             )
         buffers = self.state.buffers
         if opened and buffers.undeclared and (buffers.findings is None or not self.state.step):

@@ -33,7 +33,8 @@ class Signals:
     def __init__(self, standing: Callable[[], str], *, say: Callable[[str], None]) -> None:
         self.stop: int | None = None
         self.save = False
-        self.standing, self.say = standing, say
+        self.standing = standing
+        self.say = say
         self.previous: dict[int, Any] = {}
         self.answering: _Answering | None = None
 
@@ -55,23 +56,23 @@ class Signals:
         _installed.append(self)
 
     def restore(self) -> None:
+        """Put back the handlers that `install` replaced."""
         if self.answering is None:
             return
-        later = next(iter(_installed[_installed.index(self) + 1 :]), None)
-        if later is None:
+        later = _installed[_installed.index(self) + 1 :]
+        if not later:
             for number, handler in self.previous.items():
                 signal.signal(number, handler)
         else:
-            # a run that began during this one has its handlers on top, and puts back those of
-            # before
-            own = (self._on_stop, self._on_save)
-            later.previous |= {
-                number: each
-                for number, each in self.previous.items()
-                if later.previous[number] in own
-            }
-            assert later.answering is not None
-            later.answering.previous, self.answering.previous = self.answering.previous, None
+            # a run that began during this one has its handlers on top, and puts back those that
+            # were there before this one
+            next_run = later[0]
+            for number, handler in self.previous.items():
+                if next_run.previous[number] in (self._on_stop, self._on_save):
+                    next_run.previous[number] = handler
+            assert next_run.answering is not None
+            next_run.answering.previous = self.answering.previous
+            self.answering.previous = None
         _installed.remove(self)
         self.previous = {}
         self.answering.close()
@@ -133,9 +134,8 @@ class _Answering:
         if self.previous is not None:
             signal.set_wakeup_fd(self.previous)
         _wakeup_fds.discard(self.sender.fileno())
-        self.sender.shutdown(
-            socket.SHUT_RDWR
-        )  # closing does not end the thread while a forked process has the socket
+        # closing does not end the thread while a forked process has the socket
+        self.sender.shutdown(socket.SHUT_RDWR)
         self.sender.close()
         self.thread.join()
         self.receiver.close()
@@ -143,11 +143,14 @@ class _Answering:
     def _listen(self) -> None:
         if hasattr(signal, "pthread_sigmask"):  # signals must wake the main thread
             signal.pthread_sigmask(signal.SIG_BLOCK, STOP)
-        answered = False
-        while numbers := self.receiver.recv(64):
+        is_answered = False
+        while True:
+            numbers = self.receiver.recv(64)
+            if not numbers:
+                return
             for number in numbers:
-                if number in STOP and not answered:
-                    answered = True
+                if number in STOP and not is_answered:
+                    is_answered = True
                     self.answer(STOP[number])
 
 
@@ -157,9 +160,8 @@ _wakeup_fds: set[int] = set()  # the sockets that Python writes to
 
 @cache
 def _leave_children_out() -> None:
-    if hasattr(
-        os, "register_at_fork"
-    ):  # not on Windows; a forked process shares the socket of its parent
+    # a forked process shares the socket of its parent
+    if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=_be_left_out)
 
 

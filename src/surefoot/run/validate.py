@@ -57,17 +57,15 @@ def check_settings(
                 value=True,
             )
         )
-    if (
-        settings.activation_checkpointing != "off"
-        or settings.activation_checkpointing_modules is not None
-    ):
+    how = settings.activation_checkpointing
+    blocks = settings.activation_checkpointing_modules
+    if how != "off" or blocks is not None:
         from surefoot.train.activation_checkpointing import check_how
 
-        recomputed = settings.activation_checkpointing, settings.activation_checkpointing_modules
         check(
             "activation_checkpointing",
             "activation_checkpointing_modules",
-            by=lambda: check_how(*recomputed),
+            by=lambda: check_how(how, blocks),
         )
     check("device", by=lambda: device_called(settings.device))
     check(
@@ -109,9 +107,7 @@ def _check_length(
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size
     length = planned(settings.length, samples_per_epoch=size * _MANY, batch_size=size)
-    known = (
-        planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size).steps
-        == length.steps
-    )
-    if isinstance(schedule, AnySchedule) and known and "epoch" not in str(schedule.to_dict()):
+    of_more_data = planned(settings.length, samples_per_epoch=2 * size * _MANY, batch_size=size)
+    is_known = length.steps == of_more_data.steps
+    if isinstance(schedule, AnySchedule) and is_known and "epoch" not in str(schedule.to_dict()):
         schedule.resolved(length)
