@@ -40,21 +40,21 @@ class Curve:
         rows = self.stretches
         if stretches is not None:
             rows = merged_until(rows, stretches)
-        points = []
+        points: dict[int, float] = {}  # by step: the later of two values at one step wins
         for low_at, low, high_at, high in rows[table.LOW_AT : table.HIGH + 1].T.tolist():
-            points += sorted({(int(low_at), low), (int(high_at), high)})
-        points += [end for end in (self.first, self.last) if end is not None]
-        return sorted(dict(points).items())  # the later of two values at one step wins
+            points.update(sorted([(int(low_at), low), (int(high_at), high)]))
+        for end in (self.first, self.last):
+            if end is not None:
+                step, value = end
+                points[step] = value
+        return sorted(points.items())
 
     def means(self) -> list[tuple[float, float, int]]:
         """Return the mean step, mean value and number of values of each stretch."""
         steps, totals, counts = self.stretches[table.STEPS : table.COUNT + 1]
-        return [
-            (step, value, int(count))
-            for step, value, count in zip(
-                (steps / counts).tolist(), (totals / counts).tolist(), counts.tolist(), strict=True
-            )
-        ]
+        mean_steps = (steps / counts).tolist()
+        mean_values = (totals / counts).tolist()
+        return list(zip(mean_steps, mean_values, counts.astype(int).tolist(), strict=True))
 
     def best(self, direction: str) -> tuple[int, float] | None:
         """Return (step, value) of the first maximum ("max") or minimum of the curve. Returns None
@@ -101,7 +101,6 @@ def smooth(curve: Curve, *, width: float = 0.012) -> list[tuple[float, float]]:
         return [(step, value) for step, value, _ in means]
     weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / deviation) ** 2)
     steps, values, counts = np.array(means).T
-    averages = np.convolve(values * counts, weights, mode="same") / np.convolve(
-        counts, weights, mode="same"
-    )
+    totals = np.convolve(values * counts, weights, mode="same")
+    averages = totals / np.convolve(counts, weights, mode="same")
     return list(zip(steps.tolist(), averages.tolist(), strict=True))

@@ -17,8 +17,12 @@ from surefoot.tracking.format import cells, shortened
 
 RASTERIZER = "resvg_py"  # of the extra `plots`
 
-_WIDTH, _LEFT, _COLUMN = 1000, 66, 485  # pixels: of a picture, and from its edge to its plots
-_WIDE, _NARROW = (905, 290), (420, 190)  # width and height of a plot
+# pixels
+_WIDTH = 1000  # of a picture
+_LEFT = 66  # from its edge to its plots
+_COLUMN = 485  # from a plot to the one beside it
+_WIDE = (905, 290)  # width and height of a plot
+_NARROW = (420, 190)
 _ROW = 18  # height of a row of text
 _LETTER = 6.8  # width of a letter in wide system fonts
 
@@ -57,7 +61,8 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
         )
     svg = picture(charts, title=title)
     with writing_to(path):
-        vector, raster = (path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png"))
+        vector = path.with_name(f"{path.name}.svg")
+        raster = path.with_name(f"{path.name}.png")
     write_file(vector, svg.encode())
     with suppress(OSError):
         raster.unlink()  # it may show other numbers
@@ -68,8 +73,10 @@ def draw(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
 
 def drawn_line(files: Sequence[Path]) -> str:
     """Return a line about the files of a picture. It says how to get the PNG if that is missing."""
-    how = "" if len(files) > 1 else '; for a PNG, type: pip install "surefoot[plots]"'
-    return f"drawn in {' and '.join(map(str, files))}{how}"
+    line = f"drawn in {' and '.join(map(str, files))}"
+    if len(files) > 1:
+        return line
+    return f'{line}; for a PNG, type: pip install "surefoot[plots]"'
 
 
 def draw_beside(charts: Sequence[Chart], path: Path, *, title: str) -> list[Path]:
@@ -89,22 +96,23 @@ def picture(charts: Sequence[Chart], *, title: str) -> str:
     bottom = 40 if title else 8
     for row in _rows(charts):
         width, height = _WIDE if len(row) == 1 else _NARROW
-        beside = [
-            Field(
-                chart,
-                x=_LEFT + _COLUMN * column,
-                width=width,
-                height=height,
-                title=_fitted(chart.title, width * 3 // 4),
-                notes=[_fitted(note, width) for note in chart.note.splitlines()],
-                legend=_legend(chart, width),
+        fields_of_row = []
+        for column, chart in enumerate(row):
+            fields_of_row.append(
+                Field(
+                    chart,
+                    x=_LEFT + _COLUMN * column,
+                    width=width,
+                    height=height,
+                    title=_fitted(chart.title, width * 3 // 4),
+                    notes=[_fitted(note, width) for note in chart.note.splitlines()],
+                    legend=_legend(chart, width),
+                )
             )
-            for column, chart in enumerate(row)
-        ]
-        top = bottom + _ROW * max(field.rows for field in beside) + 26
-        for field in beside:
+        top = bottom + _ROW * max(field.rows for field in fields_of_row) + 26
+        for field in fields_of_row:
             field.y = top
-        fields += beside
+        fields += fields_of_row
         bottom = top + height + 48
     heading = _fitted(title, _WIDTH * 2 // 3)
     values = {"title": title, "heading": heading, "fields": fields, "left": _LEFT}

@@ -7,9 +7,10 @@ would take megabytes.
 
 import math
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
 
 import numpy as np
 
@@ -33,7 +34,8 @@ CIVIDIS = (
     "#fee838",
 )
 _COLORS = 100  # palette size; two more entries mark absent and non-finite values
-_MISSING, _STRANGE = _COLORS, _COLORS + 1
+_MISSING = _COLORS
+_STRANGE = _COLORS + 1
 COLUMNS = 120
 
 
@@ -67,46 +69,55 @@ def heat_map(
 
     The scale is linear for fractions and logarithmic otherwise. The value 0 has the lowest color.
     """
-    logarithmic = unit != "fraction"
-    known = [
-        value
-        for row in table.values()
-        for value in row
-        if value is not None and math.isfinite(value) and (value > 0 or not logarithmic)
-    ]
+    known = _finite(chain.from_iterable(table.values()))
+    if unit != "fraction":
+        known = [value for value in known if value > 0]
     if not known or not steps:
         return None
-    low, high = (min(known), max(known)) if logarithmic else (0.0, max(known) or 1.0)
-    if logarithmic and high < 1.01 * low:
-        low, high = low / 2, high * 2
-    cells = [
-        [_cell(value, Axis(low, high, logarithmic)) for value in row] for row in table.values()
-    ]
-    scale = (np.geomspace if logarithmic else np.linspace)(low, high, 5).tolist()
-    lowest, highest = format_value(low, unit), format_value(high, unit)
+    if unit == "fraction":
+        axis = Axis(0.0, max(known) or 1.0)
+        scale = np.linspace(axis.low, axis.high, 5).tolist()
+    else:
+        low = min(known)
+        high = max(known)
+        if high < 1.01 * low:
+            low /= 2
+            high *= 2
+        axis = Axis(low, high, logarithmic=True)
+        scale = np.geomspace(low, high, 5).tolist()
+    if unit == "number":
+        scale_texts = [format_tick(float(f"{value:.2g}")) for value in scale]
+    else:
+        scale_texts = [format_value(value, unit) for value in scale]
+    cells = [[_cell(value, axis) for value in row] for row in table.values()]
+    lowest = format_value(axis.low, unit)
+    highest = format_value(axis.high, unit)
+    columns = sorted({0, len(steps) // 2, len(steps) - 1})  # with a step below them
     return HeatMap(
         name=name,
         title=title,
         note=note,
         rows=tuple(_row(name, row, steps, unit) for name, row in table.items()),
         picture=f"data:image/png;base64,{b64encode(_png(cells)).decode()}",
-        steps=tuple(f"{steps[index]:,}" for index in sorted({0, len(steps) // 2, len(steps) - 1})),
-        scale=tuple(
-            format_value(x, unit) if unit != "number" else format_tick(float(f"{x:.2g}"))
-            for x in scale
-        ),
+        steps=tuple(f"{steps[column]:,}" for column in columns),
+        scale=tuple(scale_texts),
         summary=f"{title}: {len(table)} rows over steps {steps[0]:,} to {steps[-1]:,}, from {lowest} to {highest}",
     )
+
+
+def _finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _png(cells: Sequence[Sequence[int]]) -> bytes:
     from PIL import Image
 
-    palette, file = _palette(), BytesIO()
+    colors, opacities = _palette()
+    file = BytesIO()
     picture = Image.new("P", (len(cells[0]), len(cells)))
-    picture.putpalette([part for entry in palette for part in entry[:3]])
-    picture.putdata([cell for row in cells for cell in row])
-    picture.save(file, "png", optimize=True, transparency=bytes(entry[3] for entry in palette))
+    picture.putpalette([*chain.from_iterable(colors)])
+    picture.putdata([*chain.from_iterable(cells)])
+    picture.save(file, "png", optimize=True, transparency=bytes(opacities))
     return file.getvalue()
 
 
@@ -133,44 +144,37 @@ def _row(
     known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if not known:
         return name, "", name
-    finite = [value for _, value in known if math.isfinite(value)]
-    last = (
-        format_value(known[-1][1], unit)
-        if unit != "number"
-        else f"{known[-1][1]:.2g}".replace("e-0", "e-")
-    )
-    between = (
-        f", between {format_value(min(finite), unit)} and {format_value(max(finite), unit)}"
-        if finite
-        else ""
-    )
-    return (
-        name,
-        last,
-        f"{name}: {format_value(known[-1][1], unit)} at step {known[-1][0]:,}{between}",
-    )
+    last_step, last = known[-1]
+    last_text = format_value(last, unit)
+    summary = f"{name}: {last_text} at step {last_step:,}"
+    finite = _finite(values)
+    if finite:
+        summary += (
+            f", between {format_value(min(finite), unit)} and {format_value(max(finite), unit)}"
+        )
+    if unit == "number":
+        last_text = f"{last:.2g}".replace("e-0", "e-")
+    return name, last_text, summary
 
 
 def _cell(value: float | None, axis: Axis) -> int:
     if value is None:
         return _MISSING
-    return round(axis.position(value) * (_COLORS - 1)) if math.isfinite(value) else _STRANGE
+    if not math.isfinite(value):
+        return _STRANGE
+    return round(axis.position(value) * (_COLORS - 1))
 
 
-def _palette() -> list[tuple[int, int, int, int]]:
-    anchors = np.array(
-        [[int(text[first : first + 2], 16) for first in (1, 3, 5)] for text in CIVIDIS]
-    )
+def _palette() -> tuple[list[list[int]], list[int]]:
+    """Return red, green and blue of each entry of the palette, and its opacity."""
+    anchors = np.array([list(bytes.fromhex(color.removeprefix("#"))) for color in CIVIDIS])
     places = np.linspace(0, len(anchors) - 1, _COLORS)
-    channels = [
-        np.interp(places, range(len(anchors)), channel).round().astype(int).tolist()
-        for channel in anchors.T
-    ]
-    return [
-        *((*color, 255) for color in zip(*channels, strict=True)),
-        (0, 0, 0, 0),
-        (213, 94, 0, 255),
-    ]
+    channels = [np.interp(places, range(len(anchors)), channel) for channel in anchors.T]
+    colors = np.stack(channels, axis=1).round().astype(int).tolist()
+    colors += [[0, 0, 0], [213, 94, 0]]  # _MISSING, _STRANGE
+    opacities = [255] * len(colors)
+    opacities[_MISSING] = 0
+    return colors, opacities
 
 
 def layer_maps(layers: Table) -> list[HeatMap]:
@@ -181,7 +185,9 @@ def layer_maps(layers: Table) -> list[HeatMap]:
     size = 1
     while size * most < layers.count:
         size *= 2
-    several = f" Each column is the maximum over {size} measured steps." if size > 1 else ""
+    several = ""
+    if size > 1:
+        several = f" Each column is the maximum over {size} measured steps."
     kinds: list[tuple[str, str, Unit, str]] = [
         (
             "grad_norm",
@@ -207,33 +213,33 @@ def layer_maps(layers: Table) -> list[HeatMap]:
     maps = []
     for kind, title, unit, note in kinds:
         rows = _rows_of(layers, stretches, kind)
-        is_zero = not any(value for row in rows.values() for value in row)
-        if rows and not (is_zero and kind == "saturated_fraction"):
-            maps.append(heat_map(kind, title, rows, steps, unit=unit, note=note + several))
-    return [one for one in maps if one is not None]
+        if kind == "saturated_fraction" and not any(chain.from_iterable(rows.values())):
+            continue
+        drawn = heat_map(kind, title, rows, steps, unit=unit, note=note + several)
+        if drawn is not None:
+            maps.append(drawn)
+    return maps
 
 
 def _rows_of(layers: Table, stretches: Stretches, kind: str) -> dict[str, list[float | None]]:
     """Return the values of one quantity by group of layers, one for each column."""
     values = np.where(stretches[STRANGE] > 0, np.inf, stretches[HIGH])
-    is_missing = stretches[COUNT] + stretches[STRANGE] == 0
-    by_name = {}
+    is_known = stretches[COUNT] + stretches[STRANGE] > 0
+    prefix = f"{kind}/"
+    row_of = {}  # by the layer's name
     for name in layers.names:
-        if name.startswith(f"{kind}/"):
-            row = layers.row_of[name]
-            by_name[name.removeprefix(f"{kind}/")] = [
-                None if missing else value
-                for value, missing in zip(
-                    values[row].tolist(), is_missing[row].tolist(), strict=True
-                )
-            ]
+        if name.startswith(prefix):
+            row_of[name.removeprefix(prefix)] = layers.row_of[name]
     rows: dict[str, list[float | None]] = {}
-    for group, members in group_names([*by_name]).items():
+    for group, names in group_names([*row_of]).items():
+        members = [row_of[name] for name in names]
         rows[group] = []
-        for column in zip(*(by_name[name] for name in members), strict=True):
-            known = [value for value in column if value is not None]
-            if not known:
+        for of_column, known in zip(values[members].T, is_known[members].T, strict=True):
+            present = of_column[known].tolist()
+            if not present:
                 rows[group].append(None)
+            elif kind == "grad_norm":
+                rows[group].append(math.hypot(*present))
             else:
-                rows[group].append(math.hypot(*known) if kind == "grad_norm" else max(known))
+                rows[group].append(max(present))
     return rows

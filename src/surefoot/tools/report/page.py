@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from surefoot.errors import visible
@@ -61,19 +61,19 @@ def tint_tokens(text: TextHeatmap) -> list[tuple[str, int | None, str]]:
     >>> tint_tokens(panel)
     [('so', None, ''), (' it', 39, '50%'), (' goes', 0, '0%')]
     """
-    full = _FULL_NATS if text.unit == "nats" else 1.0
     tints: list[tuple[str, int | None, str]] = []
     for piece, value in text.pieces:
-        tint = None if value is None else round(_DARKEST * min(1.0, value / full))
-        words = (
-            ""
-            if value is None
-            else f"{value:.2f} nats"
-            if text.unit == "nats"
-            else format_value(value, "fraction")
-        )
-        tints.append((piece, tint, words))
+        if value is None:
+            tints.append((piece, None, ""))
+        elif text.unit == "nats":
+            tints.append((piece, _tint(value / _FULL_NATS), f"{value:.2f} nats"))
+        else:
+            tints.append((piece, _tint(value), format_value(value, "fraction")))
     return tints
+
+
+def _tint(fraction: float) -> int:
+    return round(_DARKEST * min(1.0, fraction))
 
 
 def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int, bool]]]]:
@@ -84,10 +84,12 @@ def shade_cells(matrix: ConfusionMatrix) -> list[tuple[str, list[tuple[int, int,
     ('dog', [(1, 39, False), (3, 68, True)])
     """
     rows = []
-    for index, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
-        tints = [round(_DARKEST * (count / (sum(counts) or 1)) ** 0.5) for count in counts]
-        cells = enumerate(zip(counts, tints, strict=True))
-        rows.append((name, [(count, tint, index == column) for column, (count, tint) in cells]))
+    for row, (name, counts) in enumerate(zip(matrix.classes, matrix.counts, strict=True)):
+        total = sum(counts) or 1
+        cells = []
+        for column, count in enumerate(counts):
+            cells.append((count, _tint((count / total) ** 0.5), row == column))
+        rows.append((name, cells))
     return rows
 
 
@@ -108,15 +110,15 @@ def summary(chart: Chart) -> str:
     """
     sentences = []
     for line in chart.lines:
-        if line.points and line.named:
-            values = sorted(y for _, y in line.points)
-            low, high = (format_value(value, chart.unit) for value in (values[0], values[-1]))
-            end_points = line.points[0], line.points[-1]
-            ends = ", ".join(
-                f"{format_value(y, chart.unit)} at {chart.x_name} {format_value(x)}"
-                for x, y in end_points
-            )
-            sentences.append(f"{line.name}: {ends}, between {low} and {high}")
+        if not line.points or not line.named:
+            continue
+        ends = []
+        for x, y in (line.points[0], line.points[-1]):
+            ends.append(f"{format_value(y, chart.unit)} at {chart.x_name} {format_value(x)}")
+        values = [y for _, y in line.points]
+        low = format_value(min(values), chart.unit)
+        high = format_value(max(values), chart.unit)
+        sentences.append(f"{line.name}: {', '.join(ends)}, between {low} and {high}")
     return f"{chart.title}. {'; '.join(sentences)}"
 
 
@@ -128,15 +130,15 @@ def coordinates(
     """
     width, height = size or (2000, 1000)
     digits = 1 if size else None
-    points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
-    pixels = [
-        (
+    pixels: list[tuple[float, float]] = []
+    for x, y in horizontal.visible(line.points):
+        pixel = (
             round(width * horizontal.position(x), digits),
             round(height * (1 - vertical.position(y)), digits),
         )
-        for x, y in points
-    ]
-    return [pixel for pixel, _ in groupby(pixels)]
+        if not pixels or pixel != pixels[-1]:
+            pixels.append(pixel)
+    return pixels
 
 
 class Band(NamedTuple):
@@ -162,68 +164,83 @@ def bands(chart: Chart, horizontal: Axis) -> list[Band]:
     [(5000, 'step 0', [(0, 'loss 2')]), (5000, 'step 10', [(0, 'loss 1'), (None, 'finished')])]
     """
     lines = []
+    all_steps: set[float] = set()
     for line in chart.lines:
-        points = [point for point in line.points if point[0] > 0 or not horizontal.logarithmic]
+        points = horizontal.visible(line.points)
         lines.append((line, points, [horizontal.position(x) for x, _ in points]))
-    steps = sorted({x for _, points, _ in lines for x, _ in points})
+        all_steps.update(x for x, _ in points)
+    steps = sorted(all_steps)
     if len(steps) > _BANDS:
         steps = [steps[round(n * (len(steps) - 1) / (_BANDS - 1))] for n in range(_BANDS)]
     positions = [horizontal.position(step) for step in steps]
-    edges = [0.0, *[(a + b) / 2 for a, b in pairwise(positions)], 1.0]
-    titles: dict[int, list[tuple[int | None, str]]] = {}
+    middles = [(a + b) / 2 for a, b in pairwise(positions)]
+    edges = [0.0, *middles, 1.0]
+    titles: list[list[tuple[int | None, str]]] = [[] for _ in edges]  # of the marks in each stripe
     for mark in chart.marks:
         index = bisect_right(edges, horizontal.position(mark.x), 1, len(edges) - 1) - 1
-        titles.setdefault(index, []).append(
-            (mark.series if mark.kind == "best" else None, mark.title)
-        )
+        titles[index].append((mark.series if mark.kind == "best" else None, mark.title))
     stripes = []
-    for index, (step, position, left, right) in enumerate(
-        zip(steps, positions, edges, edges[1:], strict=False)
-    ):
-        values: list[tuple[int | None, str]] = [
-            (line.series, f"{line.name} {_hover_text(near, step, chart.unit, faint=line.faint)}")
-            for line, points, line_positions in lines
-            if (
-                near := points[
-                    bisect_left(line_positions, left) : bisect_right(line_positions, right)
-                ]
-            )
-        ]
-        center = round(100 * (position - left) / (right - left)) if right > left else 50
-        is_right = position >= 0.5 and (index == 0 or positions[index - 1] < 0.5)
-        width = round(10_000 * (right - left))
+    half_was_reached = False
+    for index, (step, position) in enumerate(zip(steps, positions, strict=True)):
+        left = edges[index]
+        right = edges[index + 1]
+        values: list[tuple[int | None, str]] = []
+        for line, points, line_positions in lines:
+            near = points[bisect_left(line_positions, left) : bisect_right(line_positions, right)]
+            if near:
+                text = _hover_text(near, step, chart.unit, faint=line.faint)
+                values.append((line.series, f"{line.name} {text}"))
         stripes.append(
             Band(
-                width,
-                center,
-                is_right,
-                f"step {format_value(step)}",
-                values + titles.get(index, []),
+                width=round(10_000 * (right - left)),
+                center=round(100 * (position - left) / (right - left)) if right > left else 50,
+                is_right=position >= 0.5 and not half_was_reached,
+                step=f"step {format_value(step)}",
+                values=values + titles[index],
             )
         )
+        half_was_reached = position >= 0.5
     return stripes
 
 
 def _hover_text(
     near: Sequence[tuple[float, float]], center: float, unit: Unit, *, faint: bool
 ) -> str:
-    low, high = min(y for _, y in near), max(y for _, y in near)
+    low = min(y for _, y in near)
+    high = max(y for _, y in near)
     if faint and low != high:
         return f"{format_value(low, unit)} \u2013 {format_value(high, unit)}"
-    return format_value(min(near, key=lambda point: abs(point[0] - center))[1], unit)
+    _, value = min(near, key=lambda point: abs(point[0] - center))
+    return format_value(value, unit)
 
 
-# size limits, applied in order until the page is small enough: stretches of a curve, samples, rows
-# of settings and of events, characters of a setting, and the page's note
-_ROOMS: tuple[tuple[int | None, int, int, int, str], ...] = (
-    (None, 9, 300, 400, ""),
-    (75, 3, 200, 200, "Curves have fewer points, and samples are omitted, to keep the page small."),
-    (
-        40,
-        1,
-        80,
-        80,
-        "Curves have fewer points, and samples and table rows are omitted, to keep the page small.",
+class Room(NamedTuple):
+    """What a page has room for."""
+
+    stretches: int | None  # of a curve; None: all
+    samples: int
+    rows: int  # of settings, and of events
+    letters: int  # of a setting
+    note: str  # on what is left out
+
+
+# tried in order until the page is small enough
+_ROOMS = (
+    Room(stretches=None, samples=9, rows=300, letters=400, note=""),
+    Room(
+        stretches=75,
+        samples=3,
+        rows=200,
+        letters=200,
+        note="Curves have fewer points, and samples are omitted, to keep the page small.",
+    ),
+    Room(
+        stretches=40,
+        samples=1,
+        rows=80,
+        letters=80,
+        note="Curves have fewer points, and samples and table rows are omitted, to keep the page"
+        " small.",
     ),
 )
 _KINDS = {
@@ -246,7 +263,9 @@ def run_page(
     """Render the page of one run. `policy`, the page's Content-Security-Policy, must allow the
     `script`.
     """
-    records, state, surroundings = run.records, state_of(run), tables.surroundings(run)
+    records = run.records
+    state = state_of(run)
+    surroundings = tables.surroundings(run)
     common = {
         "run": run,
         "title": run.files.name,
@@ -266,9 +285,7 @@ def run_page(
         "policy": policy,
     }
 
-    def fitted(
-        stretches: int | None, samples: int, rows: int, letters: int, left_out: str
-    ) -> dict[str, Any]:
+    def fitted(room: Room) -> dict[str, Any]:
         kinds: dict[str, list[Chart]] = {
             "loss": [],
             "metrics": [],
@@ -276,39 +293,41 @@ def run_page(
             "machine": [],
             "users": [],
         }
-        for chart in charts(run, stretches=stretches):
-            kinds[_KINDS.get(chart.name.partition("-")[0], "optimizer")].append(chart)
-        return kinds | {
-            "panels": panels.panels if panels is not None and samples > 1 else (),
-            "samples": records.samples[-samples:],
-            "settings": tables.settings(run, limit=rows, max_length=letters),
-            "events": records.events[:rows],
-            "more_events": records.more_events + len(records.events[rows:]),
-            "left_out": left_out,
+        for chart in charts(run, stretches=room.stretches):
+            kind = chart.name.partition("-")[0]
+            kinds[_KINDS.get(kind, "optimizer")].append(chart)
+        return {
+            **kinds,
+            "panels": panels.panels if panels is not None and room.samples > 1 else (),
+            "samples": records.samples[-room.samples :],
+            "settings": tables.settings(run, limit=room.rows, max_length=room.letters),
+            "events": records.events[: room.rows],
+            "more_events": records.more_events + len(records.events[room.rows :]),
+            "left_out": room.note,
         }
 
-    return render("run.html", common, (fitted(*room) for room in _ROOMS))
+    return render("run.html", common, (fitted(room) for room in _ROOMS))
 
 
 def runs_page(runs: Sequence[ReportedRun], *, script: str = "", policy: str = POLICY) -> str:
     """Render the page of several runs: differing settings, metrics, and overlaid curves."""
     states = [state_of(run) for run in runs]
     common = {"states": states, "script": script, "policy": policy, "state": "", "left_out": ""}
-    rooms = (max(20, 300 // len(runs)), 40, 20)
-    return render(
-        "runs.html", common, (page_values(runs, stretches=stretches) for stretches in rooms)
-    )
+    all_stretches = (max(20, 300 // len(runs)), 40, 20)
+    fitted = (page_values(runs, stretches=stretches) for stretches in all_stretches)
+    return render("runs.html", common, fitted)
 
 
 def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
+    """Return the error and the traceback of the crash that ended the run, or None."""
     if not run.files.crashes or state in ("finished", "running"):
         return None
     newest = run.files.crashes[0]
-    step, trace = newest.get("step"), newest.get("traceback")
-    if state not in ("failed", "diverged") and not (
-        isinstance(step, int) and step >= run.last_step
-    ):
+    step = newest.get("step")
+    is_at_end = isinstance(step, int) and step >= run.last_step
+    if state not in ("failed", "diverged") and not is_at_end:
         return None
+    trace = newest.get("traceback")
     text = "".join(str(line) for line in trace) if isinstance(trace, list) else ""
     return {
         "error": str(newest.get("words") or newest.get("error", ""))[:12000],
@@ -316,17 +335,18 @@ def _crash(run: ReportedRun, state: State) -> dict[str, str] | None:
     }
 
 
-def render(name: str, common: dict[str, Any], parts: Iterable[dict[str, Any]]) -> str:
-    """Render a template with the largest of the `parts` that fits into a page. Control characters
-    are replaced.
+def render(name: str, common: dict[str, Any], sizes: Iterable[dict[str, Any]]) -> str:
+    """Render a template with the first of the `sizes`, the largest one first, that fits into a
+    page. Control characters are replaced.
     """
-    page, written_at = b"", time.strftime("%Y-%m-%d %H:%M:%S %z")
-    for fitted in parts:
-        text = environment().get_template(name).render(**common, **fitted, written_at=written_at)
-        page = _TURNING.sub("�", visible(text)).encode(
-            errors="replace"
-        )  # a model may generate any text
-        if len(page) <= MOST_BYTES:  # else try the next, smaller part
+    page = b""
+    written_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    template = environment().get_template(name)
+    for values in sizes:
+        text = template.render(**common, **values, written_at=written_at)
+        text = _TURNING.sub("�", visible(text))
+        page = text.encode(errors="replace")  # a model may generate any text
+        if len(page) <= MOST_BYTES:
             break
     return page.decode()
 
@@ -339,9 +359,8 @@ def environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    loader = PackageLoader("surefoot", "tools/report")
     env = Environment(
-        loader=loader,
+        loader=PackageLoader("surefoot", "tools/report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

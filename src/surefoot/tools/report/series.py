@@ -1,9 +1,8 @@
 """A run as a report reads it: its files, and the curves of its records."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 
 from surefoot.tools.report.curves import Curve, curve_of
@@ -39,14 +38,18 @@ class ReportedRun:
     @cached_property
     def train(self) -> dict[str, Curve]:
         """The curves of training that have a chart."""
-        names = [name for name in self.records.train.names if not self._is_of_user(name)]
-        drawn = (name for name in names if name in _DRAWN or name.startswith(BY_OPTIMIZER))
-        return _curves(self.records.train, drawn)
+        names = []
+        for name in self.records.train.names:
+            is_drawn = name in _DRAWN or name.startswith(BY_OPTIMIZER)
+            if is_drawn and not self._is_of_user(name):
+                names.append(name)
+        return _curves(self.records.train, names)
 
     @cached_property
     def users(self) -> dict[str, Curve]:
         """The curves of the values of `step.log`."""
-        return _curves(self.records.train, filter(self._is_of_user, self.records.train.names))
+        names = [name for name in self.records.train.names if self._is_of_user(name)]
+        return _curves(self.records.train, names)
 
     @cached_property
     def scores(self) -> dict[str, Curve]:
@@ -66,11 +69,9 @@ class ReportedRun:
     @property
     def count_unit(self) -> str:
         """The unit of the run's targets, such as "tokens"."""
-        return (
-            str(self.files.sessions[-1].get("count_unit", "targets"))
-            if self.files.sessions
-            else "targets"
-        )
+        if not self.files.sessions:
+            return "targets"
+        return str(self.files.sessions[-1].get("count_unit", "targets"))
 
 
 def read_reported_run(path: Path, *, followed: FollowedRun | None = None) -> ReportedRun:
@@ -96,5 +97,5 @@ def read_reported_run(path: Path, *, followed: FollowedRun | None = None) -> Rep
     return ReportedRun(files, records, tuple(problems), is_running(path))
 
 
-def _curves(values: Table, names: Iterable[str]) -> dict[str, Curve]:
-    return {name: curve_of(values, name) for name in islice(names, _MOST_CURVES)}
+def _curves(values: Table, names: Sequence[str]) -> dict[str, Curve]:
+    return {name: curve_of(values, name) for name in names[:_MOST_CURVES]}
