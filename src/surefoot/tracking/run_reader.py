@@ -300,6 +300,11 @@ def unreadable_format(version: int, *, run: Path | str) -> CheckpointError:
 _NEAREST = 5  # runs that the error for a missing run names
 
 
+def is_run(path: Path) -> bool:
+    """Return True if a directory has the settings or the records of a run."""
+    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+
+
 def missing_run(path: Path, runs: Path) -> ConfigError:
     """Return the error for a path that is not the directory of a run. It names the nearest of the
     runs in the directory `runs`.

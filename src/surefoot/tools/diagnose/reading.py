@@ -12,6 +12,7 @@ from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.tracking.run_reader import (
     Session,
+    is_run,
     missing_run,
     read_run,
     standing_of,
@@ -25,13 +26,15 @@ def history_in(path: Path | str) -> History:
     run.
     """
     run = run_path(path, setting="path")
-    has_records = (run / "metrics.jsonl").is_file()
-    if not has_records and not (run / "config.toml").is_file():
+    if not is_run(run):
         raise missing_run(run, run.parent)
-    try:
-        records = records_of(run) if has_records else RunRecords()
-    except OSError as problem:
-        raise unreadable_records(run / "metrics.jsonl", problem) from problem
+    records = RunRecords()
+    file = run / "metrics.jsonl"
+    if file.is_file():
+        try:
+            records = records_of(run)
+        except OSError as problem:
+            raise unreadable_records(file, problem) from problem
     return History(description_of(run), records)
 
 

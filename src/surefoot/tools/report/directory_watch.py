@@ -43,12 +43,9 @@ EVERY_S = 2.0
 _MOST_RUNS = 500  # the newest
 _MOST_OPEN = 16  # runs whose curves stay in memory
 _MOST_DRAWN = 12  # runs whose curves are overlaid
-_MOST_METRICS = 12
 _DEPTH = 2  # `compare` writes its runs into a directory of its own
-_FINDINGS_S, _TIMES_AS_LONG = (
-    10.0,
-    100,
-)  # seconds between two checks of a run, and in durations of a check
+_FINDINGS_S = 10.0  # between two checks of a run
+_TIMES_AS_LONG = 100  # between two checks of a run, in durations of a check
 _SAVED_S = 30.0  # between two writes of the cache
 
 
@@ -60,10 +57,13 @@ class DirectoryWatch:
     def __init__(
         self, directory: Path, *, alert: Alert | None = None, say: Callable[[str], None] = print
     ) -> None:
-        self.directory, self.alert, self.say = directory, alert, say
+        self.directory = directory
+        self.alert = alert
+        self.say = say
         self.runs: dict[str, WatchedRun] = {}
         self.open: dict[str, FollowedRun] = {}  # the last used is last
-        self.lock, self.asking = threading.Lock(), threading.Lock()
+        self.lock = threading.Lock()
+        self.asking = threading.Lock()
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._follow, name="surefoot reads runs", daemon=True)
 
@@ -73,14 +73,16 @@ class DirectoryWatch:
         for path in runs_in(self.directory, _DEPTH):
             with suppress(OSError):
                 newest.append((began_at(path), path))
-        paths = {}
+        runs = {}
         for began, path in sorted(newest, reverse=True)[:_MOST_RUNS]:
             name = str(path.relative_to(self.directory))
-            paths[sha256(os.fsencode(name)).hexdigest()[:16]] = began, path, name
-        runs = {}
-        for key, (began, path, name) in paths.items():
-            run = self.runs.get(key) or self._from_cache(WatchedRun(path, name, key))
-            run.began, run.stamp = began, stamp_of(path)
+            key = sha256(os.fsencode(name)).hexdigest()[:16]
+            run = self.runs.get(key)
+            if run is None:
+                run = WatchedRun(path, name, key)
+                _fill_from_cache(run)
+            run.began = began
+            run.stamp = stamp_of(path)
             run.watched |= run.running
             runs[key] = run
         with self.lock:
@@ -93,9 +95,10 @@ class DirectoryWatch:
         there are more.
         """
         waiting = [run for run in list(self.runs.values()) if run.read != run.stamp]
+        running = [run for run in waiting if run.running]
         others = [run for run in waiting if not run.running]
         more = len(others) > 1
-        for run in [run for run in waiting if run.running] + others[:1]:
+        for run in [*running, *others[:1]]:
             if self.over.is_set():
                 break
             with self.lock:
@@ -147,14 +150,12 @@ class DirectoryWatch:
         return render("directory.html", common, [values]), (signatures, [run.key for run in drawn])
 
     def _charts(self, drawn: Sequence[WatchedRun]) -> list[Chart]:
-        reported = [
-            ReportedRun(no_files(run.path), self._opened(run).records, running=run.running)
-            for run in drawn
-        ]
-        names = list(dict.fromkeys(name for run in reported for name in run.scores))[:_MOST_METRICS]
-        return overlaid_charts(
-            [run.name for run in drawn], reported, names, max(20, 300 // len(drawn))
-        )
+        reported = []
+        for run in drawn:
+            records = self._opened(run).records
+            reported.append(ReportedRun(no_files(run.path), records, running=run.running))
+        labels = [run.name for run in drawn]
+        return overlaid_charts(labels, reported, max(20, 300 // len(drawn)))
 
     def request(self, key: str, request: Request) -> str:
         """Signal the process of a run, and return the answer. Raises `ConfigError` as `signal_run`
@@ -171,12 +172,15 @@ class DirectoryWatch:
                         path=run.path,
                         pid=run.stopped,
                     )
-                number, when = signal_run(run.path, request), time.strftime("%H:%M:%S")
+                number = signal_run(run.path, request)
             except SurefootError as problem:
                 run.note = first_line(problem)
                 raise
-            run.stopped = number if request == "stop" else run.stopped
-            run.note = f"process {number} was asked to {'save' if request == 'save' else 'save and stop'} at {when}"
+            what = "save"
+            if request == "stop":
+                run.stopped = number
+                what = "save and stop"
+            run.note = f"process {number} was asked to {what} at {time.strftime('%H:%M:%S')}"
             return run.note
 
     def _follow(self) -> None:
@@ -195,15 +199,9 @@ class DirectoryWatch:
             self.over.wait(0.0 if more else EVERY_S)
 
     def _say_problems(self) -> None:
-        for line in self.alert.problems() if self.alert is not None else ():
-            self.say(line)
-
-    def _from_cache(self, run: WatchedRun) -> WatchedRun:
-        if (head := read_head(run.path)) is not None:
-            run.row, run.fraction, run.alerted = head["row"], 1.0, head["row"]["alerted"]
-            if head["row"]["state"] != "running":  # the findings of a run that was killed differ
-                run.read = (*head["size_and_time"], False)
-        return run
+        if self.alert is not None:
+            for line in self.alert.problems():
+                self.say(line)
 
     def _opened(self, run: WatchedRun) -> FollowedRun:
         followed = self.open.pop(run.key, None) or read_followed(run.path)
@@ -213,31 +211,34 @@ class DirectoryWatch:
         return followed
 
     def _put_away(self, key: str) -> None:
-        followed, run = self.open.pop(key), self.runs.get(key)
+        followed = self.open.pop(key)
+        run = self.runs.get(key)
         if run is not None and run.row is not None and run.dirty:
             self._save(run, followed)
 
     def _save(self, run: WatchedRun, followed: FollowedRun) -> None:
         assert run.row is not None
         followed.save(run.row)
-        run.saved_at, run.dirty = time.monotonic(), False
+        run.saved_at = time.monotonic()
+        run.dirty = False
 
     def _advance(self, run: WatchedRun) -> bool:
-        stamp, followed = run.stamp, self._opened(run)
+        stamp = run.stamp  # `look` may replace it meanwhile
+        followed = self._opened(run)
         try:
             more = followed.advance()
         except OSError as problem:
-            run.read, run.note = (
-                stamp,
-                f"metrics.jsonl cannot be read: {problem.strerror or problem}",
-            )
+            run.read = stamp
+            run.note = f"metrics.jsonl cannot be read: {problem.strerror or problem}"
             return False
-        now, run.dirty = time.monotonic(), True
+        run.dirty = True
+        now = time.monotonic()
         is_due = not more and (now >= run.checked_at or not run.running)
         if run.files is None or is_due:
             run.files = read_run(run.path)
         findings = self._findings(run, followed) if is_due else None
-        run.fraction = min(1.0, followed.reader.offset / max(1, followed.reader.size_and_time[0]))
+        size, _ = followed.reader.size_and_time
+        run.fraction = min(1.0, followed.reader.offset / max(1, size))
         run.row = row_of(run, followed, findings)
         if not more:
             run.read = stamp
@@ -260,3 +261,14 @@ class DirectoryWatch:
                 self.alert.send(finding, run=run.path, step=followed.records.last_step)
                 run.alerted.append(finding.name)
         return findings
+
+
+def _fill_from_cache(run: WatchedRun) -> None:
+    head = read_head(run.path)
+    if head is None:
+        return
+    run.row = head["row"]
+    run.alerted = head["row"]["alerted"]
+    run.fraction = 1.0
+    if head["row"]["state"] != "running":  # the findings of a run that was killed differ
+        run.read = (*head["size_and_time"], False)

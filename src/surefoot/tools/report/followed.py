@@ -105,13 +105,12 @@ class FollowedRun:
 
     def save(self, row: Row) -> None:
         """Write the cache; a failure is ignored."""
-        tables = self.records.tables()
-        arrays = {
-            f"{name}/{array}": values
-            for name, table in tables.items()
-            for array, values in table.arrays().items()
-        }
-        states = {name: table.state() for name, table in tables.items()}
+        arrays = {}
+        states = {}
+        for name, table in self.records.tables().items():
+            states[name] = table.state()
+            for array, values in table.arrays().items():
+                arrays[f"{name}/{array}"] = values
         state = json.dumps({"records": self.records.state(), "tables": states})
         content = BytesIO()
         np.savez(content, state=np.frombuffer(state.encode(), np.uint8), **arrays)  # type: ignore[arg-type]
@@ -123,8 +122,9 @@ class FollowedRun:
             "tail": self.reader.tail.hex(),
             "rest": _digest(rest),
         }
-        position = {name: getattr(self.reader, name) for name in _POSITION}
-        first = json.dumps(head | position).encode()
+        for name in _POSITION:
+            head[name] = getattr(self.reader, name)
+        first = json.dumps(head).encode()
         with suppress(OSError):
             file = _cache_file(self.path)
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -145,20 +145,25 @@ def read_followed(path: Path) -> FollowedRun:
     unusable.
     """
     with suppress(*BROKEN), open_regular(_cache_file(path)) as file:
-        head, rest = _head(path, file), file.read()
+        head = _head(path, file)
+        rest = file.read()
         if head is not None and _digest(rest) == head["rest"]:
-            run = FollowedRun(path)
-            with np.load(BytesIO(rest)) as arrays:
-                state = json.loads(arrays["state"].tobytes())
-                run.records.restore(state["records"])
-                for name, table in run.records.tables().items():
-                    content = {array: arrays[f"{name}/{array}"] for array in table.arrays()}
-                    table.restore(content, state["tables"][name])
-            for name in _POSITION:
-                setattr(run.reader, name, head[name])  # type: ignore[literal-required]
-            run.reader.tail = bytes.fromhex(head["tail"])
-            return run
+            return _restored(path, head, rest)
     return FollowedRun(path)
+
+
+def _restored(path: Path, head: Head, rest: bytes) -> FollowedRun:
+    run = FollowedRun(path)
+    with np.load(BytesIO(rest)) as arrays:
+        state = json.loads(arrays["state"].tobytes())
+        run.records.restore(state["records"])
+        for name, table in run.records.tables().items():
+            content = {array: arrays[f"{name}/{array}"] for array in table.arrays()}
+            table.restore(content, state["tables"][name])
+    for name in _POSITION:
+        setattr(run.reader, name, head[name])  # type: ignore[literal-required]
+    run.reader.tail = bytes.fromhex(head["tail"])
+    return run
 
 
 def prune_cache() -> None:
@@ -170,17 +175,14 @@ def prune_cache() -> None:
 
 
 def _head(path: Path, file: IO[bytes]) -> Head | None:
-    digest, first = file.readline(100).strip(), file.readline(LONGEST_LINE).rstrip(b"\n")
+    digest = file.readline(100).strip()
+    first = file.readline(LONGEST_LINE).rstrip(b"\n")
     if _digest(first).encode() != digest:
         return None
-    head = json.loads(first)
-    if (
-        head["format"] != _FORMAT
-        or head["run"] != str(path.resolve())
-        or misshapen(head, Head, "head")
-    ):
+    head: Head = json.loads(first)
+    if head["format"] != _FORMAT or head["run"] != str(path.resolve()):
         return None
-    return head  # type: ignore[no-any-return]
+    return None if misshapen(head, Head, "head") else head
 
 
 def _cache_file(path: Path) -> Path:

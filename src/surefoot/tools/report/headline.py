@@ -9,15 +9,19 @@ from surefoot.tools.diagnose.statistics import noise
 from surefoot.tools.report.charts import format_value
 from surefoot.tools.report.curves import Curve, smooth
 from surefoot.tools.report.series import ReportedRun
+from surefoot.tracking.format import counted
 
 State = Literal["running", "finished", "stopped", "diverged", "failed", "dead"]
 # a metric is better when larger if its name contains one of these
 _RISES = ("accuracy", "bleu", "chrf", "f1", "top", "acc", "correct", "rate", "score")
+# by the first word of the event
 _ENDS: dict[str, State] = {
     "left": "stopped",
     "stopped": "stopped",
-}  # by the first word of the event
-_ENDS |= {"finished": "finished", "diverged": "diverged", "failed": "failed"}
+    "finished": "finished",
+    "diverged": "diverged",
+    "failed": "failed",
+}
 _LATE = 0.8  # fraction of a run before its end section
 # threshold of a trend, as a fraction of the metric's range; half of it as a relative change
 _MOVED = 0.02
@@ -44,16 +48,21 @@ def state_of(run: ReportedRun) -> State:
     is dead.
     """
     records = run.records
-    first = next(iter((records.over or "").split()), "")
-    if (state := _ENDS.get(first.rstrip(":"))) is not None:
-        return state
+    words = (records.over or "").split()
+    outcome = words[0].rstrip(":") if words else ""
+    if outcome in _ENDS:
+        return _ENDS[outcome]
     if run.running:
         return "running"
-    if run.files.planned_steps is not None and records.last_step >= run.files.planned_steps:
+    planned = run.files.planned_steps
+    if planned is not None and records.last_step >= planned:
         return "finished"
-    last = next(iter(run.files.crashes), None)
-    if last is not None and isinstance(last.get("step"), int) and last["step"] >= run.last_step:
-        return "diverged" if str(last.get("error", "")).startswith("DivergedError") else "failed"
+    if run.files.crashes:
+        newest = run.files.crashes[0]
+        step = newest.get("step")
+        if isinstance(step, int) and step >= run.last_step:
+            has_diverged = str(newest.get("error", "")).startswith("DivergedError")
+            return "diverged" if has_diverged else "failed"
     return "dead"
 
 
@@ -62,14 +71,18 @@ def headline(run: ReportedRun) -> Headline | None:
     Returns None without records.
     """
     scores = {name: curve for name, curve in run.scores.items() if curve.last is not None}
-    watch = None if run.files.state is None else run.files.state.watched
-    if watch is not None and watch["score"] in scores:
-        return _headline(watch["score"], scores[watch["score"]], watch["direction"])
-    first = next((name for name in scores if name.endswith("loss")), next(iter(scores), None))
-    if first is not None:
+    monitored = None if run.files.state is None else run.files.state.watched
+    if monitored is not None and monitored["score"] in scores:
+        name = monitored["score"]
+        return _headline(name, scores[name], monitored["direction"])
+    if scores:
+        losses = [name for name in scores if name.endswith("loss")]
+        first = [*losses, *scores][0]
         return _headline(first, scores[first], direction_of(first))
     loss = run.train.get("loss")
-    return None if loss is None or loss.last is None else _headline("training loss", loss, "min")
+    if loss is None or loss.last is None:
+        return None
+    return _headline("training loss", loss, "min")
 
 
 def direction_of(name: str) -> str:
@@ -79,42 +92,56 @@ def direction_of(name: str) -> str:
     ('min', 'max')
     """
     score = name.rpartition("/")[2].lower()
-    return "max" if any(word in score for word in _RISES) and "error" not in score else "min"
+    if "error" in score:
+        return "min"
+    return "max" if any(word in score for word in _RISES) else "min"
 
 
 def verdict(run: ReportedRun, state: State) -> str:
     """Return a sentence on the end of the run, the change of its main metric, and the metric's
     final trend.
     """
-    records, main = run.records, headline(run)
-    parts = [_how_it_ended(run, state)]
+    records = run.records
+    clauses = [_how_it_ended(run, state)]
+    main = headline(run)
     if main is not None:
-        curve = run.scores.get(main.name) or run.train["loss"]
-        parts += _describe_change(main, curve, running=state == "running")
+        clauses += _describe_change(main, main_curve(run, main), running=state == "running")
     if records.skipped:
-        parts.append(f"{records.skipped:,} step{'s' * (records.skipped != 1)} skipped")
+        clauses.append(f"{counted(records.skipped, 'step')} skipped")
     if not records.count:
-        parts.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
-    return "; ".join(parts)
+        clauses.append("nothing is recorded yet" if state == "running" else "nothing was recorded")
+    return "; ".join(clauses)
+
+
+def main_curve(run: ReportedRun, main: Headline) -> Curve:
+    """Return the curve of a run's main metric."""
+    return run.scores.get(main.name) or run.train["loss"]
 
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
-    planned, event, left = run.files.planned_steps, run.records.over, run.records.eta_s
-    step = f"step {run.last_step:,}" + ("" if planned is None else f" of {planned:,}")
+    planned = run.files.planned_steps
+    event = run.records.over
+    left_s = run.records.eta_s
+    step = f"step {run.last_step:,}"
+    if planned is not None:
+        step += f" of {planned:,}"
     match state:
         case "finished":
             return f"finished: {run.last_step:,} steps"
         case "running":
-            return f"running: {step}" + (f", {format_value(left, 'seconds')} left" if left else "")
+            left = f", {format_value(left_s, 'seconds')} left" if left_s else ""
+            return f"running: {step}{left}"
         case "stopped":
-            return event if event and " at step " in event else f"{event or 'stopped'} at {step}"
+            if event and " at step " in event:
+                return event
+            return f"{event or 'stopped'} at {step}"
         case "diverged":
             return f"diverged at {step}"
         case "failed":
             error = (event or "").partition(":")[2].strip()
             if event is None and run.files.crashes:
                 error = str(run.files.crashes[0].get("error", "")).partition("\n")[0]
-            return f"failed at {step}" + (f": {error[:200]}" if error else "")
+            return f"failed at {step}: {error[:200]}" if error else f"failed at {step}"
         case "dead":
             return f"ended at {step} without a final record: killed, or its machine stopped"
 
@@ -139,25 +166,28 @@ def _describe_change(main: Headline, curve: Curve, *, running: bool) -> list[str
             f"{main.name} {reached} and is {format_value(first)} again, as at step {first_step:,}"
         ]
     moved = "fell" if main.last < first else "rose"
-    parts = [f"{main.name} {moved} from {format_value(first)} to {format_value(main.last)}"]
+    change = f"{main.name} {moved} from {format_value(first)} to {format_value(main.last)}"
     if not main.best_is_last and main.name != "training loss":
-        parts[0] += f" (best {format_value(main.best)} at step {main.best_step:,})"
-    if trend := _trend(main, curve):
-        parts.append(f"{trend} {'now' if running else 'at the end'}")
-    return parts
+        change += f" (best {format_value(main.best)} at step {main.best_step:,})"
+    trend = _trend(main, curve)
+    if not trend:
+        return [change]
+    return [change, f"{trend} now" if running else f"{trend} at the end"]
 
 
 def _trend(main: Headline, curve: Curve) -> str:
     points = smooth(curve, width=0.03)
     if len(points) < 4:
         return ""
-    steps, values = zip(*points, strict=True)
+    values = [value for _, value in points]
     moved = max(values) - min(values)
-    late_at = steps[0] + _LATE * (steps[-1] - steps[0])
-    late = [value for step, value in points if step <= late_at][-1]
+    first_step = points[0][0]
+    end_section = first_step + _LATE * (points[-1][0] - first_step)
+    late = [value for step, value in points if step <= end_section][-1]
     change = values[-1] - late
     is_small = abs(change) <= _MOVED * moved and abs(change) <= 0.5 * _MOVED * abs(late)
     if is_small or abs(change) <= noise(np.array(values)):
         return "level"
-    still = "still " if (change < 0) == (main.direction == "min") else ""
-    return f"{still}{'falling' if change < 0 else 'rising'}"
+    if change < 0:
+        return "still falling" if main.direction == "min" else "falling"
+    return "still rising" if main.direction == "max" else "rising"

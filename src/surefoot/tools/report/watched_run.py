@@ -11,12 +11,13 @@ from typing import Any
 
 from surefoot.tools.diagnose.finding import Finding
 from surefoot.tools.report.charts import Chart, Line, axes
+from surefoot.tools.report.curves import Curve
 from surefoot.tools.report.followed import FollowedRun, Row
-from surefoot.tools.report.headline import headline, state_of
+from surefoot.tools.report.headline import headline, main_curve, state_of
 from surefoot.tools.report.page import coordinates
 from surefoot.tools.report.run_charts import points_of
 from surefoot.tools.report.series import ReportedRun
-from surefoot.tracking.run_reader import RunFiles, Settings, is_running
+from surefoot.tracking.run_reader import RunFiles, Settings, is_run, is_running
 
 _SPARKS = 24  # stretches of the small curve of a row
 _OF_FINDING = ("name", "severity", "message", "step", "evidence", "causes", "try")
@@ -50,39 +51,56 @@ class WatchedRun:
     @property
     def state(self) -> str:
         """The state of the last row, corrected by the current holder of the lock."""
-        state = self.row["state"] if self.row is not None else "dead"
-        if state in ("running", "dead") or (self.running and self.read != self.stamp):
+        if self.running and self.read != self.stamp:
+            return "running"
+        state = "dead" if self.row is None else self.row["state"]
+        if state in ("running", "dead"):
             return "running" if self.running else "dead"
         return state
 
 
 def row_of(run: WatchedRun, followed: FollowedRun, findings: Sequence[Finding] | None) -> Row:
     """Return what the page shows of a run; `findings` None keeps those of the last row."""
-    records, before = followed.records, run.row
+    records = followed.records
     reported = ReportedRun(run.files or no_files(run.path), records, running=run.running)
-    main = headline(reported)
-    curve = None if main is None else reported.scores.get(main.name) or reported.train["loss"]
-    line = Line("", points_of(curve, _SPARKS))
-    both = axes(Chart("", "", (line,)))
-    listed = before["findings"] if before is not None else []
-    if findings is not None:
-        listed = [
-            {name: each[name] for name in _OF_FINDING} for each in map(Finding.to_dict, findings)
-        ]
-    return Row(
+    row = Row(
         step=reported.last_step,
         planned=reported.files.planned_steps,
         state=state_of(reported),
         records=records.count,
         eta_s=records.eta_s,
-        metric=None if main is None else main.name,
-        last=None if main is None else main.last,
-        best=None if main is None else main.best,
-        best_step=None if main is None else main.best_step,
-        spark=[] if both is None else [list(point) for point in coordinates(line, *both)],
-        findings=listed,
+        metric=None,
+        last=None,
+        best=None,
+        best_step=None,
+        spark=[],
+        findings=[],
         alerted=list(run.alerted),
     )
+    main = headline(reported)
+    if main is not None:
+        row["metric"] = main.name
+        row["last"] = main.last
+        row["best"] = main.best
+        row["best_step"] = main.best_step
+        row["spark"] = _spark(main_curve(reported, main))
+    if findings is not None:
+        for finding in findings:
+            values = finding.to_dict()
+            row["findings"].append({name: values[name] for name in _OF_FINDING})
+    elif run.row is not None:
+        row["findings"] = run.row["findings"]
+    return row
+
+
+def _spark(curve: Curve) -> list[list[float]]:
+    """Return the points of the small curve of a row."""
+    line = Line("", points_of(curve, _SPARKS))
+    both = axes(Chart("", "", (line,)))
+    if both is None:
+        return []
+    horizontal, vertical = both
+    return [list(point) for point in coordinates(line, horizontal, vertical)]
 
 
 def runs_in(directory: Path, depth: int) -> Iterator[Path]:
@@ -92,7 +110,7 @@ def runs_in(directory: Path, depth: int) -> Iterator[Path]:
             path = Path(entry.path)
             if entry.name.startswith(".") or not entry.is_dir():
                 continue
-            if (path / "config.toml").exists() or (path / "metrics.jsonl").exists():
+            if is_run(path):
                 yield path
             elif depth > 1 and not entry.is_symlink():
                 yield from runs_in(path, depth - 1)
@@ -101,7 +119,9 @@ def runs_in(directory: Path, depth: int) -> Iterator[Path]:
 def began_at(path: Path) -> float:
     """Return when the last session of a run began."""
     file = path / "config.toml"
-    return (file if file.exists() else path / "metrics.jsonl").stat().st_mtime
+    if not file.exists():
+        file = path / "metrics.jsonl"
+    return file.stat().st_mtime
 
 
 def stamp_of(path: Path) -> tuple[Any, ...]:

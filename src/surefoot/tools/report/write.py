@@ -16,7 +16,7 @@ from surefoot.tools.report.followed import FollowedRun
 from surefoot.tools.report.page import POLICY, run_page, runs_page
 from surefoot.tools.report.series import ReportedRun, read_reported_run
 from surefoot.tracking.panels_file import read_panels
-from surefoot.tracking.run_reader import missing_run
+from surefoot.tracking.run_reader import is_run, missing_run
 
 FILE = "report.html"  # in a run's directory
 
@@ -47,10 +47,15 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
             setting="paths",
         )
     places = [run_path(path, setting="paths") for path in paths]
-    target = (
-        (places[0] if len(places) == 1 else Path()) if out is None else run_path(out, setting="out")
-    )
-    return write_file(target / FILE if target.is_dir() else target, page_of(places).encode())
+    if out is not None:
+        target = run_path(out, setting="out")
+    elif len(places) == 1:
+        target = places[0]
+    else:
+        target = Path()
+    if target.is_dir():
+        target /= FILE
+    return write_file(target, page_of(places).encode())
 
 
 def page_of(
@@ -66,18 +71,11 @@ def page_of(
     Raises `ConfigError` if a directory does not contain a run.
     """
     for path in paths:
-        if (
-            path.is_dir()
-            and not (path / "metrics.jsonl").exists()
-            and not (path / "config.toml").exists()
-        ):
+        if path.is_dir() and not is_run(path):
             raise missing_run(path, path.parent)
     if len(paths) > 1:
-        return runs_page(
-            [read_reported_run(path, followed=followed.get(path)) for path in paths],
-            script=script,
-            policy=policy,
-        )
+        runs = [read_reported_run(path, followed=followed.get(path)) for path in paths]
+        return runs_page(runs, script=script, policy=policy)
     run, run_findings = _with_findings(paths[0], followed.get(paths[0]))
     panels = None
     try:
