@@ -11,7 +11,6 @@ import sys
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler
@@ -75,17 +74,17 @@ def create_server(paths: Sequence[Path], *, port: int = 0, token: str) -> PageSe
     """Create a server of the page on the loopback interface. The caller calls `serve_forever`. Port
     0 selects a free port.
     """
-    lock, followed = threading.Lock(), {path: FollowedRun(path) for path in paths}
+    lock = threading.Lock()
+    followed = {path: FollowedRun(path) for path in paths}
 
     @lru_cache(maxsize=1)
     def page_at(signatures: tuple[object, ...]) -> tuple[bytes, str]:
-        return page_of(paths, script=_SCRIPT, policy=_POLICY, followed=followed).encode(), _tag(
-            signatures
-        )
+        page = page_of(paths, script=_SCRIPT, policy=_POLICY, followed=followed)
+        return page.encode(), _tag(signatures)
 
     def find(_query: str) -> tuple[bytes, str]:
         with lock:
-            return page_at(tuple(_signature(each) for each in paths))
+            return page_at(tuple(_signature(path) for path in paths))
 
     find("")
     return _server(find, port=port, token=token)
@@ -112,7 +111,6 @@ def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str)
 
 
 def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> PageServer:
-
     def rest_of(path: str) -> str | None:
         prefix, slash, rest = path.removeprefix("/").partition("/")
         is_known = compare_digest(prefix.encode(errors="replace"), token.encode())
@@ -120,7 +118,8 @@ def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> Pag
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _PATIENCE_S
-        server_version, sys_version = "surefoot", ""
+        server_version = "surefoot"
+        sys_version = ""
 
         def do_GET(self) -> None:
             if self.headers.get("Host") not in allowed:
@@ -129,10 +128,12 @@ def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> Pag
             path, _, query = self.path.partition("?")
             if rest_of(path) != "":
                 self.send_error(404)
+                return
+            page, tag = find(query)
+            if self.headers.get("If-None-Match") == tag:
+                self._answer(304, b"", tag)
             else:
-                page, tag = find(query)
-                same = self.headers.get("If-None-Match") == tag
-                self._answer(304 if same else 200, b"" if same else page, tag)
+                self._answer(200, page, tag)
 
         def do_HEAD(self) -> None:
             self.do_GET()
@@ -144,9 +145,8 @@ def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> Pag
             elif self.headers.get("Host") not in allowed:
                 self.send_error(421, "Misdirected Request")
             elif self.headers.get("Origin", "").removeprefix("http://") not in allowed:
-                self.send_error(
-                    403, "a page of another origin"
-                )  # browsers name the origin of each POST
+                # browsers name the origin of each POST
+                self.send_error(403, "a page of another origin")
             elif not size.isdecimal() or int(size) > _MOST_POSTED:
                 self.send_error(413)
             else:
@@ -158,15 +158,15 @@ def _server(find: Find, act: Act | None = None, *, port: int, token: str) -> Pag
             self, status: int, content: bytes, tag: str, *, kind: str = "text/html; charset=utf-8"
         ) -> None:
             self.send_response(status)
-            for name, text in (
-                ("Content-Type", kind),
-                *_HEADERS,
-                *([("ETag", tag)] if tag else []),
-            ):
+            self.send_header("Content-Type", kind)
+            for name, text in _HEADERS:
                 self.send_header(name, text)
+            if tag:
+                self.send_header("ETag", tag)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content if self.command != "HEAD" else b"")
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             """Write no log, because the only client is a person on this machine."""
@@ -205,9 +205,13 @@ _HEADERS = (
 
 
 def _signature(path: Path) -> tuple[object, ...]:
-    with suppress(OSError):  # a file may be deleted meanwhile
-        stats = {entry.name: entry.stat() for entry in os.scandir(path) if entry.name in _SHOWN}
-        return is_running(path), *sorted(
-            (name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()
-        )
-    return ()
+    """Return a value that differs if the page of a run does."""
+    files = []
+    try:
+        for entry in os.scandir(path):
+            if entry.name in _SHOWN:
+                status = entry.stat()
+                files.append((entry.name, status.st_size, status.st_mtime_ns))
+    except OSError:  # a file may be deleted meanwhile
+        return ()
+    return is_running(path), *sorted(files)

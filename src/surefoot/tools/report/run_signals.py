@@ -91,7 +91,11 @@ def _has_open(number: int, file: Path) -> bool:
 
 def _handles_signals(number: int) -> bool:
     # Python itself handles neither of the two, and each would end the process
+    caught = 0  # a bit for each signal that the process handles
     with suppress(OSError, ValueError), open(f"/proc/{number}/status") as file:
-        caught = next((int(text.split()[1], 16) for text in file if text.startswith("SigCgt:")), 0)
-        return all(caught >> (each - 1) & 1 for each in (signal.SIGUSR1, signal.SIGTERM))
-    return False
+        for text in file:
+            if text.startswith("SigCgt:"):
+                caught = int(text.split()[1], 16)
+    saves = caught >> (signal.SIGUSR1 - 1) & 1
+    stops = caught >> (signal.SIGTERM - 1) & 1
+    return bool(saves and stops)

@@ -17,45 +17,46 @@ _MOST = 300  # rows
 def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str, str, str]]:
     """Return each setting as (dotted name, value, origin). The origin is "" if it is unknown."""
     config = run.files.config
-    there = [(name, value) for name, value in config.flat.items() if value is not None][:limit]
-    return [
-        (name, format_setting(value, max_length=max_length), config.origins.get(name, ""))
-        for name, value in there
-    ]
+    rows: list[tuple[str, str, str]] = []
+    for name, value in config.flat.items():
+        if value is not None and len(rows) < limit:
+            text = format_setting(value, max_length=max_length)
+            rows.append((name, text, config.origins.get(name, "")))
+    return rows
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """Return each setting that differs between runs, with its value in each run. The run's
     directory is omitted.
     """
-    settings = [run.files.config.flat for run in runs]
-    names = dict.fromkeys(
-        name for each in settings for name in each if name not in ("out", "preset")
-    )
-    rows = [(name, [format_setting(each.get(name)) for each in settings]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1][:_MOST]
+    settings_of_all = [run.files.config.flat for run in runs]
+    names: dict[str, None] = {}
+    for settings in settings_of_all:
+        names |= dict.fromkeys(settings)
+    rows = []
+    for name in names:
+        values = [format_setting(settings.get(name)) for settings in settings_of_all]
+        if len(set(values)) > 1 and name not in ("out", "preset"):
+            rows.append((name, values))
+    return rows[:_MOST]
 
 
 def format_setting(value: Any, *, max_length: int = _LONGEST) -> str:
     """Format a setting as one line.
 
-    >>> (
-    ...     format_setting(3e-4),
-    ...     format_setting(True),
-    ...     format_setting(None),
-    ...     format_setting(["a", 1]),
-    ...     format_setting("5%"),
-    ... )
-    ('0.0003', 'true', '–', 'a, 1', '5%')
+    >>> [format_setting(value) for value in (3e-4, True, None, ["a", 1], "5%")]
+    ['0.0003', 'true', '–', 'a, 1', '5%']
     """
     if value is None:
         return "\u2013"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        text = ", ".join(format_setting(part) for part in value)
+        text = ", ".join(format_setting(item) for item in value)
+    elif isinstance(value, str):
+        text = value
     else:
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        text = json.dumps(value, default=str)
     return text if len(text) <= max_length else f"{text[:max_length]} \u2026"
 
 
@@ -65,59 +66,52 @@ def shares(run: ReportedRun) -> list[tuple[str, float, float, str]]:
     """
     spent = run.records.spent_s
     total = sum(spent.values()) or 1.0
-    rows = [
-        (PHASES[phase], seconds, seconds / total, f"k{index}")
-        for index, (phase, seconds) in enumerate(spent.items())
-    ]
-    return [row for row in rows if row[2] >= 0.0005]
+    rows = []
+    for index, (phase, seconds) in enumerate(spent.items()):
+        if seconds / total >= 0.0005:
+            rows.append((PHASES[phase], seconds, seconds / total, f"k{index}"))
+    return rows
 
 
 def tiles(run: ReportedRun, state: State) -> list[tuple[str, str, str]]:
     """Return name, value and remark of each tile in the page's first row, such as the main metric,
     loss, steps and time.
     """
-    records, main, loss = run.records, headline(run), run.train.get("loss")
-    row = [] if main is None else [_headline_tile(main)]
-    if (
-        loss is not None
-        and loss.last is not None
-        and (main is None or main.name != "training loss")
-    ):
-        row.append(("training loss", format_value(loss.last[1]), f"at step {loss.last[0]:,}"))
-    step = records.at_end_of_step
-    row += [
-        (
-            name,
-            format_value(value),
-            "evaluated once, at the end"
-            if step is None
-            else f"evaluated at the end, weights of step {step:,}",
-        )
-        for name, value in list(records.at_end.items())[:3]
-        if main is None or name != main.name
-    ]
-    planned = run.files.planned_steps
+    records = run.records
+    main = headline(run)
+    main_name = "" if main is None else main.name
+    row = []
+    if main is not None:
+        row.append(_headline_tile(main))
+    loss = run.train.get("loss")
+    if loss is not None and loss.last is not None and main_name != "training loss":
+        step, value = loss.last
+        row.append(("training loss", format_value(value), f"at step {step:,}"))
+    at_end = "evaluated once, at the end"
+    if records.at_end_of_step is not None:
+        at_end = f"evaluated at the end, weights of step {records.at_end_of_step:,}"
+    for name, value in list(records.at_end.items())[:3]:
+        if name != main_name:
+            row.append((name, format_value(value), at_end))
     remarks = []
+    planned = run.files.planned_steps
     if planned is not None and state != "finished":
         remarks.append(f"of {planned:,}")
     if records.last_step < run.last_step:
         remarks.append(f"the records end at step {records.last_step:,}")
     row.append(("steps", f"{run.last_step:,}", "; ".join(remarks)))
-    spent, total = records.spent_s, sum(records.spent_s.values())
+    spent = records.spent_s
+    total = sum(spent.values())
     if total > 0:
-        row.append(
-            ("time", format_value(total, "seconds"), f"{spent['training'] / total:.0%} training")
-        )
+        remark = f"{spent['training'] / total:.0%} training"
+        row.append(("time", format_value(total, "seconds"), remark))
     trained = spent["training"] + spent["data_wait"]
     if records.targets > 0 and trained > 0:
-        row.append(
-            (
-                f"{run.count_unit} per second",
-                format_value(float(f"{records.targets / trained:.3g}")),
-                "mean, while training",
-            )
-        )
-    if resumed := sum(event.resumed for event in records.events):
+        speed = float(f"{records.targets / trained:.3g}")
+        name = f"{run.count_unit} per second"
+        row.append((name, format_value(speed), "mean, while training"))
+    resumed = sum(event.resumed for event in records.events)
+    if resumed:
         row.append(("resumed", "once" if resumed == 1 else f"{resumed:,} times", ""))
     if records.skipped:
         row.append(("steps skipped", f"{records.skipped:,}", "not finite"))
@@ -131,30 +125,28 @@ def surroundings(run: ReportedRun) -> list[tuple[str, str]]:
     first, *later = run.files.sessions
     last = later[-1] if later else first
     machine = last.get("machine", {})
-    data = [
-        f"{name} {str(value)[:16] if name == 'sha256' else value}"
-        for name, value in (last.get("data") or {}).items()
-        if isinstance(value, str | int | float) and name != "seed"
-    ]
-    rows = [
-        ("began", _time(first)),
-        ("last resumed", _time(last) if later else None),
-        ("sessions", str(1 + len(later)) if later else None),
-        *((name, machine.get(name)) for name in ("surefoot", "torch")),
-        *((name, last.get(name)) for name in ("python", "numpy", "platform")),
-        (
-            "device",
-            ", ".join(
-                str(machine[name]) for name in ("device", "hardware", "cpu") if machine.get(name)
-            ),
-        ),
+    rows: list[tuple[str, Any]] = [("began", _time(first))]
+    if later:
+        rows.append(("last resumed", _time(last)))
+        rows.append(("sessions", str(1 + len(later))))
+    rows += [(name, machine.get(name)) for name in ("surefoot", "torch")]
+    rows += [(name, last.get(name)) for name in ("python", "numpy", "platform")]
+    devices = [machine.get(name) for name in ("device", "hardware", "cpu")]
+    rows += [
+        ("device", ", ".join(str(device) for device in devices if device)),
         ("processors", last.get("processors")),
         ("threads", machine.get("threads")),
-        ("ranks", machine.get("ranks") if machine.get("ranks") not in (None, 1) else None),
-        ("deterministic", "yes" if machine.get("deterministic") else None),
-        ("git commit", last.get("git_commit")),
-        ("data", ", ".join(data)),
     ]
+    if machine.get("ranks") != 1:
+        rows.append(("ranks", machine.get("ranks")))
+    if machine.get("deterministic"):
+        rows.append(("deterministic", "yes"))
+    rows.append(("git commit", last.get("git_commit")))
+    data = []
+    for name, value in (last.get("data") or {}).items():
+        if isinstance(value, str | int | float) and name != "seed":
+            data.append(f"{name} {str(value)[:16] if name == 'sha256' else value}")
+    rows.append(("data", ", ".join(data)))
     return [(name, format_setting(value)) for name, value in rows if value not in (None, "")]
 
 
