@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -67,14 +68,12 @@ class StateCheck:
     exact: bool  # equal passes give equal bits
     inner: Watch = UNWATCHED  # another observer of the step
     has_passed: bool = False
-    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)  # of the step so far
-    earlier: list[MicroBatch] = field(
-        default_factory=list
-    )  # of step 0, by its calls of `forward_backward`
-    updates: list[list[Snapshot]] = field(
-        default_factory=list
-    )  # before and after each update of a step
-    changed: set[str] = field(default_factory=set)  # by the updates of the first step
+    # of the step so far, by its calls of `forward_backward`
+    losses: list[tuple[Loss, MicroBatch]] = field(default_factory=list)
+    earlier: list[MicroBatch] = field(default_factory=list)  # of step 0, by the same calls
+    # before and after each update of a step
+    updates: list[list[Snapshot]] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)  # by the updates of the latest step
     last: Snapshot | None = None  # after the last update of the first step
     written: set[str] = field(default_factory=set)  # weights, by the passes of the check
     steps: int = 2  # number of watched steps
@@ -97,26 +96,25 @@ class StateCheck:
         if self.has_passed:
             return
         for loss, micro_batch, later in passes:
-            has_first, has_second = (
-                each is not None and each.count > 0 for each in (micro_batch, later)
-            )
+            has_first = micro_batch is not None and micro_batch.count > 0
+            has_second = later is not None and later.count > 0
             ranks = self.world.gathered((has_first, has_second))
-            if not all(on_rank for on_rank, _ in ranks) or micro_batch is None:
+            if micro_batch is None or not all(rank_has_first for rank_has_first, _ in ranks):
                 return
             repeated = micro_batch
-            if later is not None and all(on_rank for _, on_rank in ranks):
+            if later is not None and all(rank_has_second for _, rank_has_second in ranks):
                 repeated = later
             try:
-                empty = self._empty_containers(loss) if after_step else set()
+                empty = set()
+                if after_step:
+                    empty = self._empty_containers(loss)
                 changed = self._changed_by_last_pass(loss, [micro_batch, repeated, repeated])
                 names = [name for name in changed if name not in empty]
             except NotPutBackError:
                 raise
             except Exception:  # in the user's code: the step explains it
                 names = []
-            refuse_unsaved(
-                self.world.gathered(names), models=self.state.models, when="in every pass"
-            )
+            self._refuse_unsaved(names, when="in every pass")
             if self.state.buffers.behavior >= BUFFERS_IN_ORDER:
                 refuse_written(self.world.gathered(sorted(self.written)), self.state.models)
             self.has_passed = True
@@ -126,39 +124,46 @@ class StateCheck:
         the step.
         """
         step._watch = self.inner
-        is_first = not step.index
+        is_first = step.index == 0
         if is_first:
             self._refuse_optimizer_state()
         changed_before = self.changed
-        self.changed = set()
+        self.changed = self._changed_by_updates(is_first=is_first)
+        if is_first:
+            if self.updates:
+                self.last = self.updates[-1][-1]
+        else:
+            changed_twice = [name for name in self.changed if _is_in(name, changed_before)]
+            self._refuse_unsaved(sorted(changed_twice), when="in every update")
+            self._refuse_unsaved(self._trained_in_body(), when="between two steps")
+        self._check_passes_of_loop(is_first=is_first)
+        self.losses = []
+        self.updates = []
+
+    def _changed_by_updates(self, *, is_first: bool) -> set[str]:
+        names = set()
         for before, after in self.updates:
             for value in changed_values(before, after):
                 # what the first update makes and the second one changes is state too
                 if value.how == "changed" or (is_first and value.how == "appeared"):
-                    self.changed.add(value.name)
-        if not is_first:
-            names = [name for name in self.changed if _is_in(name, changed_before)]
-            refuse_unsaved(
-                self.world.gathered(sorted(names)),
-                models=self.state.models,
-                when="in every update",
-            )
-            refuse_unsaved(
-                self.world.gathered(self._trained_in_body()),
-                models=self.state.models,
-                when="between two steps",
-            )
-        elif self.updates:
-            self.last = self.updates[-1][-1]
+                    names.add(value.name)
+        return names
+
+    def _check_passes_of_loop(self, *, is_first: bool) -> None:
         has_passed = self.has_passed
-        own = [micro_batch for _, micro_batch in self.losses]
-        firsts = self.earlier + own[len(self.earlier) :]
         losses = [loss for loss, _ in self.losses]
-        self.check_passes(*zip(losses, firsts, own, strict=False), after_step=True)
-        if not step.index:
-            self.has_passed = has_passed
-        self.earlier = [] if step.index else own
-        self.losses, self.updates = [], []
+        micro_batches = [micro_batch for _, micro_batch in self.losses]
+        # each call of step 1 follows the same call of step 0, if that step made it
+        firsts = self.earlier + micro_batches[len(self.earlier) :]
+        self.check_passes(*zip(losses, firsts, micro_batches, strict=False), after_step=True)
+        if is_first:
+            self.has_passed = has_passed  # step 1 checks again, with the samples of two steps
+            self.earlier = micro_batches
+        else:
+            self.earlier = []
+
+    def _refuse_unsaved(self, names: Sequence[str], *, when: str) -> None:
+        _refuse_unsaved(self.world.gathered(names), models=self.state.models, when=when)
 
     def _refuse_optimizer_state(self) -> None:
         """Raise `CheckpointError` for state of a user's optimizer that a checkpoint cannot hold."""
@@ -183,7 +188,10 @@ class StateCheck:
     def _loss_of_step(self) -> Any:
         if self.task.loss is not None:
             return self.task.loss
-        return self.losses[0][0] if self.losses else None  # of a loop of one's own
+        if not self.losses:
+            return None
+        loss, _ = self.losses[0]  # of a loop of one's own
+        return loss
 
     def _trained_in_body(self) -> list[str]:
         """Return the names of unsaved parameters, such as those of a loss, that changed between the
@@ -199,9 +207,11 @@ class StateCheck:
     def _changed_by_last_pass(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> list[str]:
         models = self.state.models
         task = replace(self.task, loss=loss)
-        if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
+        is_sharded = holders(self.state.parameters) is not None
+        if not is_sharded:  # otherwise all ranks gather weights together
             task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
-        losses, after = [], []
+        losses = []
+        unsaved = []  # after each pass
         before = Snapshot(
             models,
             loss,
@@ -213,38 +223,43 @@ class StateCheck:
             for micro_batch in micro_batches:
                 # a loss may write into its batch
                 batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
-                versions = versions_of(models)
-                losses.append(float(forward_backward(Step(0, [batch], task, State(models, {})))))
-                last_versions = versions_of(models)
-                after.append(self._unsaved(loss))
+                step = Step(0, [batch], task, State(models, {}))
+                versions_before = versions_of(models)
+                losses.append(float(forward_backward(step)))
+                versions_after = versions_of(models)
+                unsaved.append(self._unsaved(loss))
                 self.written.update(before.restore(only_saved=True))
-        if holders(self.state.parameters) is None:  # gathered weights are other tensors
+        if not is_sharded:  # gathered weights are other tensors
             # the first pass may move weights to other memory, without another effect
-            for name, version in versions.items():
-                if last_versions.get(name) != version:
+            for name, version in versions_before.items():
+                if versions_after.get(name) != version:
                     self.written.add(name)
-        changed = _names_of_changed(*after[-2:])
-        if not changed and not same_value(*losses[-2:], exact=self.exact):
-            first, second = losses[-2:]
+        # a new value may be a cache
+        differing = changed_values(*unsaved[-2:])
+        changed = [value.name for value in differing if value.how == "changed"]
+        first, second = losses[-2:]
+        if not changed and not same_value(first, second, exact=self.exact):
             changed = [f"state that the loss depends on ({first:.9g}, then {second:.9g})"]
         return changed
 
     def _empty_containers(self, loss: Loss) -> set[str]:
-        values = self._unsaved(loss).values
-        contents = {name: value.content for name, value in values.items()}
-        return {
-            name
-            for name, content in contents.items()
-            if type(content) is tuple and content[1:] == (0,)
-        }
+        names = set()
+        for name, value in self._unsaved(loss).values.items():
+            # the content of a container is its type and its length
+            if type(value.content) is tuple and value.content[1:] == (0,):
+                names.add(name)
+        return names
 
     def _unsaved(self, loss: Loss | None, *, optimizers: bool = False) -> Snapshot:
         """Return what no checkpoint holds, to compare."""
-        trained = {name: each.optimizer for name, each in self.state.optimizers.items()}
+        of_state = None
+        if optimizers:
+            trained_models = self.state.optimizers.items()
+            of_state = {name: trained.optimizer for name, trained in trained_models}
         return Snapshot(
             self.state.models,
             loss,
-            trained if optimizers else None,
+            of_state,
             user_state=self.user_state,
             saved=False,
             exact=self.exact,
@@ -253,23 +268,16 @@ class StateCheck:
 
 def _is_in(name: str, others: Collection[str]) -> bool:
     """Return True if one of the others is this value or holds it."""
-    return any(
-        name == other or (name.startswith(other) and name[len(other)] in ".[") for other in others
-    )
+    return any(name == other or name.startswith((f"{other}.", f"{other}[")) for other in others)
 
 
-def _names_of_changed(before: Snapshot, after: Snapshot) -> list[str]:
-    """Return the names of values that both snapshots have; a new value may be a cache."""
-    return [value.name for value in changed_values(before, after) if value.how == "changed"]
-
-
-def refuse_unsaved(
+def _refuse_unsaved(
     names_by_rank: Sequence[Sequence[str]], *, models: Collection[str], when: str
 ) -> None:
     """Raise `ConfigError` if an unsaved value changes on any rank. `when` is, for example, "in
     every pass".
     """
-    names = list(dict.fromkeys(name for names in names_by_rank for name in names))
+    names = list(dict.fromkeys(chain.from_iterable(names_by_rank)))
     if not names:
         return
     also = ""
@@ -280,13 +288,15 @@ def refuse_unsaved(
         "run.register_state(name, the dict, list or tensor that holds it, and is changed in place,"
         " or an object with state_dict and load_state_dict)"
     )
-    is_of_model = names[0].partition(".")[0] in models
+    cure = f"use {registered}"
+    if names[0].partition(".")[0] in models:
+        cure = f"use register_buffer, or {registered}"
     raise ConfigError(
         "state-not-saved",
         problem=f"{names[0]} changes {when}, and no checkpoint holds it{also}",
         reason="a killed run would resume without it, and differ from a run that was not killed",
         remedy=[
-            f"use register_buffer, or {registered}" if is_of_model else f"use {registered}",
+            cure,
             (Setting("check_state", False), "if nothing depends on it"),
         ],
         names=names,
@@ -350,32 +360,36 @@ def _loss_of(
     loss itself computes gradients.
     """
     assert task.loss is not None  # `fingerprints` has checked this
-    generators = [
-        torch.get_rng_state,
-        *([torch.cuda.get_rng_state] if task.precision.device.type == "cuda" else []),
-    ]
-    sharded = any(
-        held_of(parameter)[1] is not None
-        for model in models.values()
-        for parameter in model.parameters()
-    )
-    # with gradients, FSDP would wait for a backward pass
-    for gradients in (False,) if sharded else (False, True):
+    state_functions = [torch.get_rng_state]
+    if task.precision.device.type == "cuda":
+        state_functions.append(torch.cuda.get_rng_state)
+    attempts = [False, True]
+    if any(_is_sharded(model) for model in models.values()):
+        attempts = [False]  # with gradients, FSDP would wait for a backward pass
+    for with_gradients in attempts:
         seed_generators(fold(task.key, 0, micro_batch.index))
-        before = [state() for state in generators]
+        states_before = [get_state() for get_state in state_functions]
         try:
-            with torch.set_grad_enabled(gradients), task.precision.autocast():
-                passed = task.loss(sole_or_all(models), micro_batch.batch)
-            mean = passed[0] if isinstance(passed, tuple) else passed
-            value = float(
-                torch.as_tensor(mean.value_or(0.0) if isinstance(mean, Mean) else mean).detach()
-            )
+            with torch.set_grad_enabled(with_gradients), task.precision.autocast():
+                returned = task.loss(sole_or_all(models), micro_batch.batch)
+            value = _number_of(returned)
         except Exception:
             continue
-        return value, not all(
-            torch.equal(state(), was) for state, was in zip(generators, before, strict=True)
-        )
+        states = [get_state() for get_state in state_functions]
+        return value, not all(map(torch.equal, states, states_before))
     return None, False
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    return any(held_of(parameter)[1] is not None for parameter in model.parameters())
+
+
+def _number_of(returned: Any) -> float:
+    """Return the value of what a loss returns."""
+    loss = returned[0] if isinstance(returned, tuple) else returned
+    if isinstance(loss, Mean):
+        loss = loss.value_or(0.0)
+    return float(torch.as_tensor(loss).detach())
 
 
 @contextmanager
@@ -406,37 +420,22 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
     GiB of weights. All ranks use the same micro-batch, and the values of rank 0 are returned.
     """
     parts.doing("checking the training step")
-    pipeline, task, models, loss = parts.pipeline, parts.task, parts.state.models, parts.task.loss
+    pipeline = parts.pipeline
+    task = parts.task
     unknown: dict[str, None] = {}
-    functions = [loss.encode_fn, loss.loss_fn] if isinstance(loss, CoupledLoss) else [loss]
-    hashed = partial(
+    hashes_of = partial(
         hashes_of_samples, seed=pipeline.seed, gather=pipeline.collate is None, unknown=unknown
     )
     fingerprint: dict[str, Any] = {
         "machine": parts.machine(),
         "format": "bf16" if parts.plan.parallel.gather_dtype == "bf16" else task.precision.name,
-        "samples": hashed(pipeline.checked),
-        "splits": {name: hashed(split.data) for name, split in parts.evaluator.splits.items()},
+        "samples": hashes_of(pipeline.checked),
+        "splits": {name: hashes_of(split.data) for name, split in parts.evaluator.splits.items()},
         "micro_batch": None,
         "loss": None,
         "draws": False,
         "failed": False,
-        "sources": {
-            "loss": text_hashes(
-                [
-                    *(loss.modules() if isinstance(loss, torch.nn.Module) else functions),
-                    pipeline.count,
-                ]
-            ),
-            "model": text_hashes(
-                {type(part): None for model in models.values() for part in model.modules()}
-            ),
-            "collate": text_hashes([pipeline.collate]),
-            "data": text_hashes(pipeline.code()),
-            "optimizer": text_hashes(
-                trained.optimizer for trained in parts.state.optimizers.values()
-            ),
-        },
+        "sources": _hashes_of_code(parts),
         "accepted": [],
     }
     micro_batch = pipeline.beginning()
@@ -447,29 +446,52 @@ def fingerprints(parts: Components, *, at_beginning: bool) -> dict[str, Any]:
                 "count": micro_batch.count,
                 "samples": len(micro_batch.sample_ids),
             }
-    possible = (
-        at_beginning and has_small_loss(parts) and micro_batch is not None and micro_batch.count > 0
-    )
-    if all(parts.world.gathered(possible)) and micro_batch is not None:
-        losses = first_losses(
-            models, micro_batch, task=task, user_state=parts.run_state.user_state.objects
-        )
+    is_possible = at_beginning and has_small_loss(parts)
+    if micro_batch is None or micro_batch.count == 0:
+        is_possible = False
+    if all(parts.world.gathered(is_possible)) and micro_batch is not None:
+        user_state = parts.run_state.user_state.objects
+        losses = first_losses(parts.state.models, micro_batch, task=task, user_state=user_state)
         fingerprint |= {
             "loss": None if losses.plain is None else repr(losses.plain),
             "noisy_loss": None if losses.noisy is None else repr(losses.noisy),
             "draws": losses.draws,
             "failed": losses.plain is None,
         }
-    return dict(parts.world.from_main(fingerprint | {"not_looked_into": list(unknown)}))
+    fingerprint["not_looked_into"] = list(unknown)
+    return dict(parts.world.from_main(fingerprint))
+
+
+def _hashes_of_code(parts: Components) -> dict[str, dict[str, str]]:
+    pipeline = parts.pipeline
+    loss = parts.task.loss
+    of_loss: list[Any] = [loss]
+    if isinstance(loss, torch.nn.Module):
+        of_loss = list(loss.modules())
+    elif isinstance(loss, CoupledLoss):
+        of_loss = [loss.encode_fn, loss.loss_fn]
+    of_models: dict[type, None] = {}  # in order, each class once
+    for model in parts.state.models.values():
+        of_models |= dict.fromkeys(type(module) for module in model.modules())
+    optimizers = [trained.optimizer for trained in parts.state.optimizers.values()]
+    return {
+        "loss": text_hashes([*of_loss, pipeline.count]),
+        "model": text_hashes(of_models),
+        "collate": text_hashes([pipeline.collate]),
+        "data": text_hashes(pipeline.code()),
+        "optimizer": text_hashes(optimizers),
+    }
 
 
 def has_small_loss(parts: Components) -> bool:
     """Return True if the run has a loss and at most 2 GiB of weights."""
-    weights = [each for model in parts.state.models.values() for each in model.parameters()]
-    return (
-        parts.task.loss is not None
-        and sum(each.numel() * each.element_size() for each in weights) <= _MAX_WEIGHT_BYTES
-    )
+    if parts.task.loss is None:
+        return False
+    weight_bytes = 0
+    for model in parts.state.models.values():
+        for parameter in model.parameters():
+            weight_bytes += parameter.numel() * parameter.element_size()
+    return weight_bytes <= _MAX_WEIGHT_BYTES
 
 
 def loss_contract(parts: Components) -> LossContract:
@@ -493,7 +515,7 @@ def loss_contract(parts: Components) -> LossContract:
     return _contract_of(parts, loss, pieces)
 
 
-def contract_of_split(parts: Components, split: Split) -> LossContract:
+def _contract_of_split(parts: Components, split: Split) -> LossContract:
     """Check the loss of a split's own, `Split(loss=)`, over the split's first batch. Collective."""
     for batch in parts.evaluator.first_batches(split, at_least=2):
         pieces = pieces_of(batch, parts.pipeline.count)
@@ -513,16 +535,18 @@ def refuse_scored_sums(parts: Components, contract: LossContract | None) -> None
             raise refused_scores(contract, scored)
     for name, split in splits.items():
         if callable(split.loss) and not isinstance(split.loss, CoupledLoss):
-            own = None
+            of_split = None
             with suppress(Exception):  # the first evaluation repeats and explains the error
-                own = contract_of_split(parts, split)
-            if own is not None and not own.holds:
-                raise refused_scores(own, [name])
+                of_split = _contract_of_split(parts, split)
+            if of_split is not None and not of_split.holds:
+                raise refused_scores(of_split, [name])
 
 
 def _pieces(parts: Components) -> Pieces | None:
     first = parts.pipeline.first()
-    pieces = None if first is None else pieces_of(first, parts.pipeline.count)
+    pieces = None
+    if first is not None:
+        pieces = pieces_of(first, parts.pipeline.count)
     if all(parts.world.gathered(pieces is not None)):
         return pieces
     for split in parts.evaluator.splits.values():
@@ -532,28 +556,29 @@ def _pieces(parts: Components) -> Pieces | None:
     return None
 
 
-def _has_numbers(parameter: torch.Tensor) -> bool:
-    return bool(parameter.is_floating_point() or parameter.is_complex())
-
-
 def _contract_of(parts: Components, loss: Any, pieces: Pieces) -> LossContract:
-    state, user_state = parts.state, parts.run_state.user_state.objects
+    state = parts.state
     for model in state.models.values():
-        if any(not _has_numbers(parameter) for parameter in model.parameters()):
-            # bitsandbytes converts its weights for the CPU in a pass in evaluation mode
-            return not_checked("the model has quantized weights")
+        for parameter in model.parameters():
+            if not (parameter.is_floating_point() or parameter.is_complex()):
+                # bitsandbytes converts its weights for the CPU in a pass in evaluation mode
+                return not_checked("the model has quantized weights")
     is_sharded = parts.plan.parallel.kind == "fsdp"
     forward = parts.task.forward if is_sharded else sole_or_all(state.models)
     before = Snapshot(
-        state.models, loss, user_state=user_state, parameters=state.parameters, keep=True
+        state.models,
+        loss,
+        user_state=parts.run_state.user_state.objects,
+        parameters=state.parameters,
+        keep=True,
     )
+
+    def mean_of(piece: MicroBatch, seed: int) -> Mean | None:
+        precision = parts.run_state.precision
+        mean = mean_loss(forward, piece, loss, precision=precision, seed=parts.pipeline.seed + seed)
+        before.restore()  # as in a step: each micro-batch starts from the same buffers
+        return mean
+
     with before, parts.numerics():
-
-        def mean_of(piece: MicroBatch, seed: int) -> Mean | None:
-            precision, run_seed = parts.run_state.precision, parts.pipeline.seed
-            mean = mean_loss(forward, piece, loss, precision=precision, seed=run_seed + seed)
-            before.restore()  # as in a step: each micro-batch starts from the same buffers
-            return mean
-
         tolerance = FORMATS[parts.plan.precision].tolerance
         return check_contract(mean_of, pieces, tolerance=tolerance, gathered=parts.world.gathered)
