@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -82,17 +83,17 @@ class RunState:
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
     user_state: UserState = field(default_factory=UserState)
-    updated_parameters: set[str] = field(
-        default_factory=set
-    )  # parameters with a nonzero gradient in any watched step
+    # parameters with a nonzero gradient in any watched step
+    updated_parameters: set[str] = field(default_factory=set)
     data_values: DataValues = field(default_factory=lambda: DataValues({}))
     batch_lists: BatchLists | None = None  # of a sampler
 
     @property
     def watches(self) -> "list[Best | Watch]":
         """What new scores may change: the best checkpoints, and the patience of each rule."""
-        best = [] if self.best is None else [self.best]
-        return [*best, *self.stopping]
+        if self.best is None:
+            return [*self.stopping]
+        return [self.best, *self.stopping]
 
     @property
     def out_of_patience(self) -> bool:
@@ -125,69 +126,55 @@ def packed(
         trained.rates.follow()
     for name, average in state.ema_models.items():
         average.refresh(state.models[name])
-    frozen = {} if bases is None else frozen_tensors(state, main=main)
-    used = list(bases(state.step, frozen)) if frozen and bases is not None else []
-    models = {}
-    for kind, name, each in models_of(state):
+
+    used_bases: list[Base] = []
+    if bases is not None:
+        frozen = frozen_tensors(state, main=main)
+        if frozen:
+            used_bases = list(bases(state.step, frozen))
+
+    # by file: what this rank holds, and the rows of what is sharded
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    rows: dict[str, Mapping[str, Rows]] = {}
+    models: dict[str, module_state.ModelState] = {}
+    for kind, name, model in models_of(state):
         file = file_name(kind, name)
-        without = {tensor for base in used for tensor in base.tensors.get(file, ())}
-        models[file] = module_state.model_tensors(each, include_unsharded=main, without=without)
-    by_file = {file: each.tensors for file, each in models.items()}
-    rows = {file: each.rows for file, each in models.items()}
+        in_bases: set[str] = set()
+        for base in used_bases:
+            in_bases.update(base.tensors.get(file, ()))
+        models[file] = module_state.model_tensors(model, include_unsharded=main, without=in_bases)
+        tensors[file] = models[file].tensors
+        rows[file] = models[file].rows
     for name, average in state.ema_models.items():
         if average.precise:
-            file, names = file_name(PRECISE, name), parameter_names(state.models[name])
-            by_file[file], rows[file] = _precise_tensors(average, names, include_unsharded=main)
-    optimizer: dict[str, Any] = {}
+            file = file_name(PRECISE, name)
+            names = parameter_names(state.models[name])
+            tensors[file], rows[file] = _precise_tensors(average, names, include_unsharded=main)
+    optimizer_states: dict[str, Any] = {}
     for name, trained in state.optimizers.items():
-        file, names = file_name("optimizer", name), parameter_names(state.models[name])
-        by_file[file], optimizer[name], rows[file] = optimizer_tensors(
+        file = file_name("optimizer", name)
+        names = parameter_names(state.models[name])
+        tensors[file], optimizer_states[name], rows[file] = optimizer_tensors(
             trained.optimizer, names, include_unsharded=main
         )
+
+    pieces: Pieces | None = None
+    files: dict[str, dict[str, Any]]
     if for_this_rank:
-        files, pieces = _with_own_rows(by_file, rows), None
+        files = _with_rows_of_rank(tensors, rows)
     else:
-        files, pieces = _divided(by_file, rows)
+        files, pieces = _divided(tensors, rows)
     if not main:
         return Checkpoint(state.step, {}, pieces=pieces)
-    groups = {name: group_numbers(trained.optimizer) for name, trained in state.optimizers.items()}
-    loose = {"precision": run_state.precision.tensors(), "meter": run_state.meter.tensors()}
-    loose["bad_in_a_row"] = {
-        name: trained.bad_in_a_row for name, trained in state.optimizers.items()
-    }
-    loose |= {
-        f"clipping/{name}": trained.clipping.remembered
-        for name, trained in state.optimizers.items()
-    }
-    loose["kept"], user_state = pack_state(run_state.user_state.objects)
-    epoch_list = None
-    if run_state.batch_lists is not None:
-        loose["sampler"], epoch_list = run_state.batch_lists.state(state.step)
-    loose["optimizer"], optimizer = pack_state(optimizer)
-    loose["groups"], numbers = pack_state(groups)
-    followed = {
-        name: trained.rates.state()
-        for name, trained in state.optimizers.items()
-        if trained.rates.follows
-    }
-    loose["rates"], rates = pack_state(followed)
-    files["state"] = {
-        f"{prefix}/{name}": host_copy(each)
-        for prefix, tensors in loose.items()
-        for name, each in tensors.items()
-    }
+    files["state"], nested = _state_file(run_state, optimizer_states)
     best = run_state.best
     saved = SavedState(
         **facts,
+        **nested,
         aliases={name: models[file_name("model", name)].aliases for name in state.models},
-        extra={file: each.extra for file, each in models.items()},
-        optimizer=optimizer,
-        param_groups=numbers,
+        extra={file: model.extra for file, model in models.items()},
         trainable=state.trainable.state(),
-        eval_mode={
-            name: [part for part, module in model.named_modules() if not module.training]
-            for name, model in state.models.items()
-        },
+        eval_mode={name: _names_in_eval_mode(model) for name, model in state.models.items()},
         monitor=None if best is None else best.watch.state(),
         runners_up=None if best is None else best.state(),
         stopping=[rule.state() for rule in run_state.stopping],
@@ -195,17 +182,54 @@ def packed(
         skipped_in_a_row=run_state.meter.skipped_in_a_row,
         clock=run_state.clock.state(),
         seen=sorted(run_state.updated_parameters),
-        user_state=user_state,
         data_values=run_state.data_values.state(),
-        epoch_list=epoch_list,
         average_updates={
             name: average.updates for name, average in state.ema_models.items() if average.updates
         },
-        rates=rates,
         buffers=state.buffers.findings_to_save(),
         epoch=run_state.meter.epoch_state(),
     )
-    return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used)
+    return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used_bases)
+
+
+def _state_file(
+    run_state: RunState, optimizer_states: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return copies of the tensors of the file "state", and the fields of `SavedState` that refer
+    to them.
+    """
+    optimizers = run_state.state.optimizers
+    by_prefix: dict[str, Mapping[str, Tensor]] = {
+        "precision": run_state.precision.tensors(),
+        "meter": run_state.meter.tensors(),
+        "bad_in_a_row": {name: trained.bad_in_a_row for name, trained in optimizers.items()},
+    }
+    groups = {}
+    rates = {}
+    for name, trained in optimizers.items():
+        by_prefix[f"clipping/{name}"] = trained.clipping.remembered
+        groups[name] = group_numbers(trained.optimizer)
+        if trained.rates.follows:
+            rates[name] = trained.rates.state()
+
+    nested: dict[str, Any] = {"epoch_list": None}
+    by_prefix["kept"], nested["user_state"] = pack_state(run_state.user_state.objects)
+    if run_state.batch_lists is not None:
+        step = run_state.state.step
+        by_prefix["sampler"], nested["epoch_list"] = run_state.batch_lists.state(step)
+    by_prefix["optimizer"], nested["optimizer"] = pack_state(optimizer_states)
+    by_prefix["groups"], nested["param_groups"] = pack_state(groups)
+    by_prefix["rates"], nested["rates"] = pack_state(rates)
+
+    copies = {}
+    for prefix, tensors in by_prefix.items():
+        for name, tensor in tensors.items():
+            copies[f"{prefix}/{name}"] = host_copy(tensor)
+    return copies, nested
+
+
+def _names_in_eval_mode(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if not module.training]
 
 
 def frozen_tensors(state: State, *, main: bool) -> "Frozen":
@@ -215,34 +239,39 @@ def frozen_tensors(state: State, *, main: bool) -> "Frozen":
     files = {}
     frozen = {name: module_state.frozen_names(model) for name, model in state.models.items()}
     for kind, name, model in models_of(state):
-        tensors = module_state.local_tensors(model, frozen[name]) if frozen[name] else {}
-        if own := {key: each for key, each in tensors.items() if main or each[1] is not None}:
-            files[file_name(kind, name)] = own
+        if frozen[name]:
+            tensors = module_state.local_tensors(model, frozen[name])
+            if not main:
+                tensors = {key: each for key, each in tensors.items() if each[1] is not None}
+            if tensors:
+                files[file_name(kind, name)] = tensors
     return files
 
 
-def _with_own_rows(
+def _with_rows_of_rank(
     by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
 ) -> dict[str, dict[str, Any]]:
     """Return the tensors by file, the sharded ones as if they were complete."""
     files: dict[str, dict[str, Any]] = {}
     for file, tensors in by_file.items():
         files[file] = dict(tensors)
-        for name, own in rows[file].items():
-            files[file][name] = rows_in_memory(tensors[name], own.start, own.shape)
+        for name, of_rank in rows[file].items():
+            files[file][name] = rows_in_memory(tensors[name], of_rank.start, of_rank.shape)
     return files
 
 
 def _divided(
     by_file: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Mapping[str, Rows]]
 ) -> tuple[dict[str, dict[str, Tensor]], Pieces | None]:
-    first_rows = next((each for named in rows.values() for each in named.values()), None)
-    if first_rows is None or first_rows.group.size() == 1:
+    """Return the replicated tensors, and the rows that this rank saves of the sharded ones."""
+    all_rows = list(chain.from_iterable(of_file.values() for of_file in rows.values()))
+    if not all_rows or all_rows[0].group.size() == 1:
         return {file: dict(tensors) for file, tensors in by_file.items()}, None
-    rank, count = first_rows.group.rank(), first_rows.group.size()
-    for file, named in rows.items():
-        for name, each in named.items():
-            if (each.start, each.stop) != bounds(each.shape[0], rank, count):
+    rank = all_rows[0].group.rank()
+    count = all_rows[0].group.size()
+    for file, of_file in rows.items():
+        for name, of_rank in of_file.items():
+            if (of_rank.start, of_rank.stop) != bounds(of_rank.shape[0], rank, count):
                 raise CheckpointError(
                     "parameter-not-sharded-by-rows",
                     problem=f"cannot save {file}: {name} is not sharded over the ranks by equal"
@@ -254,17 +283,17 @@ def _divided(
                     file=file,
                     parameter=name,
                 )
-    replicated = {
-        file: {name: each for name, each in by_file[file].items() if name not in rows[file]}
-        for file in by_file
-    }
-    if first_rows.replica > 0:
+    replicated: dict[str, dict[str, Tensor]] = {}
+    sharded: dict[str, dict[str, Tensor]] = {}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for file, tensors in by_file.items():
+        of_file = rows[file]
+        replicated[file] = {name: each for name, each in tensors.items() if name not in of_file}
+        sharded[file] = {name: tensors[name] for name in of_file}
+        shapes[file] = {name: of_rank.shape for name, of_rank in of_file.items()}
+    if all_rows[0].replica > 0:
         return replicated, None
-    spread = {file: {name: by_file[file][name] for name in named} for file, named in rows.items()}
-    shapes = {
-        file: {name: each.shape for name, each in named.items()} for file, named in rows.items()
-    }
-    return replicated, Pieces(rank, count, shapes, spread)
+    return replicated, Pieces(rank, count, shapes, sharded)
 
 
 @interprets
@@ -272,57 +301,36 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     """Restore the state that `packed` copied, on any number of ranks. Raises `CheckpointError` if
     the state does not fit.
     """
-    saved, state = checkpoint.saved, run_state.state
-    expected = {
-        file_name(kind, name)
-        for kind, each in (
-            ("model", state.models),
-            ("optimizer", state.optimizers),
-            ("ema", state.ema_models),
-        )
-        for name in each
-    }
-    expected |= {
-        file_name(PRECISE, name) for name, average in state.ema_models.items() if average.precise
-    }
-    if expected | {"state"} != set(checkpoint.files):
-        found, needed = sorted(checkpoint.files), sorted(expected)
-        raise CheckpointError(
-            "checkpoint-of-other-files",
-            problem=f"its files are {', '.join(found)}; this run needs {', '.join(needed)}",
-            found=found,
-            needed=needed,
-        ).inside(f"cannot resume {where}")
+    _refuse_other_files(run_state.state, checkpoint, where=where)
+    saved = checkpoint.saved
+    state = run_state.state
     loose = checkpoint.tensors("state")
-    state.trainable.load_state(
-        saved.trainable, where=where
-    )  # first: averages of new parameters start over
+    # first: averages of new parameters start over
+    state.trainable.load_state(saved.trainable, where=where)
     checks = load_models(state, checkpoint, where=where)
     for name, model in state.models.items():
-        for part, module in model.named_modules():
-            module.training = part not in saved.eval_mode[name]
+        for module_name, module in model.named_modules():
+            module.training = module_name not in saved.eval_mode[name]
     for name, trained in state.optimizers.items():
-        tensors, plain = (
-            checkpoint.files[file_name("optimizer", name)],
-            join_state(saved.optimizer[name], _under("optimizer/", loose)),
-        )
+        tensors = checkpoint.files[file_name("optimizer", name)]
+        nested = join_state(saved.optimizer[name], _under("optimizer/", loose))
         # first: the `state_dict` of a wrapper has the groups of the optimizer inside
         load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
-        load_optimizer(trained.optimizer, tensors, plain, parameter_names(state.models[name]))
+        load_optimizer(trained.optimizer, tensors, nested, parameter_names(state.models[name]))
         trained.rates.load_state(_rates_of(name, saved, loose))
-        decided_on = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
-        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(decided_on)
-        trained.clipping.remembered = {
-            key: each.to(decided_on) for key, each in _under(f"clipping/{name}/", loose).items()
-        }
+        device = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
+        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
+        remembered = _under(f"clipping/{name}/", loose)
+        trained.clipping.remembered = {key: each.to(device) for key, each in remembered.items()}
     for check in checks:
         check()
     for name, average in state.ema_models.items():
         if average.precise:
-            saved_tensors = checkpoint.files[file_name(PRECISE, name)]
-            _load_precise(average, saved_tensors, parameter_names(state.models[name]), where=where)
+            precise = checkpoint.files[file_name(PRECISE, name)]
+            _load_precise(average, precise, parameter_names(state.models[name]), where=where)
         average.load((saved.average_updates or {}).get(name, 0))
     state.buffers.load_findings(saved.buffers)
+
     run_state.precision.load_tensors(_under("precision/", loose))
     run_state.meter.load_tensors(_under("meter/", loose))
     if not main:  # rank 0 holds the logged values of all ranks
@@ -332,33 +340,52 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     run_state.clock.load_state(saved.clock)
     run_state.updated_parameters.clear()
     run_state.updated_parameters.update(saved.seen)
+
     if run_state.best is not None:
         run_state.best.load_state(saved.monitor, saved.runners_up)
     load_stopping(run_state.stopping, saved.stopping, monitor=saved.monitor)
     if run_state.feedback is not None:
         run_state.feedback.load_state(saved.plateau)
         state.lr_factor = run_state.feedback.standing.factor
-    run_state.user_state.tensors, run_state.user_state.unclaimed = (
-        _under("kept/", loose),
-        dict(saved.user_state),
-    )
+
+    run_state.user_state.tensors = _under("kept/", loose)
+    run_state.user_state.unclaimed = dict(saved.user_state)
     run_state.data_values.load_state(saved.data_values or {})
     if run_state.batch_lists is not None:
         run_state.batch_lists.load_state(_under("sampler/", loose), saved.epoch_list)
-    for name, each in list(run_state.user_state.objects.items()):
-        run_state.user_state.add(name, each)
+    for name, stateful in list(run_state.user_state.objects.items()):
+        run_state.user_state.add(name, stateful)
     state.step = checkpoint.step
+
+
+def _refuse_other_files(state: State, checkpoint: Checkpoint, *, where: str) -> None:
+    expected = {file_name(kind, name) for kind, name, _ in models_of(state)}
+    expected |= {file_name("optimizer", name) for name in state.optimizers}
+    for name, average in state.ema_models.items():
+        if average.precise:
+            expected.add(file_name(PRECISE, name))
+    if expected | {"state"} != set(checkpoint.files):
+        found = sorted(checkpoint.files)
+        needed = sorted(expected)
+        raise CheckpointError(
+            "checkpoint-of-other-files",
+            problem=f"its files are {', '.join(found)}; this run needs {', '.join(needed)}",
+            found=found,
+            needed=needed,
+        ).inside(f"cannot resume {where}")
 
 
 def _precise_tensors(
     average: "EmaModel", names: Mapping[Tensor, str], *, include_unsharded: bool
 ) -> tuple[dict[str, Tensor], dict[str, Rows]]:
-    tensors, rows = {}, {}
+    tensors = {}
+    rows = {}
     for parameter, tensor in average.precise.items():
-        name, rows_here = name_of(parameter, names), rows_of(parameter)
-        if rows_here is not None:
-            rows[name] = rows_here
-        if include_unsharded or rows_here is not None:
+        name = name_of(parameter, names)
+        of_rank = rows_of(parameter)
+        if of_rank is not None:
+            rows[name] = of_rank
+        if include_unsharded or of_rank is not None:
             tensors[name] = host_copy(tensor)
     return tensors, rows
 
@@ -386,8 +413,9 @@ def restore_known(objects: Mapping[str, Any], checkpoint: Checkpoint) -> None:
     does not restore its state.
     """
     tensors = _under("kept/", checkpoint.tensors("state"))
-    for name in [name for name in objects if name in checkpoint.saved.user_state]:
-        restore_object(objects[name], tensors, checkpoint.saved.user_state[name], name=name)
+    saved = checkpoint.saved.user_state
+    for name in [name for name in objects if name in saved]:
+        restore_object(objects[name], tensors, saved[name], name=name)
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:
