@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -75,17 +76,15 @@ class Split:
     at_end: bool = False
     workers: int | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
-    untaken: str = field(
-        default="", init=False, repr=False, compare=False
-    )  # what is not taken from a DataLoader
+    # what is not taken from a DataLoader
+    untaken: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.data, DataLoader):
             from surefoot.data.torch_loader import read_split_loader
 
-            vars(self).update(
-                read_split_loader(self.data, self.batch_size, self.workers, self.collate_fn)
-            )
+            of_loader = read_split_loader(self.data, self.batch_size, self.workers, self.collate_fn)
+            vars(self).update(of_loader)
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise out_of_range("batch_size", size, "a whole number of samples, 1 or more").inside(
@@ -103,12 +102,16 @@ class Split:
                 )
             check_loss(self.loss, setting="Split(loss=)")
         names = [name for name, _ in named_metrics(self.metrics)]
-        refuse_twice([*names, *(["loss"] if self.loss else []), *self.derived])
+        if self.loss:
+            names.append("loss")
+        refuse_twice([*names, *self.derived])
 
     def loss_of(self, run_loss: Loss | None) -> Loss | None:
         """Return the loss that scores the split: its own, or that of the run, or None."""
-        if isinstance(self.loss, bool):
-            return run_loss if self.loss else None
+        if self.loss is True:
+            return run_loss
+        if self.loss is False:
+            return None
         return self.loss
 
 
@@ -142,7 +145,11 @@ def evaluate_batches(
     `world` has several ranks. Each rank then passes its own batches, equally many on all ranks. All
     ranks must agree on `stop` and return the same metrics.
     """
-    rank, ranks = (0, 1) if world is None else (world.rank, world.size)
+    rank = 0
+    ranks = 1
+    if world is not None:
+        rank = world.rank
+        ranks = world.size
     diverged: DivergedError | None = None
     with evaluating(model, seed) as begin, _passes(model, split, loss, is_sharded) as passes:
         results = Results(
@@ -167,9 +174,8 @@ def evaluate_batches(
             except DivergedError as problem:
                 if ranks == 1:
                     raise
-                diverged = (
-                    problem  # the other ranks continue, and may wait for this one to gather weights
-                )
+                # the other ranks continue, and may wait for this one to gather weights
+                diverged = problem
         with _in_metrics(world):
             values = results.values(diverged)
         if SKIPPED_SAMPLES in values and passes.loss is not None and "loss" not in values:
@@ -275,15 +281,23 @@ def first_scores(
             for _, metric in named_metrics(split.metrics):
                 refuse_other_targets(metric, pair[0], targets)
         results.add(scores, pair, features, is_padding=False)
-        means = [mean for each in results.means.values() for mean in each]
-        is_nan = has_one_target(batch.batch) and all(_is_nan(mean) for mean in means)
-        has_targets = not means or not (is_nan or all(float(mean.count) == 0 for mean in means))
+        has_targets = _has_targets(results, batch)
         if results.objects or results.whole_split:  # a metric may return several values
             return FirstScores(None, has_targets)
         names = {*results.means, *split.derived}
         if results.coupled_loss is not None:
             names.add("loss")
         return FirstScores(names, has_targets)
+
+
+def _has_targets(results: Results, batch: MicroBatch) -> bool:
+    """Return False if each mean is one of nothing, or NaN of targets that are all equal."""
+    means = list(chain.from_iterable(results.means.values()))
+    if not means:
+        return True
+    if all(float(mean.count) == 0 for mean in means):
+        return False
+    return not (has_one_target(batch.batch) and all(_is_nan(mean) for mean in means))
 
 
 def has_one_target(batch: Any) -> bool:
@@ -296,11 +310,14 @@ def _targets_in_memory(split: Split, targets: Any) -> Any:
     """Return all targets of a split of two tensors, whose batches have these `targets`; for other
     splits, return those of the batch.
     """
-    parts = tensors_of(split.data)
-    if len(parts) != 2 or not isinstance(targets, torch.Tensor):
+    columns = tensors_of(split.data)
+    if len(columns) != 2 or not isinstance(targets, torch.Tensor):
         return targets
-    is_same = (parts[1].dtype, parts[1].shape[1:]) == (targets.dtype, targets.shape[1:])
-    return parts[1] if is_same and parts[1].numel() <= _MANY_TARGETS else targets
+    all_targets = columns[1]
+    is_same = all_targets.dtype == targets.dtype and all_targets.shape[1:] == targets.shape[1:]
+    if is_same and all_targets.numel() <= _MANY_TARGETS:
+        return all_targets
+    return targets
 
 
 def _is_nan(mean: Mean) -> bool:
@@ -358,12 +375,12 @@ def evaluate(
         workers=split.workers or 0,
         collate=split.collate_fn,
     )
-    own = {"model": model}
-    refuse_max_norm(own, in_run=False)
+    modules = {"model": model}
+    refuse_max_norm(modules, in_run=False)
     if isinstance(loss, nn.Module):
-        own["loss"] = loss
+        modules["loss"] = loss
     model.to(used_device)
-    with used_precision.numerics(), snapshot_of_buffers(buffers_of(own)):
+    with used_precision.numerics(), snapshot_of_buffers(buffers_of(modules)):
         if scoring is not None:
             _refuse_sum(model, batches_of(max_batches=1), scoring, used_precision, seed)
         values = evaluate_batches(
@@ -396,9 +413,9 @@ def mean_loss(
     model: Any, batch: MicroBatch, loss: Loss, *, precision: Precision, seed: int
 ) -> Mean | None:
     """Return the loss of one batch, which stays as it is, or None if the loss leaves it out."""
-    own = [replace(batch, batch=deepcopy(batch.batch))]  # a loss may write into it
+    copied = replace(batch, batch=deepcopy(batch.batch))  # a loss may write into it
     means = metric_by_batch(
-        model, own, Split(None), metric="loss", loss=loss, precision=precision, seed=seed
+        model, [copied], Split(None), metric="loss", loss=loss, precision=precision, seed=seed
     )
     return means[0] if means else None
 
@@ -428,11 +445,8 @@ def _in_metrics(world: World | None) -> AbstractContextManager[None]:
 def evaluating(model: Any, seed: int) -> Iterator[Callable[[int], None]]:
     """Evaluate in this block without gradients; yield what seeds the random numbers of a batch."""
     key = stream_key(seed, "evaluate")
-    with (
-        untouched(),
-        torch.no_grad(),
-        evaluation_mode([*model.values()] if isinstance(model, dict) else [model]),
-    ):
+    modules = list(model.values()) if isinstance(model, dict) else [model]
+    with untouched(), torch.no_grad(), evaluation_mode(modules):
         yield lambda index: seed_generators(fold(key, index))
 
 
@@ -449,11 +463,13 @@ def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Put the modules and all submodules in evaluation mode; restore the mode of each at the
     end.
     """
-    were = [(part, part.training) for module in modules for part in module.modules()]
-    for part, _ in were:
-        part.training = False
+    modes_before = []
+    for module in modules:
+        modes_before += [(submodule, submodule.training) for submodule in module.modules()]
+    for submodule, _ in modes_before:
+        submodule.training = False
     try:
         yield
     finally:
-        for part, training in were:
-            part.training = training
+        for submodule, was_training in modes_before:
+            submodule.training = was_training

@@ -34,12 +34,14 @@ class SplitPasses:
         needs_pair: bool,
         is_sharded: bool = False,
     ) -> None:
+        self.model = model
+        self.loss = loss
+        self.predict = predict
+        self.needs_pair = needs_pair
         self.is_sharded = is_sharded
-        self.model, self.loss, self.predict, self.needs_pair = model, loss, predict, needs_pair
         self.coupled = loss if isinstance(loss, CoupledLoss) else None
-        self.last_call: tuple[Any, Tensor, int] | None = (
-            None  # input, output and the output's version
-        )
+        # input, output and the output's version
+        self.last_call: tuple[Any, Tensor, int] | None = None
         self.hook: Any = None
 
     def __enter__(self) -> "SplitPasses":
@@ -77,13 +79,17 @@ class SplitPasses:
             if self.is_sharded:
                 _refuse_missing("collate_fn")
             return None
-        pair = None if self.predict is None or not self.needs_pair else self._predicted(batch)
-        means, features = dict[str, Mean](), None
+        means: dict[str, Mean] = {}
+        features = None
+        pair = None
+        if self.predict is not None and self.needs_pair:
+            pair = self._predicted(batch, self.predict)
         if self.coupled is not None:
             with _explaining("encode_fn", batch):
                 features = self.coupled.encode_fn(self.model, batch.batch)
             is_pair = isinstance(features, tuple) and len(features) == 2
-            pair = features if pair is None and self.needs_pair and is_pair else pair
+            if pair is None and self.needs_pair and is_pair:
+                pair = features
         elif self.loss is not None:
             with _explaining("the loss", batch):
                 returned = self.loss(self.model, batch.batch)
@@ -92,8 +98,8 @@ class SplitPasses:
                 if self.is_sharded:
                     _refuse_missing("loss")
                 return None
-            mean, beside, loss_pair = loss_parts(returned)
-            means = {"loss": _counted(mean, batch.count), **beside}
+            mean, logged, loss_pair = loss_parts(returned)
+            means = {"loss": _counted(mean, batch.count), **logged}
             if pair is None and self.needs_pair and loss_pair is not None:
                 pair = loss_pair
                 self._remove_hook()
@@ -108,10 +114,14 @@ class SplitPasses:
         split without a loss may have, is the input of the model.
         """
         inputs = batch.batch
-        is_alone = isinstance(inputs, list | tuple) and len(inputs) == 1
-        if self.predict is None and self.loss is None and (is_alone or isinstance(inputs, Tensor)):
+        if isinstance(inputs, list | tuple) and len(inputs) == 1:
+            inputs = inputs[0]
+            is_input = True
+        else:
+            is_input = isinstance(inputs, Tensor)
+        if self.predict is None and self.loss is None and is_input:
             with _explaining("the model", batch):
-                return self.model(inputs[0] if is_alone else inputs)
+                return self.model(inputs)
         of_batch = self.of(batch)
         if of_batch is None:
             samples = len(batch.sample_ids)
@@ -131,10 +141,11 @@ class SplitPasses:
             self.hook.remove()
             self.hook = None
 
-    def _predicted(self, batch: MicroBatch) -> tuple[Any, Any]:
-        assert self.predict is not None
+    def _predicted(
+        self, batch: MicroBatch, predict: Callable[[Any, Any], tuple[Any, Any]]
+    ) -> tuple[Any, Any]:
         with _explaining("predict", batch):
-            pair = self.predict(self.model, batch.batch)
+            pair = predict(self.model, batch.batch)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ConfigError(
                 "predict-without-pair",
@@ -148,11 +159,9 @@ class SplitPasses:
 
     def _default_pair(self, batch: Any) -> tuple[Any, Any]:
         if not isinstance(batch, list | tuple) or len(batch) != 2 or isinstance(self.model, dict):
-            which = (
-                "several models"
-                if isinstance(self.model, dict)
-                else f"a batch of type {type(batch).__name__}"
-            )
+            which = f"a batch of type {type(batch).__name__}"
+            if isinstance(self.model, dict):
+                which = "several models"
             raise ConfigError(
                 "outputs-and-targets-unknown",
                 problem="Split: metrics and run.predict need (outputs, targets), which have no"
@@ -175,8 +184,9 @@ class SplitPasses:
     def _note_call(
         self, _: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any
     ) -> None:
-        alone = len(inputs) == 1 and not named and isinstance(output, Tensor)
-        self.last_call = (inputs[0], output, output._version) if alone else None
+        self.last_call = None
+        if len(inputs) == 1 and not named and isinstance(output, Tensor):
+            self.last_call = (inputs[0], output, output._version)
 
 
 def _refuse_missing(setting: str) -> NoReturn:
@@ -208,9 +218,8 @@ def _explaining(what: str, batch: MicroBatch) -> Iterator[None]:
                     remedy=f"let {what} do it in a block: with torch.enable_grad():",
                     setting=what,
                 ) from problem
-            if (
-                cause := explained(problem, where="in the evaluation", micro_batches=[batch])
-            ) is None:
+            cause = explained(problem, where="in the evaluation", micro_batches=[batch])
+            if cause is None:
                 raise
             raise cause from problem
 
@@ -219,6 +228,8 @@ def _counted(mean: Any, count: int) -> Mean:
     if isinstance(mean, Mean):
         return mean
     mean = one_number(mean)
+    if not count:  # the mean may be NaN
+        return Mean(0.0, count)
     # reading a CPU tensor waits for no device
-    total = mean.item() if mean.is_cpu else mean.detach().double()
-    return Mean(total * count if count else 0.0, count)
+    value = mean.item() if mean.is_cpu else mean.detach().double()
+    return Mean(value * count, count)
