@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,7 +56,8 @@ class Results:
         self.of_nothing = of_nothing  # the mean of nothing
         self.coupled_loss = coupled_loss  # of the features of all batches
         self.world = world if world is not None and world.size > 1 else None
-        self.device, self.prefixed = device, isinstance(metrics, Mapping)
+        self.device = device
+        self.prefixed = isinstance(metrics, Mapping)
         self.functions: list[tuple[str, MetricFunction]] = []
         self.objects: list[tuple[str, Any]] = []  # torchmetrics objects
         self.whole_split: list[tuple[str, WholeSplitMetric]] = []
@@ -85,25 +88,29 @@ class Results:
         of a coupled loss.
         """
         if pair is not None or self.coupled_loss is not None:
-            batch = []
-            for name, metric in [] if pair is None else self.whole_split:
-                with explaining_metric(name, pair):
-                    batch.append(_on_cpu(metric.per_batch(*(pair or ()))))
-            self.collected.append(
-                [*batch, _on_cpu(features)] if self.coupled_loss is not None else batch
-            )
+            columns = []
+            if pair is not None:
+                for name, metric in self.whole_split:
+                    with explaining_metric(name, pair):
+                        columns.append(_on_cpu(metric.per_batch(*pair)))
+            if self.coupled_loss is not None:
+                columns.append(_on_cpu(features))
+            self.collected.append(columns)
             self.padding.append(is_padding)
             self.dropped.append(is_padding)
-            self.only_pair = pair if len(self.padding) == 1 and self.world is not None else None
+            self.only_pair = None
+            if len(self.padding) == 1 and self.world is not None:
+                self.only_pair = pair
         if is_padding:
             return
         computed: dict[str, Mean] = {}
         if pair is not None:
+            of_loss = ["loss"] if "loss" in means else []
             for name, function in self.functions:
                 with explaining_metric(name, pair):
-                    own = means_of(function(*pair), name, prefixed=self.prefixed)
-                refuse_twice([*computed, *own, *(["loss"] if "loss" in means else [])])
-                computed |= own
+                    of_function = means_of(function(*pair), name, prefixed=self.prefixed)
+                refuse_twice([*computed, *of_function, *of_loss])
+                computed |= of_function
             for name, metric in self.objects:
                 with explaining_metric(name, pair):
                     metric.update(*pair)
@@ -123,11 +130,13 @@ class Results:
         passes its error as `diverged`.
         """
         sums = exact_sums(self.means)
-        of_ranks = [sums] if self.world is None else _of_ranks(self.world, sums, diverged)
+        of_ranks = [sums]
+        if self.world is not None:
+            of_ranks = _of_ranks(self.world, sums, diverged)
         values = dict[str, Any](means_of_sums(of_ranks, of_nothing=self.of_nothing))
-        for own in (self._of_objects(), self._of_whole_split()):
-            refuse_twice([*values, *own])
-            values |= own
+        for further in (self._of_objects(), self._of_whole_split()):
+            refuse_twice([*values, *further])
+            values |= further
         skipped = self.skipped_samples
         if self.world is not None:
             skipped = sum(self.world.gathered(skipped))
@@ -144,50 +153,54 @@ class Results:
         value = None
         with suppress(Exception):  # the metric may need several batches
             value = self.values().get(name)
-        return Mean(value * samples, samples) if isinstance(value, int | float) else None
+        if not isinstance(value, int | float):
+            return None
+        return Mean(value * samples, samples)
 
     def of_batches(self, batches: Sequence["Results"]) -> dict[str, Any]:
         """Return each metric by name of a split that has the batches of these `Results`, which may
         occur several times. All are for the same metrics as this one.
         """
         joined = copy(self)
-        joined.means, joined.collected = {}, []
+        joined.means = {}
+        joined.collected = []
         for batch in batches:
             joined.collected += batch.collected
             for name, means in batch.means.items():
                 joined.means.setdefault(name, []).extend(means)
-        joined.objects = [
-            (name, self._fresh(metric, shared=False)) for name, metric in self.objects
-        ]
+        joined.objects = self._fresh_objects()
         for index, (_, metric) in enumerate(joined.objects):
             for batch in batches:
                 metric.merge_state(batch.objects[index][1])
         return joined.values()
 
     def _of_whole_split(self) -> dict[str, Any]:
-        batches, world = self.collected, self.world
-        if world is None and any(self.dropped):
-            pairs = zip(batches, self.dropped, strict=True)
-            batches = [batch for batch, is_dropped in pairs if not is_dropped]
-        if not (self.whole_split or self.coupled_loss) or (world is None and not batches):
+        if not self.whole_split and not self.coupled_loss:
             return {}
-        batches = batches if world is None else _collected_in_order(world, batches, self.dropped)
+        batches = self.collected
+        if self.world is not None:
+            batches = _collected_in_order(self.world, self.collected, self.dropped)
+        elif any(self.dropped):
+            with_flags = zip(self.collected, self.dropped, strict=True)
+            batches = [batch for batch, is_dropped in with_flags if not is_dropped]
         if not batches:
             return {}
+        if self.world is not None:
+            return _from_main_rank(self.world, partial(self._of_collected, batches))
+        return self._of_collected(batches)
 
-        def computed() -> dict[str, Any]:
-            values, columns = dict[str, Any](), list(zip(*batches, strict=True))
-            if self.coupled_loss is not None:
-                values["loss"] = self.coupled_loss(list(columns.pop()))
-            for (name, metric), parts in zip(self.whole_split, columns, strict=True):
-                joined = join_batches(parts)
-                with explaining_metric(name, joined):
-                    own = by_name(metric.whole(*joined), name, prefixed=self.prefixed)
-                refuse_twice([*values, *own])
-                values |= own
-            return as_recorded(values)
-
-        return computed() if world is None else _from_main_rank(world, computed)
+    def _of_collected(self, batches: list[list[Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        columns = list(zip(*batches, strict=True))
+        if self.coupled_loss is not None:
+            values["loss"] = self.coupled_loss(list(columns.pop()))
+        for (name, metric), column in zip(self.whole_split, columns, strict=True):
+            joined = join_batches(column)
+            with explaining_metric(name, joined):
+                of_metric = by_name(metric.whole(*joined), name, prefixed=self.prefixed)
+            refuse_twice([*values, *of_metric])
+            values |= of_metric
+        return as_recorded(values)
 
     def _fresh(self, metric: Any, *, shared: bool) -> Any:
         fresh = deepcopy(metric).to(self.device)  # two splits may share the user's object
@@ -195,6 +208,10 @@ class Results:
         for each in torchmetrics_in(fresh):
             each.sync_on_compute = shared
         return fresh
+
+    def _fresh_objects(self) -> list[tuple[str, Any]]:
+        """Return the torchmetrics objects anew, without an exchange between ranks."""
+        return [(name, self._fresh(metric, shared=False)) for name, metric in self.objects]
 
     def _of_objects(self) -> dict[str, Any]:
         """Return the values of the torchmetrics objects, or none if every batch is left out.
@@ -204,7 +221,9 @@ class Results:
             return {}
         is_empty = bool(self.dropped) and all(self.dropped)
         if self.world is None:
-            return {} if is_empty else self._computed()
+            if is_empty:
+                return {}
+            return self._computed()
         # torchmetrics cannot gather an empty state
         of_ranks = self.world.gathered(is_empty)
         if not any(of_ranks):
@@ -212,16 +231,18 @@ class Results:
         if len(self.dropped) == 1:
             return self._of_few_batches(self.world)
         with_batches = [rank for rank, has_none in enumerate(of_ranks) if not has_none]
-        return self._of_some_ranks(self.world, with_batches) if with_batches else {}
+        if not with_batches:
+            return {}
+        return self._of_some_ranks(self.world, with_batches)
 
     def _computed(self) -> dict[str, Any]:
         values = dict[str, Any]()
         for name, metric in self.objects:
             with noting(f"in the metric {name!r}"):
                 computed = pytree.tree_map_only(Tensor, Tensor.tolist, metric.compute())
-                own = as_recorded(by_name(computed, name, prefixed=self.prefixed))
-            refuse_twice([*values, *own])
-            values |= own
+                of_metric = as_recorded(by_name(computed, name, prefixed=self.prefixed))
+            refuse_twice([*values, *of_metric])
+            values |= of_metric
         return values
 
     def _of_few_batches(self, world: World) -> dict[str, Any]:
@@ -229,10 +250,9 @@ class Results:
         pairs = _collected_in_order(world, [_on_cpu(self.only_pair)], self.dropped)
         if not pairs:
             return {}
-        self.objects = [(name, self._fresh(metric, shared=False)) for name, metric in self.objects]
-        for outputs, targets in pytree.tree_map_only(
-            Tensor, lambda tensor: tensor.to(self.device), pairs
-        ):
+        self.objects = self._fresh_objects()
+        on_device = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self.device), pairs)
+        for outputs, targets in on_device:
             for _, metric in self.objects:
                 metric.update(outputs, targets)
         return self._computed()
@@ -267,21 +287,19 @@ def _of_ranks(
 
 def _collected_in_order(world: World, collected: list[Any], dropped: list[bool]) -> list[Any]:
     messages = Messages()
-    own = []
+    texts: list[str | None] = []
     for batch, is_dropped in zip(collected, dropped, strict=True):
         text = messages.written(batch)  # also of one that is dropped: its classes are then known
-        own.append(None if is_dropped else text)
-    of_ranks = world.gathered(own)
-    return [
-        messages.read(text)
-        for batches in zip(*of_ranks, strict=True)
-        for text in batches
-        if text is not None
-    ]
+        texts.append(None if is_dropped else text)
+    texts_by_rank = world.gathered(texts)
+    # in turn a batch of each rank, as they were handed out
+    in_order = chain.from_iterable(zip(*texts_by_rank, strict=True))
+    return [messages.read(text) for text in in_order if text is not None]
 
 
 def _from_main_rank(world: World, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    values, described = dict[str, Any](), None
+    values: dict[str, Any] = {}
+    described = None
     if world.is_main:
         try:
             values = compute()
@@ -319,24 +337,20 @@ class Messages:
         return self._put_together(json.loads(text))
 
     def _taken_apart(self, value: Any) -> Any:
-        if value is None or isinstance(value, bool | int | float | str):
-            kinds = (type(None), bool, int, float, str)
-            return (
-                value
-                if type(value) in kinds
-                else next(kind(value) for kind in kinds[1:] if isinstance(value, kind))
-            )
+        if value is None:
+            return None
+        for plain in (bool, int, float, str):
+            if isinstance(value, plain):
+                return plain(value)  # of a subclass too, such as an IntEnum
         if isinstance(value, torch.Tensor):
             return {"tensor": _bytes(value)}
         if isinstance(value, np.ndarray | np.generic):
             return {"array": _bytes(torch.from_numpy(np.array(value)))}
         if isinstance(value, dict):
-            return {
-                "dict": [
-                    [self._taken_apart(key), self._taken_apart(entry)]
-                    for key, entry in value.items()
-                ]
-            }
+            entries = []
+            for key, entry in value.items():
+                entries.append([self._taken_apart(key), self._taken_apart(entry)])
+            return {"dict": entries}
         if is_dataclass(value) and not isinstance(value, type):
             parts = [getattr(value, field.name) for field in fields(value) if field.init]
         elif isinstance(value, list | tuple):
@@ -362,13 +376,15 @@ class Messages:
             return message
         ((kind, payload),) = message.items()
         if kind in ("tensor", "array"):
-            tensor = load(base64.b64decode(payload))["held"]
+            tensor = load(base64.b64decode(payload))["values"]
             return tensor if kind == "tensor" else tensor.numpy()
         if kind == "dict":
             return {self._put_together(key): self._put_together(value) for key, value in payload}
         parts = [self._put_together(part) for part in payload]
-        if kind in ("list", "tuple"):
-            return parts if kind == "list" else tuple(parts)
+        if kind == "list":
+            return parts
+        if kind == "tuple":
+            return tuple(parts)
         if kind not in self.classes:
             raise ConfigError(
                 "outputs-of-unknown-class",
@@ -378,12 +394,12 @@ class Messages:
             )
         cls = self.classes[kind]
         if is_dataclass(cls):
-            return cls(
-                **dict(zip([field.name for field in fields(cls) if field.init], parts, strict=True))
-            )
-        # a named tuple takes its parts as arguments
-        return cls(*parts) if "_fields" in vars(cls) else cls(parts)
+            names = [field.name for field in fields(cls) if field.init]
+            return cls(**dict(zip(names, parts, strict=True)))
+        if "_fields" in vars(cls):  # a named tuple
+            return cls(*parts)
+        return cls(parts)
 
 
 def _bytes(tensor: torch.Tensor) -> str:
-    return base64.b64encode(save({"held": tensor.detach().cpu().contiguous()})).decode()
+    return base64.b64encode(save({"values": tensor.detach().cpu().contiguous()})).decode()
