@@ -1,7 +1,8 @@
 """Evaluation of a run's splits and samples between steps. Evaluation does not change the run."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -57,16 +58,15 @@ class Evaluator:
         ranks: Ranks,
         behavior: int,
     ) -> None:
-        self.state, self.pipeline, self.splits, self.loss, self.precision = (
-            state,
-            pipeline,
-            dict(splits),
-            loss,
-            precision,
-        )
-        self.compiles, self.ranks = compiles, ranks
+        self.state = state
+        self.pipeline = pipeline
+        self.splits = dict(splits)
+        self.loss = loss
+        self.precision = precision
+        self.compiles = compiles
+        self.ranks = ranks
         self.of_nothing = mean_of_nothing(behavior)
-        self.callables: dict[str, Any] = {}
+        self.compiled_models: dict[str, Any] = {}
 
     def names(self, *, at_end: bool) -> list[str]:
         """Return the names of the splits that are evaluated only after the last step (`at_end`), or
@@ -80,17 +80,12 @@ class Evaluator:
         """Return the metrics of splits as {"SPLIT/METRIC": value}. Raises `EvaluationStoppedError`
         if `stop` returns true.
         """
-        forward, models = self._forward(), self.models().values()
+        forward = self._forward()
+        models = self.models().values()
         metrics: dict[str, Any] = {}
         for name in names:
             split = self.splits[name]
-            # `predict` may call the model any number of times, so it gets whole weights
-            with (
-                _naming(name),
-                self.pipeline.world.heartbeat.during("evaluation"),
-                self._kept_buffers(),
-                nullcontext() if split.predict is None else self.ranks.whole(models),
-            ):
+            with self._evaluation_of(name, split, models):
                 batches = self._batches(split, batch_size=split.batch_size)
                 values = evaluate_batches(
                     forward,
@@ -101,21 +96,17 @@ class Evaluator:
                     of_nothing=self.of_nothing,
                     **self._how(),
                 )
-            values |= {metric: function(values) for metric, function in split.derived.items()}
-            metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
+            derived = {metric: function(values) for metric, function in split.derived.items()}
+            for metric, value in (values | derived).items():
+                metrics[f"{name}/{metric}"] = value
         return metrics
 
     def predict(self, name: str, split: Split) -> Any:
         """Return the outputs of a split for each sample, in its order. Collective."""
-        forward, models = self._forward(), self.models().values()
         from surefoot.train.prediction import predict_batches
 
-        with (
-            _naming(name),
-            self.pipeline.world.heartbeat.during("evaluation"),
-            self._kept_buffers(),
-            nullcontext() if split.predict is None else self.ranks.whole(models),
-        ):
+        forward = self._forward()
+        with self._evaluation_of(name, split, self.models().values()):
             return predict_batches(
                 forward,
                 self._batches(split, batch_size=split.batch_size, counts_targets=False),
@@ -126,23 +117,39 @@ class Evaluator:
                 world=self.pipeline.world,
             )
 
+    @contextmanager
+    def _evaluation_of(
+        self, name: str, split: Split, models: Collection[nn.Module]
+    ) -> Iterator[None]:
+        """Name the split in errors, and restore the buffers at the end."""
+        with ExitStack() as stack:
+            stack.enter_context(_naming(name))
+            stack.enter_context(self.pipeline.world.heartbeat.during("evaluation"))
+            stack.enter_context(self._kept_buffers())
+            if split.predict is not None:
+                # it may call the model any number of times, so it gets whole weights
+                stack.enter_context(self.ranks.whole(models))
+            yield
+
     def seconds(self, name: str, *, limit_s: float) -> float:
         """Return the estimated seconds to evaluate a split, measured on one to three batches. After
         `limit_s` no further batch begins.
         """
-        split, forward = self.splits[name], self._forward()
-        took_s, samples, batch_size = 0.0, 0, split.batch_size
-        if (
-            batch_size is not None and self.precision.device.type == "cpu"
-        ):  # a sample takes as long in a smaller batch
-            batch_size = -(-batch_size // 4)
+        split = self.splits[name]
+        forward = self._forward()
+        batch_size = split.batch_size
+        if batch_size is not None and self.precision.device.type == "cpu":
+            # a sample takes as long in a smaller batch
+            batch_size = math.ceil(batch_size / 4)
+        took_s = 0.0
+        samples = 0
         for batch in self._batches(split, batch_size=batch_size, max_batches=3):
             start_s = perf_counter()
             with _naming(name), self._kept_buffers():
-                metric_by_batch(
-                    forward, [batch], split, metric="loss", **self._how()
-                )  # others may need more
-            took_s, samples = took_s + perf_counter() - start_s, samples + len(batch.sample_ids)
+                # another metric may need more batches
+                metric_by_batch(forward, [batch], split, metric="loss", **self._how())
+            took_s += perf_counter() - start_s
+            samples += len(batch.sample_ids)
             if took_s >= limit_s:
                 break
         return took_s * sample_count(split.data) / max(1, samples)
@@ -152,29 +159,35 @@ class Evaluator:
         Runs no forward pass.
         """
 
-        def values(split: Split) -> int:
+        def size_of_first_sample(split: Split) -> int:
             (batch,) = self._batches(split, batch_size=1, max_batches=1)
             return max((tensor.numel() for tensor in tensors(batch.batch)), default=1)
 
         with untouched():
-            total = sum(
-                sample_count(self.splits[name].data) * values(self.splits[name]) for name in names
-            )
-            return total / max(1, values(Split(self.pipeline.checked))) if total else 0.0
+            total_size = 0
+            for name in names:
+                split = self.splits[name]
+                total_size += sample_count(split.data) * size_of_first_sample(split)
+            if not total_size:
+                return 0.0
+            training_size = size_of_first_sample(Split(self.pipeline.checked))
+            return total_size / max(1, training_size)
 
     def results_by_batch(self, name: str, *, batches: int) -> list[Results]:
         """Return the results of each batch of a split, for at most `batches` batches of
         neighbors.
         """
         split = self.splits[name]
-        neighbors = self._batches(split, batch_size=-(-sample_count(split.data) // batches))
+        batch_size = math.ceil(sample_count(split.data) / batches)
+        neighbors = self._batches(split, batch_size=batch_size)
         with self._kept_buffers():
             return results_by_batch(self._forward(), neighbors, split, **self._how())
 
     def score_of(self, name: str, metric: str, batches: Sequence[Results]) -> float:
         """Return a metric of a split that has these batches."""
         values = batches[0].of_batches(batches)
-        values |= {key: function(values) for key, function in self.splits[name].derived.items()}
+        if metric in self.splits[name].derived:
+            return float(self.splits[name].derived[metric](values))
         return float(values[metric])
 
     def _batches(
@@ -198,8 +211,9 @@ class Evaluator:
         """Yield the first batch of a split, the same on every rank, of this many samples or
         more.
         """
-        sizes, batch_size = self.pipeline.sizes, split.batch_size
+        batch_size = split.batch_size
         if at_least > 1:
+            sizes = self.pipeline.sizes
             usual = sizes.micro_batch_size if sizes.unit == "samples" else at_least
             batch_size = max(at_least, batch_size or usual)
         return self._batches(split, batch_size=batch_size, max_batches=1)
@@ -217,26 +231,35 @@ class Evaluator:
         for name, split in self.splits.items():
             if split.predict is not None:
                 continue
-            scores = [(by, text, parse_score(text)[1].partition("/")) for by, text in monitored]
-            own = {
-                metric: (by, text)
-                for by, text, (split_name, _, metric) in scores
-                if split_name == name
-            }
-            certain = {*split.derived, *(["loss"] if split.loss_of(self.loss) is not None else [])}
-            metrics = [metric for _, metric in named_metrics(split.metrics)]
-            of_whole_split = [metric for metric in metrics if isinstance(metric, WholeSplitMetric)]
-            can_tell = len(metrics) > len(of_whole_split) or (
-                not certain.issuperset(own) and not of_whole_split
-            )
+            monitored_metrics: dict[str, tuple[str, str]] = {}
+            for keyword, text in monitored:
+                _, score = parse_score(text)
+                split_name, _, metric = score.partition("/")
+                if split_name == name:
+                    monitored_metrics[metric] = (keyword, text)
+            can_tell = self._can_batch_tell(split, monitored_metrics)
             for batch in self.first_batches(split):
                 if not can_tell and not self._on_any_rank(has_one_target(batch.batch)):
                     continue
                 first = self._first_scores(name, split, batch)
                 if first.names is not None:
-                    _refuse_unknown(own, name, first.names)
+                    _refuse_unknown(monitored_metrics, name, first.names)
                 if not self._on_any_rank(first.has_targets and not batch.is_padding):
                     self._refuse_without_targets(name, split)
+
+    def _can_batch_tell(self, split: Split, monitored: Collection[str]) -> bool:
+        """Return True if one batch computes a metric of a split, or tells whether the split has the
+        monitored ones.
+        """
+        metrics = [metric for _, metric in named_metrics(split.metrics)]
+        if not all(isinstance(metric, WholeSplitMetric) for metric in metrics):
+            return True
+        if metrics:
+            return False
+        certain = set(split.derived)
+        if split.loss_of(self.loss) is not None:
+            certain.add("loss")
+        return not certain.issuperset(monitored)
 
     def _refuse_without_targets(self, name: str, split: Split) -> None:
         batches = 0
@@ -320,20 +343,21 @@ class Evaluator:
         return snapshot_of_buffers([*self.state.buffers.owners, *buffers_of(averages)])
 
     def models(self) -> dict[str, nn.Module]:
+        """Return the models to evaluate by name: their averages, if the run has them."""
+        models = dict(self.state.models)
         for name, average in self.state.ema_models.items():
             average.refresh(self.state.models[name])
-        return self.state.models | {
-            name: average.model for name, average in self.state.ema_models.items()
-        }
+            models[name] = average.model
+        return models
 
     def _forward(self) -> Any:
-        models: dict[str, Any] = dict(self.models())
-        if self.compiles:  # training's compiled models are specialized to its mode and shapes
-            self.callables = self.callables or {
-                name: torch.compile(model, dynamic=False) for name, model in models.items()
-            }
-            models = self.callables
-        return sole_or_all(models)
+        models = self.models()
+        if not self.compiles:
+            return sole_or_all(models)
+        if not self.compiled_models:  # those of training are specialized to its mode and shapes
+            for name, model in models.items():
+                self.compiled_models[name] = torch.compile(model, dynamic=False)
+        return sole_or_all(self.compiled_models)
 
 
 def _refuse_unknown(monitored: Mapping[str, tuple[str, str]], split: str, names: set[str]) -> None:
