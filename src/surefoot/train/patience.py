@@ -36,14 +36,17 @@ def least_gain(min_delta: float | str, best: float) -> float:
     (0.02, 0.02, 0.0)
     """
     absolute, relative = gains(min_delta)
-    return absolute + relative * abs(best) if math.isfinite(best) else absolute
+    if not math.isfinite(best):
+        return absolute
+    return absolute + relative * abs(best)
 
 
 def _improvement(min_delta: float | str) -> str:
     """Return what follows "improved" or "a better score", such as " by more than 1%", or ""."""
     if gains(min_delta) == (0.0, 0.0):
         return ""
-    return f" by more than {min_delta if isinstance(min_delta, str) else f'{min_delta:g}'}"
+    least = min_delta if isinstance(min_delta, str) else f"{min_delta:g}"
+    return f" by more than {least}"
 
 
 def _wrong_waiting(rule: "EarlyStopping | ReduceLROnPlateau", name: str) -> list[ConfigError]:
@@ -195,9 +198,10 @@ class Watch:
         'ends after 3 evaluations without a val/loss better by more than 1%'
         """
         count = _counted(self.patience or 0, of_training=self.of_training)
-        better = f"{self.score} better{_improvement(self.min_delta)}"
-        if not _improvement(self.min_delta):
-            better = f"better {self.score}"
+        better = f"better {self.score}"
+        improvement = _improvement(self.min_delta)
+        if improvement:
+            better = f"{self.score} better{improvement}"
         return f"ends after {count} without a {better}"
 
     @property
@@ -209,12 +213,14 @@ class Watch:
         """Record the score after `step` steps; return True if it is the best so far."""
         if math.isnan(value):
             return False
-        is_better = self.value is None
+        is_better = True
         if self.value is not None:
             gain = self.value - value if self.direction == "min" else value - self.value
             is_better = gain > least_gain(self.min_delta, self.value)
         if is_better:
-            self.value, self.step, self.waited = value, step, 0
+            self.value = value
+            self.step = step
+            self.waited = 0
         else:
             self.waited += 1
         return is_better
@@ -233,12 +239,12 @@ class Watch:
         """Restore the dictionary returned by `state`, unless the checkpoint monitored another
         score.
         """
-        if state is not None and (state["direction"], state["score"]) == (
-            self.direction,
-            self.score,
-        ):
+        if state is None:
+            return
+        if (state["direction"], state["score"]) == (self.direction, self.score):
             self.value = None if state["value"] is None else float(state["value"])
-            self.step, self.waited = state["step"], state["waited"]
+            self.step = state["step"]
+            self.waited = state["waited"]
 
 
 class Best:
@@ -308,13 +314,11 @@ class Best:
         """Record the score after `step` steps; return True if its checkpoint is to be kept."""
         if math.isnan(value):
             return False
-        earlier_step, earlier_value = self.step, self.value
+        runner_up = None
+        if self.step is not None and self.value is not None:
+            runner_up = (self.step, self.value)  # if the new one is better
         is_best = self.watch.improved(step, value)
-        if is_best:
-            runner_up = None
-            if earlier_step is not None and earlier_value is not None:
-                runner_up = (earlier_step, earlier_value)
-        else:
+        if not is_best:
             runner_up = (step, value)
         if runner_up is not None:
             sign = 1 if self.direction == "min" else -1
@@ -331,8 +335,8 @@ class Best:
         """
         self.watch.load_state(state)
         if self.step is not None:
-            kept = [(each["step"], float(each["value"])) for each in runners_up or ()]
-            self.runners_up = kept[: self.keep - 1]
+            saved = [(each["step"], float(each["value"])) for each in runners_up or ()]
+            self.runners_up = saved[: self.keep - 1]
 
 
 def load_stopping(
@@ -406,13 +410,15 @@ def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score:
     sign = 1.0 if parse_score(plateau.monitor)[0] == "min" else -1.0
     best = sign * math.inf if before.best is None else before.best
     # False for inf - inf, which is NaN
-    improved = sign * (best - score) > least_gain(plateau.min_delta, best)
-    waited = 0 if improved or before.cooling else before.waited + 1
-    updated = replace(before, step=step, best=score if improved else before.best)
+    is_better = sign * (best - score) > least_gain(plateau.min_delta, best)
+    after = replace(before, step=step)
+    if is_better:
+        after = replace(after, best=score)
+    waited = 0 if is_better or before.cooling else before.waited + 1
     if waited < plateau.patience:
-        return replace(updated, waited=waited, cooling=max(0, before.cooling - 1))
+        return replace(after, waited=waited, cooling=max(0, before.cooling - 1))
     lowered = max(before.factor * plateau.factor, plateau.min_lr_ratio)
-    return replace(updated, waited=0, cooling=plateau.cooldown, factor=lowered)
+    return replace(after, waited=0, cooling=plateau.cooldown, factor=lowered)
 
 
 @dataclass
@@ -428,23 +434,24 @@ class Feedback:
         """Record the score after `step` steps; return a one-line message about a reduction or a NaN
         score, or None.
         """
-        before, plateau = self.standing, self.plateau
-        self.standing = now = following(plateau, before, step=step, score=score)
-        if now.not_numbers > before.not_numbers:
+        plateau = self.plateau
+        before = self.standing
+        after = following(plateau, before, step=step, score=score)
+        self.standing = after
+        if after.not_numbers > before.not_numbers:
             return (
-                f"warning: {plateau.score} after step {step:,} is NaN ({now.not_numbers} so far):"
+                f"warning: {plateau.score} after step {step:,} is NaN ({after.not_numbers} so far):"
                 " it counts as neither better nor worse, and uses up no patience"
             )
-        if now.factor == before.factor:
+        if after.factor == before.factor:
             return None
-        how = (
-            "halved"
-            if now.factor == 0.5 * before.factor
-            else f"multiplied by {now.factor / before.factor:.3g}"
-        )
+        change = f"multiplied by {after.factor / before.factor:.3g}"
+        if after.factor == 0.5 * before.factor:
+            change = "halved"
+        limit = ", the minimum" if after.factor == plateau.min_lr_ratio else ""
         return (
-            f"learning rate {how} after {plateau.evaluations} without a better {plateau.score}:"
-            f" {now.factor:.3g} times the schedule from step {step:,}{', the minimum' * (now.factor == plateau.min_lr_ratio)}"
+            f"learning rate {change} after {plateau.evaluations} without a better {plateau.score}:"
+            f" {after.factor:.3g} times the schedule from step {step:,}{limit}"
         )
 
     def state(self) -> Lowered:
@@ -461,7 +468,9 @@ def rules_of(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> 
     """Return the early-stopping rules of a run as a list."""
     if early_stopping is None:
         return []
-    return [early_stopping] if isinstance(early_stopping, EarlyStopping) else [*early_stopping]
+    if isinstance(early_stopping, EarlyStopping):
+        return [early_stopping]
+    return [*early_stopping]
 
 
 def watched(
@@ -487,7 +496,8 @@ def watched(
     min_delta: float | str = 0.0
     if behavior < BEST_IS_STRICT and rules and best in (None, rules[0].monitor):
         # one watch served both
-        best, min_delta = rules[0].monitor, rules[0].min_delta
+        best = rules[0].monitor
+        min_delta = rules[0].min_delta
     if best is None:
         if keep_best > 1:
             raise ConfigError(
@@ -524,10 +534,13 @@ def refuse_end_before_reduction(plateau: ReduceLROnPlateau, early_stopping: Earl
     """Raise `ConfigError` if early stopping would end the run before the first learning-rate
     reduction.
     """
-    same = plateau.monitor == early_stopping.monitor and early_stopping.patience <= plateau.patience
-    ends, lowers = gains(early_stopping.min_delta), gains(plateau.min_delta)
-    if same and ends[0] >= lowers[0] and ends[1] >= lowers[1]:
-        waits = early_stopping.patience
+    waits = early_stopping.patience
+    if plateau.monitor != early_stopping.monitor or waits > plateau.patience:
+        return
+    # an improvement for early stopping is then one for the plateau, which never waits longer
+    gain, relative_gain = gains(early_stopping.min_delta)
+    gain_of_plateau, relative_gain_of_plateau = gains(plateau.min_delta)
+    if gain >= gain_of_plateau and relative_gain >= relative_gain_of_plateau:
         longer = Setting("early_stopping.patience", 3 * plateau.patience)
         remedies: list[Remedy] = [(longer, "for early stopping")]
         if waits > 1:
