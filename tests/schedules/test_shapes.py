@@ -27,7 +27,7 @@ LENGTH = Length(steps=8, samples_per_epoch=8, batch_size=1)
 
 def late(at: Fall) -> Factors:
     """The root of what is left."""
-    left = at.left()
+    left = at.remaining()
     return at.along(lambda step: math.sqrt(left(step)))
 
 

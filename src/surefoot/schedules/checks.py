@@ -76,10 +76,10 @@ def refuse_foreign_or_out_of_range(shape: str, settings: Settings) -> None:
             value=0.0,
         )
     milestones = settings.get("milestones", ("50%",))
-    recurring = (
-        [each for each in milestones if str(each).startswith("every ")] if milestones else []
-    )
-    if not isinstance(milestones, tuple) or not milestones or (recurring and len(milestones) > 1):
+    is_malformed = not isinstance(milestones, tuple) or not milestones
+    if not is_malformed and len(milestones) > 1:
+        is_malformed = any(str(milestone).startswith("every ") for milestone in milestones)
+    if is_malformed:
         raise ConfigError(
             "schedule-milestones-malformed",
             problem=f"schedule.milestones = {milestones!r} must be a tuple of durations,"
@@ -94,20 +94,23 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
     durations do not fit into the run.
     """
     written = {name: explicit.get(name, default) for name, default in SHAPES[shape].takes.items()}
-    durations = [name for name in ("warmup", "cooldown", "cycle") if name in written]
-    settings = written | {
-        name: in_steps(written[name], length=length, setting=f"schedule.{name}")
-        for name in durations
-    }
-    drops, period = tuple[int, ...](), None
+    settings = dict(written)
+    for name in ("warmup", "cooldown", "cycle"):
+        if name in written:
+            settings[name] = in_steps(written[name], length=length, setting=f"schedule.{name}")
+    drops: tuple[int, ...] = ()
+    period = None
     if "milestones" in settings:
         settings["milestones"], drops, period = _milestones(written["milestones"], length)
     fall = Fall(settings, length.steps, period)
-    steps, warmup = fall.steps, fall.warmup
+    steps = fall.steps
+    warmup = fall.warmup
     if warmup >= steps:
-        longer = f"{10 * warmup} steps"
         if length.in_epochs:
-            longer = f"{-(-10 * warmup * length.batch_size // length.samples_per_epoch)} epochs"
+            longer_samples = 10 * warmup * length.batch_size
+            longer = f"{math.ceil(Fraction(longer_samples, length.samples_per_epoch))} epochs"
+        else:
+            longer = f"{10 * warmup} steps"
         warmup_text = as_text(warmup, written["warmup"])
         raise ConfigError(
             "schedule-warmup-too-long",
@@ -120,8 +123,10 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
             steps=steps,
         )
     if "cooldown" in settings:
-        cooldown, available = settings["cooldown"], fall.last - warmup
-        if cooldown > available or (cooldown == 0 and settings["min_lr_ratio"] > 0.0):
+        cooldown = settings["cooldown"]
+        available = fall.last - warmup
+        never_falls = cooldown == 0 and settings["min_lr_ratio"] > 0.0
+        if cooldown > available or never_falls:
             cooldown_text = as_text(cooldown, written["cooldown"])
             raise ConfigError(
                 "schedule-cooldown-too-long",
@@ -143,12 +148,10 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
             value=written["cycle"],
         )
     if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
-        milestones = ", ".join(
-            as_text(step, text) for step, text in zip(drops, written["milestones"], strict=True)
-        )
+        texts = map(as_text, drops, written["milestones"])
         raise ConfigError(
             "schedule-milestones-out-of-order",
-            problem=f"schedule.milestones = {milestones} in a run of {steps} steps"
+            problem=f"schedule.milestones = {', '.join(texts)} in a run of {steps} steps"
             f" with a warm-up of {warmup}",
             reason="each must be later than the previous one, after warm-up and before the end",
             remedy=Setting("schedule.milestones", ("50%", "75%")),
@@ -164,15 +167,19 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
 def _milestones(
     written: tuple[str | int, ...], length: Length
 ) -> tuple[tuple[str | int, ...], tuple[int, ...], Fraction | None]:
-    setting, first = "schedule.milestones", str(written[0])
+    """Return the resolved milestones, their steps (of recurring ones the first), and the period of
+    recurring ones.
+    """
+    setting = "schedule.milestones"
+    first = str(written[0])
     if not first.startswith("every "):
-        steps = tuple(in_steps(drop, length=length, setting=setting) for drop in written)
+        steps = tuple(in_steps(milestone, length=length, setting=setting) for milestone in written)
         return steps, steps, None
     text = first.removeprefix("every ")
     if text.rstrip().endswith("%"):  # fixed in steps, so that a longer run keeps its milestones
         text = f"{in_steps(text, length=length, setting=setting)} steps"
-    numerator, denominator = every(text, length=length, setting=setting).period or (NEVER, 1)
-    return (f"every {text}",), (-(-numerator // denominator),), Fraction(numerator, denominator)
+    period = Fraction(*(every(text, length=length, setting=setting).period or (NEVER, 1)))
+    return (f"every {text}",), (math.ceil(period),), period
 
 
 def as_text(steps: int, written: str | int) -> str:
@@ -182,6 +189,6 @@ def as_text(steps: int, written: str | int) -> str:
     >>> as_text(5, "10%"), as_text(5, "5 steps")
     ('5 steps (10%)', '5 steps')
     """
-    return (
-        f"{steps} steps" if written in (steps, f"{steps} steps") else f"{steps} steps ({written})"
-    )
+    if written in (steps, f"{steps} steps"):
+        return f"{steps} steps"
+    return f"{steps} steps ({written})"

@@ -44,15 +44,17 @@ class Fall:
         """Scale `rest`, which falls from 1 to 0, to a factor that falls from 1 to
         `min_lr_ratio`.
         """
-        min_lr_ratio, span = self.min_lr_ratio, 1.0 - self.min_lr_ratio
+        min_lr_ratio = self.min_lr_ratio
+        span = 1.0 - min_lr_ratio
         return lambda step: min_lr_ratio + span * rest(step)
 
-    def left(self) -> Factors:
+    def remaining(self) -> Factors:
         """Return the remaining fraction of the fall, from 1 at the end of warm-up to 0, without
         cancellation near 0.
         """
-        last, falling = self.last, self.last - self.warmup  # 0 if the peak is the last step
-        return lambda step: (last - step) / falling
+        last = self.last
+        falling_steps = last - self.warmup  # 0 if the peak is the last step
+        return lambda step: (last - step) / falling_steps
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ def curve(shape: Shape, at: Fall) -> Factors:
     """Return the factor as a function of the step; raise `ConfigError` if the factor underflows to
     0.
     """
-    warmup, min_lr_ratio, fall = at.warmup, at.min_lr_ratio, shape.fall(at)
+    warmup = at.warmup
+    min_lr_ratio = at.min_lr_ratio
+    fall = shape.fall(at)
     start: float | None = at.settings.get("start_lr_ratio")
     rise = _rise(at)
     last = at.last if "min_lr_ratio" in at.settings else NEVER
@@ -96,12 +100,12 @@ def curve(shape: Shape, at: Fall) -> Factors:
         return min_lr_ratio if step >= last else fall(step)
 
     if shape.steep is not None and factor(at.steps - 1) == 0.0:
-        name, cure = shape.steep
+        name, remedy = shape.steep
         raise ConfigError(
             "schedule-underflows",
             problem=f"schedule.{name} = {at.settings[name]!r}:"
             " the last learning rates would underflow to 0",
-            remedy=[cure, ("another", Setting(f"schedule.{name}"))],
+            remedy=[remedy, ("another", Setting(f"schedule.{name}"))],
             setting=f"schedule.{name}",
             value=at.settings[name],
             step=at.steps - 1,
@@ -118,40 +122,47 @@ def _rise(at: Fall) -> Factors:
 
 
 def _polynomial(at: Fall) -> Factors:
-    left, power = at.left(), at.settings["power"]
-    return at.along(lambda step: left(step) ** power)
+    remaining = at.remaining()
+    power = at.settings["power"]
+    return at.along(lambda step: remaining(step) ** power)
 
 
 def _cosine(at: Fall) -> Factors:
-    last, falling = at.last, at.last - at.warmup
-    return at.along(lambda step: math.sin(_QUARTER * (last - step) / falling) ** 2)
+    last = at.last
+    falling_steps = last - at.warmup
+    return at.along(lambda step: math.sin(_QUARTER * (last - step) / falling_steps) ** 2)
 
 
 def _exponential(at: Fall) -> Factors:
-    min_lr_ratio, warmup, falling = at.min_lr_ratio, at.warmup, at.last - at.warmup
-    return lambda step: min_lr_ratio ** ((step - warmup) / falling)
+    min_lr_ratio = at.min_lr_ratio
+    warmup = at.warmup
+    falling_steps = at.last - warmup
+    return lambda step: min_lr_ratio ** ((step - warmup) / falling_steps)
 
 
 def _inverse_sqrt(at: Fall) -> Factors:
-    warmup, scale = at.warmup, max(at.warmup, 1)
+    warmup = at.warmup
+    scale = max(warmup, 1)
     return lambda step: math.sqrt(scale / (step - warmup + scale))
 
 
 def _steps(at: Fall) -> Factors:
-    milestones, gamma, period = at.settings["milestones"], at.settings["gamma"], at.period
+    milestones = at.settings["milestones"]
+    gamma = at.settings["gamma"]
+    period = at.period
     if period is not None:
         return lambda step: gamma ** (step * period.denominator // period.numerator)
     return lambda step: gamma ** bisect_right(milestones, step)
 
 
 def _stable_decay(at: Fall) -> Factors:
-    last, cooldown = at.last, int(at.settings["cooldown"])
+    last = at.last
+    cooldown = int(at.settings["cooldown"])
 
     def one_minus_sqrt(step: int) -> float:
-        left = (last - step) / cooldown
-        return left / (
-            1.0 + math.sqrt(1.0 - left)
-        )  # equals 1 - sqrt(1 - left), without the cancellation near 0
+        remaining = (last - step) / cooldown
+        # equals 1 - sqrt(1 - remaining), without the cancellation near 0
+        return remaining / (1.0 + math.sqrt(1.0 - remaining))
 
     def linear(step: int) -> float:
         return (last - step) / cooldown
@@ -164,9 +175,12 @@ def momentum(at: Fall) -> Factors | None:
     """Return the momentum of a one-cycle as a function of the step; None if the momentum does not
     change.
     """
-    if (bounds := at.settings.get("momentum_range")) is None:
+    bounds = at.settings.get("momentum_range")
+    if bounds is None:
         return None
-    low, high, warmup, last = float(bounds[0]), float(bounds[1]), at.warmup, at.last
+    low, high = map(float, bounds)
+    warmup = at.warmup
+    last = at.last
     rise = _rise(at)
 
     def value(step: int) -> float:
@@ -174,8 +188,8 @@ def momentum(at: Fall) -> Factors | None:
             return low
         if step < warmup:
             return high - (high - low) * rise(step)
-        part = max(0, last - step) / max(1, last - warmup)
-        return high - (high - low) * math.sin(_QUARTER * part) ** 2
+        remaining = max(0, last - step) / max(1, last - warmup)
+        return high - (high - low) * math.sin(_QUARTER * remaining) ** 2
 
     return value
 
@@ -183,32 +197,37 @@ def momentum(at: Fall) -> Factors | None:
 def _restarts(at: Fall) -> Factors:
     starts = _cycle_starts(at)
     # like a run, a cycle reaches its minimum on its last step or one step later
-    lasts = [*(start - (at.steps - at.last) for start in starts[1:]), at.last]
+    after_last = at.steps - at.last
+    lasts = [next_start - after_last for next_start in starts[1:]]
+    lasts.append(at.last)
 
-    def left(step: int) -> float:
+    def remaining(step: int) -> float:
         cycle = bisect_right(starts, step) - 1
-        start, last = starts[cycle], lasts[cycle]
-        return 1.0 if step == start else math.sin(_QUARTER * (last - step) / (last - start)) ** 2
+        start = starts[cycle]
+        if step == start:
+            return 1.0
+        last = lasts[cycle]
+        return math.sin(_QUARTER * (last - step) / (last - start)) ** 2
 
-    return at.along(left)
+    return at.along(remaining)
 
 
 def _cycle_starts(at: Fall) -> list[int]:
-    size, growth = float(at.settings["cycle"]), float(at.settings["cycle_growth"])
+    size = float(at.settings["cycle"])
+    growth = float(at.settings["cycle_growth"])
     starts = [at.warmup]
     while True:
-        following = starts[-1] + round(size)
+        next_start = starts[-1] + round(size)
         size *= growth
-        if (
-            2 * (at.steps - following) < size
-        ):  # less than half of the next cycle is left: this cycle takes the rest
+        # less than half of the next cycle is left: this cycle takes the rest
+        if 2 * (at.steps - next_start) < size:
             return starts
-        starts.append(following)
+        starts.append(next_start)
 
 
 SHAPES: dict[str, Shape] = {
     "constant": Shape({"warmup": 0}, lambda _: lambda _: 1.0, lambda _: NEVER),
-    "linear": Shape({"warmup": 0, "min_lr_ratio": 0.0}, lambda at: at.along(at.left())),
+    "linear": Shape({"warmup": 0, "min_lr_ratio": 0.0}, lambda at: at.along(at.remaining())),
     "cosine": Shape({"warmup": 0, "min_lr_ratio": 0.0}, _cosine),
     "polynomial": Shape(
         {"warmup": 0, "min_lr_ratio": 0.0, "power": 1.0},

@@ -38,22 +38,27 @@ class Joined:
             raise problem.inside(f"joined at step {at} of {length.steps}") from problem
 
     def factors(self, length: Length) -> Factors:
-        at, before, after = (resolved := self.resolved(length))._cut(length)
+        resolved = self.resolved(length)
+        at, before, after = resolved._cut(length)
         return _joined(resolved.first.factors(before), resolved.second.factors(after), at)
 
     def group_factors(self, length: Length) -> list[Factors] | None:
         """Return the factors of each parameter group, or None if all have those of `factors`."""
         resolved = self.resolved(length)
         at, before, after = resolved._cut(length)
-        firsts = resolved.first.group_factors(before)
-        seconds = resolved.second.group_factors(after)
-        if firsts is None and seconds is None:
+        of_first = resolved.first.group_factors(before)
+        of_second = resolved.second.group_factors(after)
+        if of_first is not None and of_second is not None:
+            pairs = list(zip(of_first, of_second, strict=True))
+        elif of_first is not None:
+            second = resolved.second.factors(after)
+            pairs = [(first, second) for first in of_first]
+        elif of_second is not None:
+            first = resolved.first.factors(before)
+            pairs = [(first, second) for second in of_second]
+        else:
             return None
-        if firsts is None:
-            firsts = [resolved.first.factors(before)] * len(seconds or ())
-        if seconds is None:
-            seconds = [resolved.second.factors(after)] * len(firsts)
-        return [_joined(*pair, at) for pair in zip(firsts, seconds, strict=True)]
+        return [_joined(first, second, at) for first, second in pairs]
 
     def momentum(self, length: Length) -> None:
         """Return None; raise `ConfigError` if a part changes the momentum, because the other part
@@ -113,14 +118,14 @@ def factors_by_optimizer(
     by_group = schedule.group_factors(length)
     if by_group is None:
         return None
-    own: dict[str, list[Factors]] = {}
+    by_optimizer: dict[str, list[Factors]] = {}
     begin = 0
     for name, count in group_counts.items():
-        own[name] = by_group[begin : begin + count]
+        by_optimizer[name] = by_group[begin : begin + count]
         begin += count
 
     def factors(step: int) -> dict[str, list[float]]:
-        return {name: [each(step) for each in groups] for name, groups in own.items()}
+        return {name: [factor(step) for factor in group] for name, group in by_optimizer.items()}
 
     return factors
 

@@ -111,13 +111,12 @@ class Schedule:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the shape and the explicit settings as JSON values."""
-        plain = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in self._given.items()
-        }
-        if plain.get("rise_shape") == "cosine":  # older runs have no such setting
-            del plain["rise_shape"]
-        return {"shape": self.shape, **plain}
+        values: dict[str, Any] = {"shape": self.shape}
+        for name, value in self._given.items():
+            values[name] = list(value) if isinstance(value, tuple) else value
+        if values.get("rise_shape") == "cosine":  # older runs have no such setting
+            del values["rise_shape"]
+        return values
 
 
 @known_keywords

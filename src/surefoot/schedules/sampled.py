@@ -77,15 +77,18 @@ class Sampled:
     @property
     def note(self) -> str | None:
         """A note if the scheduler is planned for more steps than the run has; None otherwise."""
-        planned, steps = None if self.steps is None else self._tables.planned, self.steps or 0
+        if self.steps is None:
+            return None
+        steps = self.steps
+        planned = self._tables.planned
         if planned is None or planned <= steps:
             return None
         return f"the scheduler is planned for {planned:,} steps, but the run has {steps:,} and ends before: total_steps={steps}"
 
     def _for(self, length: Length) -> "Sampled":
-        return (
-            self if self.steps is not None and self.steps >= length.steps else self.resolved(length)
-        )
+        if self.steps is not None and self.steps >= length.steps:
+            return self
+        return self.resolved(length)
 
     @cached_property
     def _tables(self) -> "Tables":

@@ -45,12 +45,12 @@ def tables_of_scheduler(
     learning rate: a scheduler may have a list of lambdas or rates for these alone.
     """
     try:
-        stand_in = _StandIn(groups, factory)
+        sampled = _SampledScheduler(groups, factory)
     except ConfigError:
         if len(groups) == len(rates):
             raise
-        return _one_per_rate(_StandIn(rates, factory).tables(steps, epoch), rates, groups)
-    return stand_in.tables(steps, epoch)
+        return _one_per_rate(_SampledScheduler(rates, factory).tables(steps, epoch), rates, groups)
+    return sampled.tables(steps, epoch)
 
 
 def _one_per_rate(tables: Tables, rates: Groups, groups: Groups) -> Tables:
@@ -99,11 +99,12 @@ def _factor(value: Any, step: int, name: str) -> float:
     return factor
 
 
-class _StandIn:
+class _SampledScheduler:
     """A scheduler over a stand-in optimizer without weights, with the groups of a run."""
 
     def __init__(self, groups: Groups, factory: Callable[[Any], Any]) -> None:
-        self.groups, self.optimizer = groups, _optimizer_of(groups)
+        self.groups = groups
+        self.optimizer = _optimizer_of(groups)
         name = _name(factory)
         with warnings.catch_warnings(action="ignore"):  # torch warns if the optimizer does not step
             try:
@@ -117,7 +118,8 @@ class _StandIn:
                 ) from problem
         if isinstance(scheduler, tuple) and scheduler:  # timm's create_scheduler_v2
             scheduler = scheduler[0]
-        self.scheduler, self.name = scheduler, type(scheduler).__name__
+        self.scheduler = scheduler
+        self.name = type(scheduler).__name__
         self.planned = getattr(scheduler, "total_steps", None)  # of OneCycleLR
 
     def tables(self, steps: int, epoch: tuple[int, int]) -> Tables:
@@ -127,21 +129,24 @@ class _StandIn:
             advance = _advance(self.scheduler, self.optimizer, epoch)
             for step in range(steps):
                 self._advance_to(step, steps, advance)
-                for table, own, group in zip(
-                    by_group, self.optimizer.param_groups, self.groups, strict=True
+                changed_groups = self.optimizer.param_groups
+                for table, changed, group in zip(
+                    by_group, changed_groups, self.groups, strict=True
                 ):
                     if group["lr"]:
-                        table.append(_factor(own["lr"] / group["lr"], step, self.name))
-                momenta.append(_momentum(self.optimizer.param_groups[0]))
+                        table.append(_factor(changed["lr"] / group["lr"], step, self.name))
+                momenta.append(_momentum(changed_groups[0]))
         self._refuse_other_changes()
         first = next(table for table in by_group if table)
         by_group = [table or first for table in by_group]  # a rate of 0 stays 0
-        is_changing = any(each != _momentum(self.groups[0]) for each in momenta)
+        initial_momentum = _momentum(self.groups[0])
+        has_same_momentum = all(momentum == initial_momentum for momentum in momenta)
+        has_same_factors = all(_near(first, table) for table in by_group)
         return Tables(
             first,
-            momenta if is_changing else None,
-            self.planned if isinstance(self.planned, int) else None,
-            None if all(_near(first, table) for table in by_group) else list(by_group),
+            momenta=None if has_same_momentum else momenta,
+            planned=self.planned if isinstance(self.planned, int) else None,
+            by_group=None if has_same_factors else list(by_group),
         )
 
     def _advance_to(self, step: int, steps: int, advance: Callable[[int], Any]) -> None:
@@ -168,18 +173,18 @@ class _StandIn:
             ) from problem
 
     def _refuse_other_changes(self) -> None:
-        for own, group in zip(self.optimizer.param_groups, self.groups, strict=True):
-            own["betas"] = (*group.get("betas", ())[:1], *own.get("betas", ())[1:])
-            changed = [
-                key for key in group if key not in ("lr", "momentum") and own[key] != group[key]
-            ]
-            if changed:
+        for changed, group in zip(self.optimizer.param_groups, self.groups, strict=True):
+            # the first of the betas is a momentum
+            changed["betas"] = (*group.get("betas", ())[:1], *changed.get("betas", ())[1:])
+            for key, value in group.items():
+                if key in ("lr", "momentum") or changed[key] == value:
+                    continue
                 raise ConfigError(
                     "scheduler-changes-setting",
-                    problem=f"schedule: {self.name} changes the optimizer's {changed[0]}",
+                    problem=f"schedule: {self.name} changes the optimizer's {key}",
                     reason="a schedule changes only learning rates and momentum",
                     remedy="change other settings in your own training loop",
-                    setting=changed[0],
+                    setting=key,
                 )
 
 
@@ -194,9 +199,9 @@ def _optimizer_of(groups: Groups) -> Any:
 
         def __init__(self) -> None:
             self.param_groups = [{**group, "params": [zeros(1)]} for group in groups]
-            self.defaults = {
-                key: value for group in reversed(groups) for key, value in group.items()
-            }
+            self.defaults = {}
+            for group in reversed(groups):  # the first group's value of a key counts
+                self.defaults.update(group)
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             """Do nothing; the scheduler wraps this method."""
@@ -205,14 +210,16 @@ def _optimizer_of(groups: Groups) -> Any:
 
 
 def _near(one: Table, other: Table) -> bool:
-    return one is other or all(
-        math.isclose(first, second, rel_tol=1e-9, abs_tol=1e-12)
-        for first, second in zip(one, other, strict=True)
-    )
+    if one is other:
+        return True
+    pairs = zip(one, other, strict=True)
+    return all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in pairs)
 
 
 def _momentum(group: Mapping[str, Any]) -> float:
-    return float(group["betas"][0] if "betas" in group else group.get("momentum", 0.0))
+    if "betas" in group:
+        return float(group["betas"][0])
+    return float(group.get("momentum", 0.0))
 
 
 def _in_words(problem: BaseException) -> str:
@@ -237,7 +244,8 @@ def _how_to_build(problem: BaseException, groups: Groups) -> str:
 
 def _advance(scheduler: Any, optimizer: Any, epoch: tuple[int, int]) -> Callable[[int], Any]:
     """Return a function that brings a scheduler to a step; it is called with each step from 0."""
-    name, advance = type(scheduler).__name__, getattr(scheduler, "step", None)
+    name = type(scheduler).__name__
+    advance = getattr(scheduler, "step", None)
     if not callable(advance):
         raise ConfigError(
             "scheduler-without-step",
@@ -247,15 +255,18 @@ def _advance(scheduler: Any, optimizer: Any, epoch: tuple[int, int]) -> Callable
             setting="schedule",
             value=name,
         )
-    needed = [
-        each.name
-        for each in inspect.signature(advance).parameters.values()
-        if each.default is each.empty
-        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    ]
+    needed = []
+    for parameter in inspect.signature(advance).parameters.values():
+        is_positional = parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.POSITIONAL_OR_KEYWORD,
+        )
+        if is_positional and parameter.default is parameter.empty:
+            needed.append(parameter.name)
     is_of_timm = callable(getattr(scheduler, "step_update", None)) and needed == ["epoch"]
     if (needed and not is_of_timm) or "Plateau" in name:
-        argument = "metric" if is_of_timm else (needed or ["metrics"])[0]
+        first_needed = needed[0] if needed else "metrics"
+        argument = "metric" if is_of_timm else first_needed
         raise ConfigError(
             "scheduler-needs-metric",
             problem=f"schedule: {name}.step() needs {argument}, but a schedule depends on the step"
