@@ -37,9 +37,9 @@ def cross_entropy(
     (1.3863, 3)
     """
     if logits.shape[:-1] != targets.shape:
-        cure = "if classes are in dimension 1, as in images, pass logits.movedim(1, -1)"
-        shapes = {"logits": logits, "targets": targets}
-        raise _misfit("cross_entropy", "(..., classes) and (...)", shapes, remedy=cure)
+        remedy = "if classes are in dimension 1, as in images, pass logits.movedim(1, -1)"
+        tensors = {"logits": logits, "targets": targets}
+        raise _misfit("cross_entropy", "(..., classes) and (...)", tensors, remedy=remedy)
     total = _total(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
     return Mean(total, (targets != ignore_index).sum())
 
@@ -91,24 +91,31 @@ def _chunked(
         raise out_of_range("chunk", chunk, "1 or more targets at once, for example 4096")
     refuse_misfits(hidden, head_weight, targets)
 
-    def sums_of(part: Tensor, part_targets: Tensor) -> tuple[Tensor, ...]:
-        logits = F.linear(part, head_weight)
+    def sums_of(chunk_hidden: Tensor, chunk_targets: Tensor) -> tuple[Tensor, ...]:
+        logits = F.linear(chunk_hidden, head_weight)
         total = _total(
-            logits, part_targets, ignore_index=ignore_index, label_smoothing=label_smoothing
+            logits, chunk_targets, ignore_index=ignore_index, label_smoothing=label_smoothing
         )
         if not with_scores:
             return (total,)
-        return total, *_scores(logits, part_targets, ignore_index=ignore_index)
+        return total, *_scores(logits, chunk_targets, ignore_index=ignore_index)
 
-    flat = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    parts = zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)
-    if torch.is_grad_enabled():
-        sums = [
-            checkpoint(sums_of, *part, use_reentrant=False, preserve_rng_state=False)
-            for part in parts
-        ]
-    else:  # torch's function would import its compiler
-        sums = [sums_of(*part) for part in parts]
+    hidden_chunks = torch.split(hidden.reshape(-1, hidden.shape[-1]), chunk)
+    target_chunks = torch.split(targets.reshape(-1), chunk)
+    sums = []
+    for chunk_hidden, chunk_targets in zip(hidden_chunks, target_chunks, strict=True):
+        if torch.is_grad_enabled():
+            sums.append(
+                checkpoint(
+                    sums_of,
+                    chunk_hidden,
+                    chunk_targets,
+                    use_reentrant=False,
+                    preserve_rng_state=False,
+                )
+            )
+        else:  # torch's function would import its compiler
+            sums.append(sums_of(chunk_hidden, chunk_targets))
     total, *scores = [torch.stack(column).sum() for column in zip(*sums, strict=True)]
     return Mean(total, (targets != ignore_index).sum()), scores
 
@@ -174,11 +181,12 @@ def _likeliest(logits: Tensor) -> Tensor:
 
 def _is_of_torch(hidden: Tensor, label_smoothing: float) -> bool:
     """Return True if torch's function computes the loss of more classes than `HELD_AT_ONCE`."""
-    # the meta device has no autocast to query
-    half = hidden.dtype in (torch.bfloat16, torch.float16)
-    narrow = hidden.is_meta or half or torch.is_autocast_enabled(hidden.device.type)
-    is_other = torch.compiler.is_compiling() or narrow or label_smoothing > 0
-    return TORCH_HAS_IT and not is_other
+    if not TORCH_HAS_IT or label_smoothing > 0 or torch.compiler.is_compiling():
+        return False
+    if hidden.is_meta:  # which has no autocast to query
+        return False
+    is_half = hidden.dtype in (torch.bfloat16, torch.float16)
+    return not is_half and not torch.is_autocast_enabled(hidden.device.type)
 
 
 def _in_pieces(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> bool:
@@ -211,8 +219,9 @@ def _misfit(
 
 
 def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothing: float) -> Tensor:
+    wide = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32)),
+        logits.reshape(-1, logits.shape[-1]).to(wide),
         targets.reshape(-1),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
@@ -242,6 +251,8 @@ def summed_cross_entropy(
 
 
 class _Summed(torch.autograd.Function):
+    """The summed loss, whose gradients are computed in the forward pass, piece by piece."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -256,12 +267,15 @@ class _Summed(torch.autograd.Function):
         is_autocast = torch.is_autocast_enabled(device)
         computed = torch.get_autocast_dtype(device) if is_autocast else hidden_ND.dtype
         wide = torch.promote_types(computed, torch.float32)
-        hidden, head = hidden_ND.detach().to(computed), head_VD.detach().to(computed)
+        hidden = hidden_ND.detach().to(computed)
+        head = head_VD.detach().to(computed)
         total = torch.zeros((), dtype=wide, device=hidden.device)
-        right_count, plain = torch.zeros_like(total), torch.zeros_like(total)
-        of_hidden, of_head = torch.empty_like(hidden), torch.zeros_like(head_VD, dtype=wide)
-        # target probability of each class, and the addition for the right class
-        spread, right = label_smoothing / len(head), 1.0 - label_smoothing
+        right_count = torch.zeros_like(total)
+        plain = torch.zeros_like(total)
+        hidden_gradient = torch.empty_like(hidden)
+        head_gradient = torch.zeros_like(head_VD, dtype=wide)
+        spread = label_smoothing / len(head)  # target probability of each class
+        right = 1.0 - label_smoothing  # the addition for the right class
         with torch.autocast(hidden.device.type, enabled=False):
             for first in range(0, len(hidden), _PIECE):
                 piece_nD = hidden[first : first + _PIECE]
@@ -275,31 +289,27 @@ class _Summed(torch.autograd.Function):
                     plain += (normalizer_n1 - picked_n1).sum()
                 if label_smoothing:
                     total -= spread * logits_nV.sum()
-                gradient_nV = logits_nV.sub_(
-                    normalizer_n1
-                ).exp_()  # probabilities, minus the targets'
+                # probabilities, minus the targets'
+                gradient_nV = logits_nV.sub_(normalizer_n1).exp_()
                 if label_smoothing:
                     gradient_nV -= spread
                 gradient_nV.scatter_add_(1, targets_n1, torch.full_like(normalizer_n1, -right))
                 narrow_nV = gradient_nV.to(computed)
-                of_hidden[first : first + _PIECE] = narrow_nV @ head
-                of_head += narrow_nV.T @ piece_nD
-        ctx.save_for_backward(of_hidden, of_head)
-        ctx.types = hidden_ND.dtype, head_VD.dtype
+                hidden_gradient[first : first + _PIECE] = narrow_nV @ head
+                head_gradient += narrow_nV.T @ piece_nD
+        ctx.save_for_backward(hidden_gradient, head_gradient)
+        ctx.dtypes = hidden_ND.dtype, head_VD.dtype
         ctx.mark_non_differentiable(right_count, plain)
         return total, right_count, plain
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        of_hidden, of_head = ctx.saved_tensors
-        return (
-            (of_hidden * outer).to(ctx.types[0]),
-            (of_head * outer).to(ctx.types[1]),
-            None,
-            None,
-            None,
-        )
+        hidden_gradient, head_gradient = ctx.saved_tensors
+        hidden_dtype, head_dtype = ctx.dtypes
+        hidden_result = (hidden_gradient * outer).to(hidden_dtype)
+        head_result = (head_gradient * outer).to(head_dtype)
+        return hidden_result, head_result, None, None, None
 
 
 def linear_cross_entropy(

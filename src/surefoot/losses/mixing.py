@@ -59,19 +59,19 @@ def mixup(
     share = random.betavariate(strength, strength)
     # samples are in random order, so the neighbor at any distance is a random partner
     shift = random.randrange(1, len(labels_B))
-    partners_BCHW, others_B = images_BCHW.roll(shift, 0), labels_B.roll(shift, 0)
+    partners_BCHW = images_BCHW.roll(shift, 0)
+    others_B = labels_B.roll(shift, 0)
     if not cuts:
-        return MixedBatch(
-            share * images_BCHW + (1 - share) * partners_BCHW, labels_B, others_B, share
-        )
+        mean_BCHW = share * images_BCHW + (1 - share) * partners_BCHW
+        return MixedBatch(mean_BCHW, labels_B, others_B, share)
     height, width = images_BCHW.shape[-2:]
     top, bottom = _stretch(height, (1 - share) ** 0.5)
     left, right = _stretch(width, (1 - share) ** 0.5)
-    after_BCHW = images_BCHW.clone()
-    after_BCHW[..., top:bottom, left:right] = partners_BCHW[..., top:bottom, left:right]
-    return MixedBatch(
-        after_BCHW, labels_B, others_B, 1 - (bottom - top) * (right - left) / (height * width)
-    )
+    cut_BCHW = images_BCHW.clone()
+    cut_BCHW[..., top:bottom, left:right] = partners_BCHW[..., top:bottom, left:right]
+    # the border of the images may have shortened the rectangle
+    rectangle = (bottom - top) * (right - left) / (height * width)
+    return MixedBatch(cut_BCHW, labels_B, others_B, 1 - rectangle)
 
 
 def mixup_cross_entropy(
@@ -106,5 +106,7 @@ def refuse_mixing(*, mixup: float, cutmix: float) -> None:
 
 
 def _stretch(length: int, fraction: float) -> tuple[int, int]:
-    middle, half = random.randrange(length), length * fraction / 2
+    """Return the start and end of this fraction of a side, around a random middle."""
+    middle = random.randrange(length)
+    half = length * fraction / 2
     return max(0, round(middle - half)), min(length, round(middle + half))

@@ -50,7 +50,8 @@ def of_model(model: Any, batch: Any) -> Any:
             batch=type(batch).__name__,
         )
     output = model(**batch)
-    mean, logits = (_entry(output, name) for name in ("loss", "logits"))
+    mean = _entry(output, "loss")
+    logits = _entry(output, "logits")
     if not isinstance(mean, Tensor):
         raise ConfigError(
             "model-without-loss",
@@ -72,15 +73,16 @@ def of_model(model: Any, batch: Any) -> Any:
         labels = labels[..., 1:] if shifted is None else shifted
         logits = logits[..., : labels.shape[-1], :] if isinstance(logits, Tensor) else None
     has_classes = not labels.is_floating_point()
-    count = (labels != _IGNORED).sum() if has_classes else None
-    # torch's mean over no target is NaN
-    counted = mean if count is None else Mean(torch.where(count > 0, mean, 0.0) * count, count)
+    loss: Any = mean
+    if has_classes:
+        count = (labels != _IGNORED).sum()
+        # torch's mean over no target is NaN
+        loss = Mean(torch.where(count > 0, mean, 0.0) * count, count)
     if not isinstance(logits, Tensor):
-        return counted
-    return counted, (
-        logits.movedim(-1, 1) if has_classes and 2 < logits.ndim == labels.ndim + 1 else logits,
-        labels,
-    )
+        return loss
+    if has_classes and logits.ndim > 2 and logits.ndim == labels.ndim + 1:
+        logits = logits.movedim(-1, 1)
+    return loss, (logits, labels)
 
 
 def _entry(output: Any, name: str) -> Any:
