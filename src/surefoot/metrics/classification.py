@@ -137,26 +137,31 @@ class ClassificationReport:
     def whole(self, outputs: tuple[Tensor, Tensor], targets: Tensor) -> dict[str, Any]:
         """Return the metrics over all results of `per_batch`."""
         counted = (targets >= 0).numpy()
-        guesses, ranks, labels = (tensor.numpy()[counted] for tensor in (*outputs, targets))
-        count = self.classes if isinstance(self.classes, int) else len(self.classes)
-        if len(labels) and (largest := int(max(labels.max(), guesses.max()))) >= count:
+        guesses, ranks = (tensor.numpy()[counted] for tensor in outputs)
+        labels = targets.numpy()[counted]
+        class_count = self.classes if isinstance(self.classes, int) else len(self.classes)
+        largest = int(max(labels.max(), guesses.max())) if len(labels) else -1
+        if largest >= class_count:
             raise ConfigError(
                 "class-beyond-report",
                 problem="ClassificationReport: a target or prediction has class index"
-                f" {largest}, but the report has only {count} classes",
+                f" {largest}, but the report has only {class_count} classes",
                 remedy="pass all classes of the model: ClassificationReport(classes)",
                 metric="ClassificationReport",
                 value=largest,
-                classes=count,
+                classes=class_count,
             )
-        confusion = np.zeros((count, count), dtype=np.int64)
+
+        def fraction_within(k: int) -> float:
+            return float(Mean(int((ranks < k).sum()), len(labels)).value)
+
+        metrics: dict[str, Any] = {"accuracy": fraction_within(1)}
+        if class_count > _MANY:
+            metrics["top_5_accuracy"] = fraction_within(_MANY)
+        confusion = np.zeros((class_count, class_count), dtype=np.int64)
         np.add.at(confusion, (labels, guesses), 1)
-        within = {"accuracy": 1} | ({"top_5_accuracy": _MANY} if count > _MANY else {})
-        metrics = {
-            name: float(Mean(int((ranks < k).sum()), len(labels)).value)
-            for name, k in within.items()
-        }
-        return metrics | {"confusion": confusion.tolist()}
+        metrics["confusion"] = confusion.tolist()
+        return metrics
 
 
 def refuse_other_targets(metric: Any, outputs: Any, targets: Any) -> None:
@@ -179,9 +184,15 @@ def refuse_other_targets(metric: Any, outputs: Any, targets: Any) -> None:
     others = targets[(targets >= classes) & _counted(targets, ignored)].unique().tolist()
     if not others:
         return
-    name = "ClassificationReport" if is_report else function.__name__
-    arguments = "classes, " if is_report else "k=..., " if function is top_k_accuracy else ""
-    listed = ", ".join(str(each) for each in others[:4])
+    arguments = ""
+    if is_report:
+        name = "ClassificationReport"
+        arguments = "classes, "
+    else:
+        name = function.__name__
+        if function is top_k_accuracy:
+            arguments = "k=..., "
+    listed = ", ".join(map(str, others[:4]))
     raise ConfigError(
         "targets-outside-classes",
         problem=f"{name}: targets have the value {listed}, but outputs have {classes} classes, 0 to"

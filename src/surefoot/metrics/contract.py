@@ -92,9 +92,10 @@ def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
     """
     if isinstance(metrics, Mapping) and not is_metric(metrics):
         named = list(metrics.items())
+    elif isinstance(metrics, Sequence) and not isinstance(metrics, str):
+        named = [(name_of(metric), metric) for metric in metrics]
     else:
-        several = isinstance(metrics, Sequence) and not isinstance(metrics, str)
-        named = [(name_of(metric), metric) for metric in (metrics if several else [metrics])]
+        named = [(name_of(metrics), metrics)]
     for _, metric in named:
         if not is_metric(metric):
             _refuse_non_metric(metric)
@@ -104,27 +105,24 @@ def named_metrics(metrics: Any) -> list[tuple[str, Metric]]:
 
 def refuse_twice(names: Sequence[str]) -> None:
     """Raise `ConfigError` if a name other than "" appears twice."""
-    if twice := next(
-        (name for index, name in enumerate(names) if name and name in names[:index]), None
-    ):
-        raise ConfigError(
-            "metric-name-twice",
-            problem=f"Split: two metrics have the name {twice!r}, so one would replace the other",
-            remedy=f"choose names: metrics={{'my_{twice}': metric, ...}}",
-            setting="metrics",
-            metric=twice,
-        )
+    for index, name in enumerate(names):
+        if name and name in names[:index]:
+            raise ConfigError(
+                "metric-name-twice",
+                problem=f"Split: two metrics have the name {name!r}, so one would replace the other",
+                remedy=f"choose names: metrics={{'my_{name}': metric, ...}}",
+                setting="metrics",
+                metric=name,
+            )
 
 
 def is_metric(metric: Any) -> bool:
     """Return whether a split can compute `metric`, which may be an instance but not a class."""
     if isinstance(metric, type):
         return False
-    return (
-        is_torchmetric(metric)
-        or isinstance(metric, WholeSplitMetric)
-        or (callable(metric) and not _updates(metric))
-    )
+    if is_torchmetric(metric) or isinstance(metric, WholeSplitMetric):
+        return True
+    return callable(metric) and not _updates(metric)
 
 
 def is_torchmetric(metric: Any) -> bool:
@@ -140,27 +138,22 @@ def is_torchmetric(metric: Any) -> bool:
 def torchmetrics_in(module: Any) -> list[Any]:
     """Return the torchmetrics objects in a module, including the module itself."""
     torchmetrics = sys.modules.get("torchmetrics")
-    modules = module.modules() if torchmetrics is not None and isinstance(module, nn.Module) else ()
-    return [
-        each
-        for each in modules
-        if torchmetrics is not None and isinstance(each, torchmetrics.Metric)
-    ]
+    if torchmetrics is None or not isinstance(module, nn.Module):
+        return []
+    return [part for part in module.modules() if isinstance(part, torchmetrics.Metric)]
 
 
 def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
     """Return a metric function's result by name; raise `ConfigError` for values that are not a
     `Mean` of scalars.
     """
-    wrong = [
-        each
-        for each in (result.values() if isinstance(result, Mapping) else [result])
-        if not isinstance(each, Mean)
-    ]
-    if wrong:
+    values = result.values() if isinstance(result, Mapping) else [result]
+    for value in values:
+        if isinstance(value, Mean):
+            continue
         raise ConfigError(
             "metric-not-a-mean",
-            problem=f"the metric {name or 'without a name'!r} returned a {type(wrong[0]).__name__},"
+            problem=f"the metric {name or 'without a name'!r} returned a {type(value).__name__},"
             " without the number of values it averages",
             remedy=[
                 "return sf.Mean(total, count), the sum over the batch and its number of values, or"
@@ -169,7 +162,7 @@ def means_of(result: Any, name: str, *, prefixed: bool) -> dict[str, Mean]:
                 " sf.metrics.whole_split(function)}",
             ],
             metric=name,
-            returned=type(wrong[0]).__name__,
+            returned=type(value).__name__,
         )
     means: dict[str, Mean] = by_name(result, name, prefixed=prefixed)
     for key, mean in means.items():
@@ -205,17 +198,17 @@ def as_recorded(values: Mapping[str, Any]) -> dict[str, Any]:
     >>> as_recorded({"f1": torch.tensor(1), "of_classes": [0.5, float("nan")]})
     {'f1': 1.0, 'of_classes': [0.5, None]}
     """
-    plain = {name: pytree.tree_map(_without_arrays, value) for name, value in values.items()}
-    recorded = {
-        name: float(value)
-        if isinstance(value, int | float)
-        else pytree.tree_map(_finite_or_none, value)
-        for name, value in plain.items()
-    }
+    recorded: dict[str, Any] = {}
+    for name, value in values.items():
+        plain = pytree.tree_map(_without_arrays, value)
+        if isinstance(plain, int | float):
+            recorded[name] = float(plain)
+        else:
+            recorded[name] = pytree.tree_map(_finite_or_none, plain)
+    # a number that is not finite has its own field in a record
+    not_numbers = [value for value in recorded.values() if not isinstance(value, float)]
     try:
-        json.dumps(
-            [value for value in recorded.values() if not isinstance(value, float)], allow_nan=False
-        )
+        json.dumps(not_numbers, allow_nan=False)
     except (TypeError, ValueError) as problem:
         raise ConfigError(
             "metric-not-recordable",
@@ -246,7 +239,8 @@ def join_batches(parts: Sequence[Any]) -> Any:
         return {key: join_batches([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple):
         entries = [join_batches(entries) for entries in zip(*parts, strict=True)]
-        return type(first)(*entries) if hasattr(first, "_fields") else tuple(entries)
+        is_named = hasattr(first, "_fields")
+        return type(first)(*entries) if is_named else tuple(entries)
     if isinstance(first, list):
         return [entry for part in parts for entry in part]
     raise _not_joinable(f"the type {type(first).__name__}")

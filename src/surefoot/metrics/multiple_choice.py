@@ -49,9 +49,8 @@ def multiple_choice_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[st
     >>> multiple_choice_accuracy(torch.eye(5)[[3, 0]], targets)["acc"].value.item()
     1.0
     """
-    nats_BN = _summed(
-        F.cross_entropy(_at_endings(outputs, targets), targets.tokens, reduction="none"), targets
-    )
+    logits_EV = _at_endings(outputs, targets)
+    nats_BN = _summed(F.cross_entropy(logits_EV, targets.tokens, reduction="none"), targets)
     compared = {
         "acc": nats_BN,
         "acc_norm": nats_BN / targets.ending_tokens,
@@ -80,12 +79,12 @@ def continuation_accuracy(outputs: Tensor, targets: ChoiceTargets) -> dict[str, 
     logits_EV = _at_endings(outputs, targets)
     nats_BN = _summed(F.cross_entropy(logits_EV, targets.tokens, reduction="none"), targets)
     misses_BN = _summed((logits_EV.argmax(dim=1) != targets.tokens).float(), targets)
-    missed_B, nats_B = (
-        sums_BN.take_along_dim(targets.right[:, None], dim=1) for sums_BN in (misses_BN, nats_BN)
-    )
+    right_B1 = targets.right[:, None]
+    misses_B1 = misses_BN.take_along_dim(right_B1, dim=1)
+    nats_B1 = nats_BN.take_along_dim(right_B1, dim=1)
     return {
-        "acc": Mean((missed_B == 0).sum(), len(missed_B)),
-        "loss": Mean(nats_B.sum(), len(nats_B)),
+        "acc": Mean((misses_B1 == 0).sum(), len(misses_B1)),
+        "loss": Mean(nats_B1.sum(), len(nats_B1)),
     }
 
 
