@@ -16,13 +16,10 @@ from torch.autograd.function import once_differentiable
 from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
 _PLACES = ContextVar("places", default=64)  # positions per tile
-_TILED = {
-    16: 1024,
-    32: 512,
-}  # positions, by bits of a value: with more, attention weights take too much memory
-_LEAST_WIDE = (
-    192 * 64
-)  # positions times channels of a head: with fewer, torch's kernel in float32 is as fast
+# positions, by bits of a value: with more, attention weights take too much memory
+_TILED = {16: 1024, 32: 512}
+# positions times channels of a head: with fewer, torch's kernel in float32 is as fast
+_LEAST_WIDE = 192 * 64
 _WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
@@ -49,10 +46,9 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, places: int) -> Tensor:
         time, channels = q_BHTD.shape[2:]
-        q_NTD, k_NTD, v_NTD = (
-            part.reshape(-1, time, channels) for part in (q_BHTD, k_BHTD, v_BHTD)
-        )
-        q_NTD = q_NTD * channels**-0.5
+        q_NTD = q_BHTD.reshape(-1, time, channels) * channels**-0.5
+        k_NTD = k_BHTD.reshape(-1, time, channels)
+        v_NTD = v_BHTD.reshape(-1, time, channels)
         y_NTD = torch.empty_like(v_NTD)
         size = min(places, time)
         later_tt = torch.full((size, size), float("-inf"), dtype=q_NTD.dtype).triu_(1)
@@ -74,9 +70,8 @@ class _Tiled(torch.autograd.Function):
         outer_NTD = outer_BHTD.reshape(q_NTD.shape)
         time, channels = q_NTD.shape[1:]
         of_q = torch.empty_like(q_NTD)
-        of_k, of_v = (
-            torch.zeros(q_NTD.shape, dtype=torch.float32) for _ in range(2)
-        )  # sums over tiles
+        of_k = torch.zeros(q_NTD.shape, dtype=torch.float32)  # a sum over tiles, as `of_v`
+        of_v = torch.zeros(q_NTD.shape, dtype=torch.float32)
         for first, weights_Nts in zip(range(0, time, ctx.places), tiles, strict=True):
             end = first + weights_Nts.shape[1]
             outer_NtD = outer_NTD[:, first:end]
@@ -107,9 +102,8 @@ class Cache:
         self.keys = torch.empty(size, device=device, dtype=dtype)
         self.values = torch.empty(size, device=device, dtype=dtype)
         self.length = 0
-        self.earlier = torch.empty(
-            size[1], 0, dtype=torch.long, device=device
-        )  # the last tokens (B, at most `keep`)
+        # the last tokens (B, at most `keep`)
+        self.earlier = torch.empty(size[1], 0, dtype=torch.long, device=device)
 
     def with_earlier(self, tokens_BT: Tensor, *, keep: int) -> Tensor:
         """Prepend the last `keep` earlier tokens (or all, if fewer) to the new tokens, and store
@@ -135,16 +129,14 @@ class Cache:
     def select(self, rows_B: Tensor) -> None:
         """Keep these rows, in this order; a row may occur several times."""
         self.earlier = self.earlier[rows_B]
-        self.keys, self.values = (
-            self._selected(tensor, rows_B) for tensor in (self.keys, self.values)
-        )
+        self.keys = self._selected(self.keys, rows_B)
+        self.values = self._selected(self.values, rows_B)
 
     def _selected(self, tensor: Tensor, rows_B: Tensor) -> Tensor:
         layers, _, *size = tensor.shape
         selected = tensor.new_empty(layers, len(rows_B), *size)
-        selected[:, :, :, : self.length] = tensor[
-            :, rows_B, :, : self.length
-        ]  # the unfilled part is not copied
+        # the unfilled part is not copied
+        selected[:, :, :, : self.length] = tensor[:, rows_B, :, : self.length]
         return selected
 
 
@@ -160,12 +152,13 @@ def causal_attention(
     positions (benchmarks/kernels.py). With attention dropout, the CPU computes in bfloat16 for up
     to 64 positions, and in float32 for more.
     """
-    time, so_far, mask_TS = q_BHTD.shape[2], k_BHSD.shape[2], None
+    time = q_BHTD.shape[2]
+    so_far = k_BHSD.shape[2]
     causal = time == so_far
+    mask_TS = None
     if not causal and time > 1:
-        mask_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device).tril(
-            so_far - time
-        )
+        all_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device)
+        mask_TS = all_TS.tril(so_far - time)
     return masked_attention(
         q_BHTD, k_BHSD, v_BHSD, mask=mask_TS, causal=causal, drop_fraction=drop_fraction
     )
@@ -190,32 +183,35 @@ def masked_attention(
         return F.scaled_dot_product_attention(
             q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
         )
-    narrow, (so_far, channels) = v_BHSD.dtype in (torch.bfloat16, torch.float16), k_BHSD.shape[2:]
+    dtype = v_BHSD.dtype
+    so_far, channels = k_BHSD.shape[2:]
+    is_narrow = dtype in (torch.bfloat16, torch.float16)
     may_tile = causal and not drop_fraction and not torch.compiler.is_compiling()
-    if narrow and may_tile and so_far <= _TILED[16]:
-        return tiled_attention(q_BHTD.to(v_BHSD.dtype), k_BHSD.to(v_BHSD.dtype), v_BHSD)
-    computed = (
-        v_BHSD.dtype
-        if narrow and so_far <= _WRITTEN_OUT
-        else torch.promote_types(v_BHSD.dtype, torch.float32)
-    )
+    if is_narrow and may_tile and so_far <= _TILED[16]:
+        return tiled_attention(q_BHTD.to(dtype), k_BHSD.to(dtype), v_BHSD)
     with torch.autocast("cpu", enabled=False):
-        q, k, v = (part.to(computed) for part in (q_BHTD, k_BHSD, v_BHSD))
-        if computed == v_BHSD.dtype and narrow:
+        if is_narrow and so_far <= _WRITTEN_OUT:
             if causal:
                 mask = torch.ones(so_far, so_far, dtype=torch.bool).tril()
-            return _written_out(q, k, v, mask=mask, drop_fraction=drop_fraction)
-        may_tile = (
-            may_tile
-            and v_BHSD.dtype == torch.float32
-            and torch._C._functorch.maybe_current_level() is None
-        )
-        if may_tile and so_far <= _TILED[32] and so_far * channels >= _LEAST_WIDE:
-            return tiled_attention(q, k, v)
+            return _written_out(
+                q_BHTD.to(dtype), k_BHSD.to(dtype), v_BHSD, mask=mask, drop_fraction=drop_fraction
+            )
+        wide = torch.promote_types(dtype, torch.float32)
+        q_BHTD = q_BHTD.to(wide)
+        k_BHSD = k_BHSD.to(wide)
+        v_BHSD = v_BHSD.to(wide)
+        is_worth_tiles = so_far <= _TILED[32] and so_far * channels >= _LEAST_WIDE
+        if may_tile and is_worth_tiles and dtype == torch.float32 and not _is_transformed():
+            return tiled_attention(q_BHTD, k_BHSD, v_BHSD)
         y_BHTD = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
+            q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
         )
-    return y_BHTD.to(v_BHSD.dtype)
+    return y_BHTD.to(dtype)
+
+
+def _is_transformed() -> bool:
+    # functorch cannot transform a function of our own
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def _written_out(
@@ -239,7 +235,8 @@ def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
     """
     frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
     angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
-    cos_Td, sin_Td = angles_Td.cos(), angles_Td.sin()
+    cos_Td = angles_Td.cos()
+    sin_Td = angles_Td.sin()
     return torch.cat([cos_Td, cos_Td], dim=1), torch.cat([-sin_Td, sin_Td], dim=1)
 
 
@@ -273,7 +270,8 @@ class _NormAndRotate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, None, None]:
         y_BHTD, scale_BHT1, cos_TD, sin_TD = ctx.saved_tensors
-        dtype, wide = y_BHTD.dtype, scale_BHT1.dtype
+        dtype = y_BHTD.dtype
+        wide = scale_BHT1.dtype
         # a rotation preserves dot products, so the norm's gradient may be computed before the
         # inverse rotation
         outer_BHTD = past_norm(outer_BHTD.to(wide), y_BHTD.to(wide, copy=True), scale_BHT1)

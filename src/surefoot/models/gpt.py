@@ -33,30 +33,27 @@ class GPT(nn.Module):
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
-        self.positions = (
-            nn.Embedding(shape.context, shape.width) if shape.family == "gpt2" else None
-        )
-        self.smear = nn.Parameter(torch.zeros(shape.smear * shape.width)) if shape.smear else None
-        self.ngrams = (
-            Ngrams(
+        self.positions: nn.Embedding | None = None
+        if shape.family == "gpt2":
+            self.positions = nn.Embedding(shape.context, shape.width)
+        self.smear: nn.Parameter | None = None
+        if shape.smear:
+            self.smear = nn.Parameter(torch.zeros(shape.smear * shape.width))
+        self.ngrams: Ngrams | None = None
+        if shape.ngrams > 1:
+            self.ngrams = Ngrams(
                 longest=shape.ngrams,
                 rows=shape.ngram_buckets,
                 vocab_size=shape.vocab_size,
                 width=shape.width,
             )
-            if shape.ngrams > 1
-            else None
-        )
         self.dropout = Dropout(shape.dropout)
         self.blocks = nn.ModuleList(Block(shape, layer) for layer in range(shape.layers))
         self.norm = norm(shape)
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         if self.positions is None:
-            self.register_buffer(
-                "turns",
-                torch.stack(rotations(shape.context, shape.width // shape.heads)),
-                persistent=False,
-            )
+            turns = torch.stack(rotations(shape.context, shape.width // shape.heads))
+            self.register_buffer("turns", turns, persistent=False)
         if shape.family == "gpt2":
             self._initialize_gpt2()
         else:
@@ -82,10 +79,12 @@ class GPT(nn.Module):
         end = before + tokens_BT.shape[1]
         check_context(end, self.shape.context)
         x_BTC = self._embedded(tokens_BT, cache)
-        rotation = (
-            None if self.positions else (self.turns[0, before:end], self.turns[1, before:end])
-        )
-        x_BTC = self.dropout(x_BTC + self.positions.weight[before:end] if self.positions else x_BTC)
+        rotation = None
+        if self.positions is None:
+            rotation = self.turns[0, before:end], self.turns[1, before:end]
+        else:
+            x_BTC = x_BTC + self.positions.weight[before:end]
+        x_BTC = self.dropout(x_BTC)
         for block in self.blocks:
             x_BTC = block(x_BTC, rotation, cache)
         return self.norm(x_BTC)
@@ -106,7 +105,8 @@ class GPT(nn.Module):
 
     def new_cache(self, batch: int) -> Cache:
         """Return an empty cache for `batch` rows, with the dtype and device of the weights."""
-        weight, shape = self.embedding.weight, self.shape
+        weight = self.embedding.weight
+        shape = self.shape
         size = (shape.layers, batch, shape.heads, shape.context, shape.width // shape.heads)
         return Cache(size, device=weight.device, dtype=weight.dtype)
 
@@ -124,9 +124,8 @@ class GPT(nn.Module):
             elif isinstance(module, Ngrams):
                 for vectors_NC in module.tables.parameters():
                     nn.init.zeros_(vectors_NC)
-        if (
-            self.smear is not None and self.shape.smear > 1
-        ):  # equal shares would hide the order of the previous tokens
+        # equal shares would hide the order of the previous tokens
+        if self.smear is not None and self.shape.smear > 1:
             nn.init.normal_(self.smear, std=0.5)
         if not self.shape.tie_embeddings:
             nn.init.normal_(self.embedding.weight)

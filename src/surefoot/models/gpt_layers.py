@@ -4,6 +4,7 @@ Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a h
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,17 +43,22 @@ class Ngrams(nn.Module):
             table(self.rows(tokens_BT, length=length))
             for length, table in enumerate(self.tables, start=2)
         ]
-        return torch.stack(vectors_BTC).sum(dim=0) if len(vectors_BTC) > 1 else vectors_BTC[0]
+        if len(vectors_BTC) == 1:
+            return vectors_BTC[0]
+        return torch.stack(vectors_BTC).sum(dim=0)
 
     def rows(self, tokens_BT: Tensor, *, length: int) -> Tensor:
         """Return the table row (B, T) of the n-gram of this length that ends at each position."""
-        size, symbols = self.sizes[length - 2], self.vocab_size + 1
+        size = self.sizes[length - 2]
+        symbols = self.vocab_size + 1
         keys_BT = tokens_BT.long()  # 32-bit keys would overflow and select other rows
         for back in range(1, length):
             earlier_BT = torch.full_like(tokens_BT, self.vocab_size)
             earlier_BT[:, back:] = tokens_BT[:, :-back]
             keys_BT = keys_BT * symbols + earlier_BT
-        return keys_BT if size == symbols**length else (keys_BT * _FACTOR >> 16) % size
+        if size == symbols**length:
+            return keys_BT  # each n-gram has a row of its own
+        return (keys_BT * _FACTOR >> 16) % size
 
 
 def table_sizes(*, longest: int, rows: int, vocab_size: int) -> list[int]:
@@ -96,10 +102,8 @@ class GPTConfig:
     family: Literal["modern", "gpt2"] = "modern"
     activation: Literal["relu2", "swiglu", "gelu"] | None = None  # None: gelu for gpt2, else relu2
     tie_embeddings: bool = False  # the head shares the embedding's weight
-    smear: bool | int = (
-        # number of previous tokens (True: 1); a learned fraction of their embeddings is added
-        False
-    )
+    # number of previous tokens (True: 1); a learned fraction of their embeddings is added
+    smear: bool | int = False
     ngrams: int = 1  # length of the longest n-gram with an embedding; 1: single tokens only
     ngram_buckets: int = 32768  # maximum rows of each n-gram table
 
@@ -111,21 +115,21 @@ class GPTConfig:
             "smear": self.smear,
             "ngrams": self.ngrams,
         }
-        foreign = ", ".join(
-            f"{name} = {value!r}" for name, value in settings.items() if value != _OF_GPT2[name]
-        )
-        only = ", ".join(f"{name} = {value!r}" for name, value in _OF_GPT2.items())
-        modern = self.family == "modern"
+        foreign = {name: value for name, value in settings.items() if value != _OF_GPT2[name]}
+        is_modern = self.family == "modern"
         check_shape(
             (
-                not modern or self.width % (2 * self.heads) == 0,
+                not is_modern or self.width % (2 * self.heads) == 0,
                 rotary_problem(self.width, self.heads),
             ),
             (
                 self.width % self.heads == 0,
                 f"width = {self.width} must be a multiple of heads = {self.heads}",
             ),
-            (modern or not foreign, f"{foreign}: family = 'gpt2' has only {only}"),
+            (
+                is_modern or not foreign,
+                f"{_listed(foreign)}: family = 'gpt2' has only {_listed(_OF_GPT2)}",
+            ),
             (self.smear >= 0, f"smear = {self.smear} must be a number of tokens, 0 or more"),
             (1 <= self.ngrams <= 4, f"ngrams = {self.ngrams} must be from 1 to 4"),
             (self.ngram_buckets >= 1, f"ngram_buckets = {self.ngram_buckets} must be 1 or more"),
@@ -140,7 +144,9 @@ class GPTConfig:
         """The hidden units of an MLP: 4 x width, or 8/3 x width with SwiGLU's third matrix (Shazeer
         2020, section 2).
         """
-        return 4 * self.width if self.activation != "swiglu" else 8 * math.ceil(self.width / 3)
+        if self.activation == "swiglu":
+            return 8 * math.ceil(self.width / 3)
+        return 4 * self.width
 
     @property
     def looks_back(self) -> int:
@@ -150,24 +156,25 @@ class GPTConfig:
     @property
     def parameters(self) -> int:
         """The number of trained parameters."""
-        width, hidden = self.width, self.hidden
-        matrices = 4 * width**2 + (3 if self.activation == "swiglu" else 2) * width * hidden
+        width = self.width
+        hidden = self.hidden
+        mlp_matrices = 3 if self.activation == "swiglu" else 2
+        block = 4 * width**2 + mlp_matrices * width * hidden
         if self.family == "gpt2":
-            # biases; gains and biases of two norms
-            block = matrices + (4 * width + hidden + width) + 4 * width
+            block += 4 * width + hidden + width  # biases
+            block += 4 * width  # gains and biases of two norms
             outside = self.context * width + 2 * width
         else:
-            rows = sum(
-                table_sizes(
-                    longest=self.ngrams, rows=self.ngram_buckets, vocab_size=self.vocab_size
-                )
+            sizes = table_sizes(
+                longest=self.ngrams, rows=self.ngram_buckets, vocab_size=self.vocab_size
             )
-            block, outside = matrices, width * (1 + self.smear + rows)
-        return (
-            (1 if self.tie_embeddings else 2) * self.vocab_size * width
-            + self.layers * block
-            + outside
-        )
+            outside = width * (1 + self.smear + sum(sizes))
+        embeddings = 1 if self.tie_embeddings else 2
+        return embeddings * self.vocab_size * width + self.layers * block + outside
+
+
+def _listed(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in settings.items())
 
 
 class Block(nn.Module):
@@ -200,10 +207,12 @@ class Attention(nn.Module):
 
     def __init__(self, shape: GPTConfig, layer: int = 0) -> None:
         super().__init__()
-        self.heads, self.drop_fraction, self.layer = shape.heads, shape.dropout, layer
-        gpt2 = shape.family == "gpt2"
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=gpt2)
-        self.out = nn.Linear(shape.width, shape.width, bias=gpt2)
+        self.heads = shape.heads
+        self.drop_fraction = shape.dropout
+        self.layer = layer
+        has_bias = shape.family == "gpt2"
+        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=has_bias)
+        self.out = nn.Linear(shape.width, shape.width, bias=has_bias)
         self.dropout = Dropout(shape.dropout)
 
     def forward(
@@ -225,9 +234,8 @@ class Attention(nn.Module):
             v_BHTD = v_BTHD.transpose(1, 2)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
-        y_BHTD = causal_attention(
-            q_BHTD, k_BHTD, v_BHTD, drop_fraction=self.drop_fraction if self.training else 0.0
-        )
+        drop_fraction = self.drop_fraction if self.training else 0.0
+        y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
         return self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(x_BTC.shape)))
 
 
@@ -241,12 +249,11 @@ class MLP(nn.Module):
 
     def __init__(self, shape: GPTConfig) -> None:
         super().__init__()
-        gpt2 = shape.family == "gpt2"
-        self.activation = shape.activation or ("gelu" if gpt2 else "relu2")
-        self.up = nn.Linear(
-            shape.width, shape.hidden * (1 + (self.activation == "swiglu")), bias=gpt2
-        )
-        self.down = nn.Linear(shape.hidden, shape.width, bias=gpt2)
+        is_gpt2 = shape.family == "gpt2"
+        self.activation = shape.activation or ("gelu" if is_gpt2 else "relu2")
+        up_width = 2 * shape.hidden if self.activation == "swiglu" else shape.hidden
+        self.up = nn.Linear(shape.width, up_width, bias=is_gpt2)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=is_gpt2)
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-HeadLoss = Callable[
-    [Tensor, Tensor], Any
-]  # of hidden states (B, T, C) and the head's matrix (V, C)
+# of hidden states (B, T, C) and the head's matrix (V, C)
+HeadLoss = Callable[[Tensor, Tensor], Any]
 
 
 def check_shape(*claims: tuple[bool, str]) -> None:
@@ -45,8 +44,9 @@ def relu2(x: Tensor) -> Tensor:
     >>> relu2(torch.tensor([-2.0, 3.0])).tolist()
     [0.0, 9.0]
     """
-    is_fused = x.is_cpu and not torch.compiler.is_compiling()
-    return _SquaredReLU.apply(x) if is_fused else F.relu(x).square()  # type: ignore[no-untyped-call]
+    if x.is_cpu and not torch.compiler.is_compiling():
+        return _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+    return F.relu(x).square()
 
 
 class _SquaredReLU(torch.autograd.Function):
@@ -121,7 +121,9 @@ class Dropout(nn.Module):
         self.drop_fraction = drop_fraction
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.drop_fraction) if self.training and self.drop_fraction else x
+        if self.training and self.drop_fraction:
+            return dropout(x, self.drop_fraction)
+        return x
 
     def extra_repr(self) -> str:
         return f"p={self.drop_fraction}"
@@ -139,7 +141,8 @@ def dropout(x: Tensor, drop_fraction: float) -> Tensor:
 class _DropoutFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, drop_fraction: float) -> Tensor:
-        draws = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)
+        draw_count = -(-x.numel() // 4)  # rounded up
+        draws = torch.empty(draw_count, dtype=torch.int64).random_(-(1 << 63), None)
         steps = min(round(drop_fraction * _STEPS), _STEPS - 1)
         mask = draws.view(torch.int16)[: x.numel()].view(x.shape) >= steps - _STEPS // 2
         ctx.save_for_backward(mask)
@@ -182,16 +185,17 @@ def rms_norm(x: Tensor) -> Tensor:
     """Divide `x` by its root mean square over the last dimension, computed in float32."""
     if not x.is_cpu or torch.compiler.is_compiling():
         return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
+    dtype = x.dtype
     # autocast's dtype saves a cast in the next matrix product; autocast leaves float64 alone
-    cast = torch.is_autocast_enabled("cpu") and x.dtype != torch.float64
-    return _RMSNormFunction.apply(x, torch.get_autocast_dtype("cpu") if cast else x.dtype)  # type: ignore[no-untyped-call]
+    if torch.is_autocast_enabled("cpu") and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype("cpu")
+    return _RMSNormFunction.apply(x, dtype)  # type: ignore[no-untyped-call]
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """Return 1 / RMS over the last dimension, shape (..., 1), in float32 or wider."""
-    norm = torch.linalg.vector_norm(
-        x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)
-    )
+    wide = torch.promote_types(x.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
     return norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
 
 

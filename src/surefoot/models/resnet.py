@@ -50,24 +50,25 @@ class ResNet(nn.Module):
                 f"channels = {channels}, classes = {classes}: each must be 1 or more",
             ),
         )
-        self.channels_last, self.stem = channels_last, stem
+        self.channels_last = channels_last
+        self.stem = stem
         kernel, stride = (7, 2) if stem == "imagenet" else (3, 1)
         self.conv1 = nn.Conv2d(
             channels, _WIDTHS[0], kernel, stride=stride, padding=kernel // 2, bias=False
         )
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        bottleneck, before = layers == 50, _WIDTHS[0]
-        for index, (number, width) in enumerate(zip(_BLOCKS[layers], _WIDTHS, strict=True)):
+        bottleneck = layers == 50
+        channels_so_far = _WIDTHS[0]
+        block_counts = _BLOCKS[layers]
+        for index, width in enumerate(_WIDTHS):
             stage = nn.Sequential()
-            for block in range(number):
-                stage.append(
-                    Block(
-                        before, width, stride=2 if index and not block else 1, bottleneck=bottleneck
-                    )
-                )
-                before = _EXPANSION * width if bottleneck else width
+            for block in range(block_counts[index]):
+                # the first block of each later stage halves height and width
+                stride = 2 if index > 0 and block == 0 else 1
+                stage.append(Block(channels_so_far, width, stride=stride, bottleneck=bottleneck))
+                channels_so_far = _EXPANSION * width if bottleneck else width
             self.add_module(f"layer{index + 1}", stage)
-        self.fc = nn.Linear(before, classes)
+        self.fc = nn.Linear(channels_so_far, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -92,13 +93,13 @@ class Block(nn.Module):
 
     def __init__(self, before: int, width: int, *, stride: int, bottleneck: bool) -> None:
         super().__init__()
-        wide = [
-            (1, width, 1),
-            (3, width, stride),
-            (1, _EXPANSION * width, 1),
-        ]  # kernel, channels, stride
-        sizes = wide if bottleneck else [(3, width, stride), (3, width, 1)]
-        self.convolutions, inputs = len(sizes), before
+        # kernel, channels and stride of each convolution
+        if bottleneck:
+            sizes = [(1, width, 1), (3, width, stride), (1, _EXPANSION * width, 1)]
+        else:
+            sizes = [(3, width, stride), (3, width, 1)]
+        self.convolutions = len(sizes)
+        inputs = before
         for number, (kernel, outputs, step) in enumerate(sizes, start=1):
             convolution = nn.Conv2d(
                 inputs, outputs, kernel, stride=step, padding=kernel // 2, bias=False
@@ -115,8 +116,10 @@ class Block(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         y_BCHW = x_BCHW
         for number in range(1, self.convolutions + 1):
-            y_BCHW = F.relu(y_BCHW, inplace=True) if number > 1 else y_BCHW
-            y_BCHW = getattr(self, f"bn{number}")(getattr(self, f"conv{number}")(y_BCHW))
-        return F.relu(
-            y_BCHW + (x_BCHW if self.downsample is None else self.downsample(x_BCHW)), inplace=True
-        )
+            if number > 1:
+                y_BCHW = F.relu(y_BCHW, inplace=True)
+            y_BCHW = getattr(self, f"conv{number}")(y_BCHW)
+            y_BCHW = getattr(self, f"bn{number}")(y_BCHW)
+        if self.downsample is not None:
+            x_BCHW = self.downsample(x_BCHW)
+        return F.relu(y_BCHW + x_BCHW, inplace=True)

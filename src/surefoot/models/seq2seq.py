@@ -44,29 +44,26 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
-        own = shape.source_vocab_size
-        self.source_embedding = self.embedding if own is None else nn.Embedding(own, shape.width)
-        rotary = shape.positions == "rotary"
-        self.source_positions, self.target_positions = (
-            None
-            if rotary
-            else Positions(shape.context, shape.width, learned=shape.positions == "learned")
-            for _ in range(2)
-        )
-        if rotary:
-            self.register_buffer(
-                "turns",
-                torch.stack(rotations(shape.context, shape.width // shape.heads)),
-                persistent=False,
-            )
+        self.source_embedding = self.embedding
+        if shape.source_vocab_size is not None:
+            self.source_embedding = nn.Embedding(shape.source_vocab_size, shape.width)
+        self.source_positions: Positions | None = None
+        self.target_positions: Positions | None = None
+        if shape.positions == "rotary":
+            turns = torch.stack(rotations(shape.context, shape.width // shape.heads))
+            self.register_buffer("turns", turns, persistent=False)
+        else:
+            is_learned = shape.positions == "learned"
+            self.source_positions = Positions(shape.context, shape.width, learned=is_learned)
+            self.target_positions = Positions(shape.context, shape.width, learned=is_learned)
         self.dropout = Dropout(shape.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(shape) for _ in range(shape.encoder_layers))
         self.decoder = nn.ModuleList(
             DecoderBlock(shape, layer) for layer in range(shape.decoder_layers)
         )
-        self.encoder_norm, self.decoder_norm = (
-            norm_of(shape) if shape.norm_placement == "pre" else nn.Identity() for _ in range(2)
-        )
+        is_pre = shape.norm_placement == "pre"  # after "post", a sum is normalized already
+        self.encoder_norm = norm_of(shape) if is_pre else nn.Identity()
+        self.decoder_norm = norm_of(shape) if is_pre else nn.Identity()
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self._initialize()
 
@@ -136,10 +133,10 @@ class Seq2Seq(nn.Module):
             for name, matrix in self.named_parameters():
                 if name.endswith((".down.weight", ".out.weight")):
                     nn.init.zeros_(matrix)
-            if (
-                self.shape.tie_embeddings
-            ):  # with identity blocks, this gain makes the logit of a token's own embedding 1
-                nn.init.constant_(self.get_parameter("decoder_norm.weight"), self.shape.width**-0.5)
+            if self.shape.tie_embeddings:
+                # with identity blocks, this gain makes the logit of a token's own embedding 1
+                gains = self.get_parameter("decoder_norm.weight")
+                nn.init.constant_(gains, self.shape.width**-0.5)
         if self.shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
@@ -166,7 +163,8 @@ class Decoding:
     def __init__(
         self, model: Seq2Seq, source_BS: Tensor, *, hypotheses: int, max_tokens: int
     ) -> None:
-        self.model, self.hypotheses = model, hypotheses
+        self.model = model
+        self.hypotheses = hypotheses
         memory_BSC, self.mask_B11S = model.encoded(source_BS)
         self.blocks = [block for block in model.decoder if isinstance(block, DecoderBlock)]
         self.memories = [block.cross.keys_values(memory_BSC) for block in self.blocks]
@@ -185,9 +183,8 @@ class Decoding:
         token.
         """
         position = self.cache.length
-        x_BKC = self.model.embedded(tokens_BK.reshape(-1, 1), first=position).view(
-            *tokens_BK.shape, -1
-        )
+        embedded_N1C = self.model.embedded(tokens_BK.reshape(-1, 1), first=position)
+        x_BKC = embedded_N1C.view(*tokens_BK.shape, -1)
         rotation = self.model.rotation(position, position + 1)
         for block, memory in zip(self.blocks, self.memories, strict=True):
             x_BKC = block(x_BKC, memory, self.mask_B11S, rotation, self.cache)

@@ -62,22 +62,21 @@ class Seq2SeqConfig:
     tie_embeddings: bool = True  # the head shares the weight of the target's embedding
 
     def __post_init__(self) -> None:
-        own = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
-        sizes = (
+        sizes = [
             self.encoder_layers,
             self.decoder_layers,
             self.heads,
             self.width,
             self.mlp_width,
             self.context,
-            own,
-        )
-        check_shape((min(*sizes, self.vocab_size) >= 1, f"every size must be 1 or more: {self}"))
-        fractions = {
-            name: getattr(self, name)
-            for name in ("dropout", "attention_dropout", "activation_dropout")
-        }
-        width, heads, positions = self.width, self.heads, self.positions
+            self.vocab_size,
+        ]
+        if self.source_vocab_size is not None:
+            sizes.append(self.source_vocab_size)
+        check_shape((min(sizes) >= 1, f"every size must be 1 or more: {self}"))
+        width = self.width
+        heads = self.heads
+        positions = self.positions
         check_shape(
             (width % heads == 0, f"width = {width} must be a multiple of heads = {heads}"),
             (
@@ -89,28 +88,28 @@ class Seq2SeqConfig:
                 not self.zero_init_residual or self.norm_placement == "pre",
                 "zero_init_residual needs norm_placement = 'pre': with a norm after each sum, no block starts as the identity",
             ),
-            *(
-                (
-                    0.0 <= fraction < 1.0,
-                    f"{name} = {fraction} must be a fraction, at least 0 and below 1",
-                )
-                for name, fraction in fractions.items()
-            ),
         )
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            fraction = getattr(self, name)
+            problem = f"{name} = {fraction} must be a fraction, at least 0 and below 1"
+            check_shape((0.0 <= fraction < 1.0, problem))
 
     @property
     def parameters(self) -> int:
         """The number of trained parameters."""
         width = self.width
-        attention = 4 * width**2 + 4 * width + (2 * width // self.heads if self.qk_norm else 0)
+        attention = 4 * width**2 + 4 * width
+        if self.qk_norm:
+            attention += 2 * width // self.heads
         mlp = 2 * width * self.mlp_width + self.mlp_width + width
         norm = width if self.norm == "rms" else 2 * width
         encoder = self.encoder_layers * (attention + mlp + 2 * norm)
         decoder = self.decoder_layers * (2 * attention + mlp + 3 * norm)
         ends = 2 * norm if self.norm_placement == "pre" else 0
         places = 2 * self.context * width if self.positions == "learned" else 0
-        tables = (self.source_vocab_size or 0) + (1 if self.tie_embeddings else 2) * self.vocab_size
-        return encoder + decoder + ends + places + tables * width
+        target_tables = 1 if self.tie_embeddings else 2
+        rows = (self.source_vocab_size or 0) + target_tables * self.vocab_size
+        return encoder + decoder + ends + places + rows * width
 
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines (T, D) of rotary positions
@@ -122,8 +121,10 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
-        self.attention, self.attention_sum = SelfAttention(shape), Sum(shape)
-        self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
+        self.attention = SelfAttention(shape)
+        self.attention_sum = Sum(shape)
+        self.mlp = MLP(shape)
+        self.mlp_sum = Sum(shape)
 
     def forward(self, x_BSC: Tensor, mask_B11S: Tensor, rotation: Rotation | None = None) -> Tensor:
         x_BSC = self.attention_sum(x_BSC, lambda y_BSC: self.attention(y_BSC, mask_B11S, rotation))
@@ -135,9 +136,12 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, shape: Seq2SeqConfig, layer: int = 0) -> None:
         super().__init__()
-        self.attention, self.attention_sum = SelfAttention(shape, layer), Sum(shape)
-        self.cross, self.cross_sum = CrossAttention(shape), Sum(shape)
-        self.mlp, self.mlp_sum = MLP(shape), Sum(shape)
+        self.attention = SelfAttention(shape, layer)
+        self.attention_sum = Sum(shape)
+        self.cross = CrossAttention(shape)
+        self.cross_sum = Sum(shape)
+        self.mlp = MLP(shape)
+        self.mlp_sum = Sum(shape)
 
     def forward(
         self,
@@ -170,8 +174,9 @@ class Sum(nn.Module):
         self.dropout = Dropout(shape.dropout)
 
     def forward(self, x_BTC: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-        sum_BTC = x_BTC + self.dropout(part(self.norm(x_BTC) if self.pre else x_BTC))
-        return sum_BTC if self.pre else self.norm(sum_BTC)
+        if self.pre:
+            return x_BTC + self.dropout(part(self.norm(x_BTC)))
+        return self.norm(x_BTC + self.dropout(part(x_BTC)))
 
 
 class SelfAttention(nn.Module):
@@ -179,9 +184,12 @@ class SelfAttention(nn.Module):
 
     def __init__(self, shape: Seq2SeqConfig, layer: int = 0) -> None:
         super().__init__()
-        self.heads, self.drop_fraction, self.layer = shape.heads, shape.attention_dropout, layer
+        self.heads = shape.heads
+        self.drop_fraction = shape.attention_dropout
+        self.layer = layer
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
+        self.query_norm = channel_norm(shape)
+        self.key_norm = channel_norm(shape)
         self.out = nn.Linear(shape.width, shape.width)
 
     def forward(
@@ -197,12 +205,13 @@ class SelfAttention(nn.Module):
         shape = x_BTC.shape
         if cache is not None:
             x_BTC = x_BTC.flatten(0, 1)[:, None]
-        q_BHTD, k_BHTD, v_BHTD = (
-            _by_head(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=-1)
-        )
-        q_BHTD, k_BHTD = _normed(q_BHTD, self.query_norm), _normed(k_BHTD, self.key_norm)
+        q_BTC, k_BTC, v_BTC = self.qkv(x_BTC).chunk(3, dim=-1)
+        q_BHTD = _normed(_by_head(q_BTC, self.heads), self.query_norm)
+        k_BHTD = _normed(_by_head(k_BTC, self.heads), self.key_norm)
+        v_BHTD = _by_head(v_BTC, self.heads)
         if rotation is not None:
-            q_BHTD, k_BHTD = rotate(q_BHTD, *rotation), rotate(k_BHTD, *rotation)
+            q_BHTD = rotate(q_BHTD, *rotation)
+            k_BHTD = rotate(k_BHTD, *rotation)
         if cache is not None:
             k_BHTD, v_BHTD = cache.extended(self.layer, k_BHTD, v_BHTD)
         drop_fraction = self.drop_fraction if self.training else 0.0
@@ -220,16 +229,19 @@ class CrossAttention(nn.Module):
 
     def __init__(self, shape: Seq2SeqConfig) -> None:
         super().__init__()
-        self.heads, self.drop_fraction = shape.heads, shape.attention_dropout
+        self.heads = shape.heads
+        self.drop_fraction = shape.attention_dropout
         self.query = nn.Linear(shape.width, shape.width)
         self.key_value = nn.Linear(shape.width, 2 * shape.width)
-        self.query_norm, self.key_norm = channel_norm(shape), channel_norm(shape)
+        self.query_norm = channel_norm(shape)
+        self.key_norm = channel_norm(shape)
         self.out = nn.Linear(shape.width, shape.width)
 
     def keys_values(self, memory_BSC: Tensor) -> KeysValues:
         """Return the keys and values (B, H, S, D) of the encoded source."""
         k_BSC, v_BSC = self.key_value(memory_BSC).chunk(2, dim=-1)
-        return _normed(_by_head(k_BSC, self.heads), self.key_norm), _by_head(v_BSC, self.heads)
+        k_BHSD = _normed(_by_head(k_BSC, self.heads), self.key_norm)
+        return k_BHSD, _by_head(v_BSC, self.heads)
 
     def forward(self, x_BTC: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_B11S: Tensor) -> Tensor:
         """Attend from each target position to the source positions whose mask is True."""
@@ -267,7 +279,9 @@ def channel_norm(shape: Seq2SeqConfig) -> RMSNorm | None:
 
 def _normed(x_BHTD: Tensor, norm: RMSNorm | None) -> Tensor:
     # the gain may be wider than autocast's dtype
-    return x_BHTD if norm is None else norm(x_BHTD).to(x_BHTD.dtype)
+    if norm is None:
+        return x_BHTD
+    return norm(x_BHTD).to(x_BHTD.dtype)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -84,9 +84,8 @@ class Block(nn.Module):
 
 def _convolution(before: int, after: int) -> nn.Conv2d:
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)  # the norm would remove a bias
-    nn.init.kaiming_normal_(
-        convolution.weight, mode="fan_out", nonlinearity="relu"
-    )  # arxiv.org/abs/1502.01852
+    # He et al. 2015: https://arxiv.org/abs/1502.01852
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution
 
 
@@ -105,7 +104,9 @@ class AveragedViews(nn.Module):
         self, model: nn.Module, *, flip: bool, border: Sequence[float] | None = None
     ) -> None:
         super().__init__()
-        self.model, self.flip, self.border = model, flip, border
+        self.model = model
+        self.flip = flip
+        self.border = border
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         views = [images_BCHW]
@@ -113,5 +114,6 @@ class AveragedViews(nn.Module):
             border_C11 = images_BCHW.new_tensor(self.border)[:, None, None]
             padded = F.pad(images_BCHW - border_C11, (1, 1, 1, 1)) + border_C11
             views += [padded[..., :-2, :-2], padded[..., 2:, 2:]]
-        mirrored = [view.flip(-1) for view in views] if self.flip else []
-        return torch.stack([self.model(view).float() for view in (*views, *mirrored)]).mean(dim=0)
+        if self.flip:
+            views += [view.flip(-1) for view in views]
+        return torch.stack([self.model(view).float() for view in views]).mean(dim=0)
