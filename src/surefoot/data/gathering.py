@@ -39,9 +39,13 @@ def gather_fn(dataset: Any) -> Gather | None:
     Tuples of tensors, `TensorDataset`, classes with `gather`, and a `Subset` or `Mixture` of these
     support gathering.
     """
-    if tensors := tensors_of(dataset):
+    tensors = tensors_of(dataset)
+    if tensors:
         return partial(_rows_of, tensors)
-    if type(dataset) is Subset and (gather_samples := gather_fn(dataset.dataset)) is not None:
+    if type(dataset) is Subset:
+        gather_samples = gather_fn(dataset.dataset)
+        if gather_samples is None:
+            return None
         return lambda ids, epochs: gather_samples(_indices_at(dataset.indices, ids), epochs)
     return dataset.gather if isinstance(dataset, Gathers) else None
 
@@ -68,24 +72,18 @@ def gathered(dataset: Any, gather: Gather, ids: Ids, epochs: Ids, *, step: int) 
 
 def is_tensors(dataset: Any) -> bool:
     """Return True for a tuple of tensors, whose rows are samples."""
-    return (
-        isinstance(dataset, tuple)
-        and bool(dataset)
-        and all(isinstance(part, Tensor) for part in dataset)
-    )
+    if not isinstance(dataset, tuple) or not dataset:
+        return False
+    return all(isinstance(part, Tensor) for part in dataset)
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a `TensorDataset` or a tuple of tensors, or an empty tuple for other
     data sets.
     """
-    return (
-        dataset.tensors
-        if type(dataset) is TensorDataset
-        else dataset
-        if is_tensors(dataset)
-        else ()
-    )
+    if type(dataset) is TensorDataset:
+        return dataset.tensors
+    return dataset if is_tensors(dataset) else ()
 
 
 def sample_count(dataset: Any) -> int:
@@ -103,7 +101,10 @@ def is_hugging_face(dataset: Any, kind: str = "Dataset") -> bool:
     be named `datasets` too.
     """
     module = {"Dataset": "datasets.arrow_dataset", "DatasetDict": "datasets.dataset_dict"}[kind]
-    return any((each.__module__, each.__name__) == (module, kind) for each in type(dataset).__mro__)
+    for owner in type(dataset).__mro__:
+        if owner.__module__ == module and owner.__name__ == kind:
+            return True
+    return False
 
 
 def read_many_fn(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
@@ -114,7 +115,10 @@ def read_many_fn(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     (`datasets` 5.2). A transform may draw random numbers, so its samples are read one by one, each
     under its own seed.
     """
-    if type(dataset) is Subset and (read := read_many_fn(dataset.dataset)) is not None:
+    if type(dataset) is Subset:
+        read = read_many_fn(dataset.dataset)
+        if read is None:
+            return None
         return lambda ids: read([dataset.indices[sample] for sample in ids])
     is_plain = is_hugging_face(dataset) and dataset.format["type"] != "custom"
     return dataset.__getitems__ if is_plain else None
@@ -122,7 +126,8 @@ def read_many_fn(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
 
 def first_few(ids: Ids) -> str:
     """Format the first four sample ids for a message."""
-    return ", ".join(str(sample) for sample in ids[:4]) + (" ..." if len(ids) > 4 else "")
+    shown = ", ".join(str(sample) for sample in ids[:4])
+    return f"{shown} ..." if len(ids) > 4 else shown
 
 
 def _indices_at(indices: Any, ids: Ids) -> Ids:
@@ -133,10 +138,11 @@ def _indices_at(indices: Any, ids: Ids) -> Ids:
 
 
 def _rows_of(tensors: tuple[Tensor, ...], ids: Ids, _epochs: Ids) -> list[Tensor]:
-    where = torch.from_numpy(ids)
-    return [
-        tensor.index_select(
-            0, where if tensor.is_cpu else where.to(tensor.device, non_blocking=True)
-        )
-        for tensor in tensors
-    ]
+    ids_on_host = torch.from_numpy(ids)
+    batch = []
+    for tensor in tensors:
+        index = ids_on_host
+        if not tensor.is_cpu:
+            index = index.to(tensor.device, non_blocking=True)
+        batch.append(tensor.index_select(0, index))
+    return batch

@@ -54,12 +54,12 @@ def children(value: Any) -> dict[str, Any] | None:
         return {f"[{key!r}]": part for key, part in value.items()}
     if isinstance(value, list | tuple):
         names = getattr(value, "_fields", None)  # of a named tuple
-        return {
-            f"[{index}]" if names is None else f".{names[index]}": part
-            for index, part in enumerate(value)
-        }
-    is_open = is_opaque(value) and hasattr(value, "__dict__")
-    return {f".{name}": part for name, part in vars(value).items()} if is_open else None
+        if names is None:
+            return {f"[{index}]": part for index, part in enumerate(value)}
+        return {f".{name}": part for name, part in zip(names, value, strict=True)}
+    if is_opaque(value) and hasattr(value, "__dict__"):
+        return {f".{name}": part for name, part in vars(value).items()}
+    return None
 
 
 def rebuilt(value: Any, parts: Sequence[Any]) -> Any:
@@ -108,8 +108,10 @@ def named_tensors(batch: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
     """
     if isinstance(batch, Tensor):
         return [(name, batch)]
-    parts = children(batch) or {}
-    return [each for key, part in parts.items() for each in named_tensors(part, f"{name}{key}")]
+    named = []
+    for key, part in (children(batch) or {}).items():
+        named += named_tensors(part, f"{name}{key}")
+    return named
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
@@ -117,11 +119,9 @@ def map_tensors(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return change(batch)
     parts = None if is_opaque(batch) else children(batch)
-    return (
-        batch
-        if parts is None
-        else rebuilt(batch, [map_tensors(change, part) for part in parts.values()])
-    )
+    if parts is None:
+        return batch
+    return rebuilt(batch, [map_tensors(change, part) for part in parts.values()])
 
 
 def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
@@ -137,12 +137,10 @@ def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
     True
     """
     parts = [*leaves(batch, into_opaque=False)]
+    if any(map(is_opaque, parts)):
+        return None
     rows = [part for part in parts if isinstance(part, Tensor)]
-    if (
-        not rows
-        or any(tensor.ndim == 0 or len(tensor) != of for tensor in rows)
-        or any(map(is_opaque, parts))
-    ):
+    if not rows or any(tensor.ndim == 0 or len(tensor) != of for tensor in rows):
         return None
     index = torch.tensor(list(chosen), dtype=torch.int64)
 
@@ -152,13 +150,13 @@ def select_rows(batch: Any, chosen: Sequence[int], *, of: int) -> Any | None:
         inner = children(value)
         if inner is None:
             return value
-        is_column = (
-            isinstance(value, list)
-            and len(value) == of
-            and not any(isinstance(part, Tensor) for part in value)
-        )
-        if is_column and all(children(part) is None for part in value):
+        if isinstance(value, list) and len(value) == of and all(map(_is_plain, value)):
             return [value[row] for row in chosen]
         return rebuilt(value, [cut(part) for part in inner.values()])
 
     return cut(batch)
+
+
+def _is_plain(entry: Any) -> bool:
+    """Return True for a text or a number, for example."""
+    return not isinstance(entry, Tensor) and children(entry) is None

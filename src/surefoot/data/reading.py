@@ -32,8 +32,11 @@ def read_each(
 
     The next of `seeds` seeds the `rng` before each read, and is passed to `seed` if that is given.
     """
-    dataset, samples, sample, bits = reads.dataset, [], ids[0], 0
+    dataset = reads.dataset
     is_seeded = reads.is_seeded
+    samples: list[Any] = []
+    sample = ids[0]
+    bits = 0
     try:
         if seed is None and not is_seeded:
             for sample in ids:
@@ -48,37 +51,45 @@ def read_each(
     except SurefootError:
         raise
     except Exception as problem:
-        name = type(dataset.dataset if isinstance(dataset, WithArguments) else dataset).__name__
-        cure = f"to reproduce the error: {_reading(dataset, sample, bits)}"
-        missing = [each for each in ("rng", "step") if f"'{each}'" in str(problem)]
-        if isinstance(problem, TypeError) and missing and not isinstance(dataset, WithArguments):
-            names = ", ".join(missing)
-            cure = (
-                f"{name} reads another data set, whose __getitem__ takes {names}, and passes none"
-                f" on\nadd the argument to {name}: def __getitem__(self, index, {names}), and read"
-                f" dataset.__getitem__(index, {names})"
-            )
-        raise DataError(
-            "sample-unreadable",
-            problem=f"sample {sample} of {name} cannot be read (step {step}):"
-            f" {type(problem).__name__}: {first_line(problem)}",
-            remedy=cure,
-            sample=sample,
-            step=step,
-            kind=name,
-        ) from problem
+        raise _unreadable_sample(dataset, sample, bits, problem, step=step) from problem
     return samples
 
 
-def _reading(dataset: Any, sample: int, bits: int) -> str:
+def _unreadable_sample(
+    dataset: Any, sample: int, bits: int, problem: Exception, *, step: int
+) -> DataError:
+    takes_arguments = isinstance(dataset, WithArguments)
+    name = type(dataset.dataset if takes_arguments else dataset).__name__
+    cure = f"to reproduce the error: {_reading_expression(dataset, sample, bits)}"
+    missing = [argument for argument in ("rng", "step") if f"'{argument}'" in str(problem)]
+    if isinstance(problem, TypeError) and missing and not takes_arguments:
+        names = ", ".join(missing)
+        cure = (
+            f"{name} reads another data set, whose __getitem__ takes {names}, and passes none"
+            f" on\nadd the argument to {name}: def __getitem__(self, index, {names}), and read"
+            f" dataset.__getitem__(index, {names})"
+        )
+    return DataError(
+        "sample-unreadable",
+        problem=f"sample {sample} of {name} cannot be read (step {step}):"
+        f" {type(problem).__name__}: {first_line(problem)}",
+        remedy=cure,
+        sample=sample,
+        step=step,
+        kind=name,
+    )
+
+
+def _reading_expression(dataset: Any, sample: int, bits: int) -> str:
     """Return the expression that reads a sample as a run does."""
-    arguments = dataset.arguments if isinstance(dataset, WithArguments) else {}
+    if not isinstance(dataset, WithArguments):
+        return f"dataset[{sample}]"
     texts = [str(sample)]
-    if "rng" in arguments:
+    if "rng" in dataset.arguments:
         texts.append(f"rng=np.random.Generator(np.random.Philox(key={bits}))")
-    if "step" in arguments:
-        texts.append(f"step={arguments['step']}")
-    return f"dataset.__getitem__({', '.join(texts)})" if arguments else f"dataset[{sample}]"
+    if "step" in dataset.arguments:
+        texts.append(f"step={dataset.arguments['step']}")
+    return f"dataset.__getitem__({', '.join(texts)})"
 
 
 class Reading(Dataset[Any]):
@@ -102,14 +113,15 @@ class Reading(Dataset[Any]):
         collate_fn: Collate,
         fixed_step: int | None = None,
     ) -> None:
-        self.dataset, self.plan, self.collate = dataset, plan, collate_fn
+        self.dataset = dataset
+        self.plan = plan
+        self.collate = collate_fn
         self.fixed_step = fixed_step
         self.follow_changes()
-        self.sample_key, self.collate_key = stream_key(seed, "augment"), stream_key(seed, "collate")
-        self.seeding, self.reads_seed = (
-            LazySeeding(),
-            True,
-        )  # until a first micro-batch shows that it does not
+        self.sample_key = stream_key(seed, "augment")
+        self.collate_key = stream_key(seed, "collate")
+        self.seeding = LazySeeding()
+        self.reads_seed = True  # until a first micro-batch shows that it does not
 
     def follow_changes(self) -> None:
         """Take the parts of the data set as they are now."""
@@ -138,7 +150,8 @@ class Reading(Dataset[Any]):
                 share_memory(batch)
             return batch
         except SurefootError as problem:
-            if (cause := behind(problem)) is not None:  # the cause is lost between processes
+            cause = behind(problem)
+            if cause is not None:  # the cause is lost between processes
                 problem.add_note("".join(traceback.format_exception(cause)))
             problem.of_user = comes_of_user(problem)
             return problem
@@ -178,9 +191,8 @@ class Reading(Dataset[Any]):
                 self._build(step, index, ids[:4], epochs[:4], seed=seed)
                 for seed in self.seeding.torch_seed_fns()
             ]
-            self.reads_seed = len({hash_of(batch, unknown) for batch in batches}) > 1 or bool(
-                unknown
-            )
+            hashes = {hash_of(batch, unknown) for batch in batches}
+            self.reads_seed = len(hashes) > 1 or bool(unknown)
         if self.reads_seed:
             self.seeding.undrawn.remove("torch")
         return self.reads_seed

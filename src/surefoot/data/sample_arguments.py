@@ -3,7 +3,7 @@ sample, and the number of the step that reads it.
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from ctypes import c_uint64
 from functools import cache
@@ -14,14 +14,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-_POSITION, _HALF, _KEY, _COUNTER, _WORDS = (
-    2,
-    7,
-    8,
-    10,
-    14,
-)  # indices of 64-bit words in the state of NumPy's Philox
-
+# indices of 64-bit words in the state of NumPy's Philox
+_POSITION = 2
+_HALF = 7
+_KEY = 8
+_COUNTER = 10
+_WORDS = 14  # all of them
 
 _ZEROS = memoryview(array("Q", [0] * (_WORDS - _KEY - 1)))
 
@@ -47,7 +45,8 @@ class SampleArguments:
     """
 
     def __init__(self, dataset: Any) -> None:
-        self.bit_generator, self.original = np.random.Philox(key=0), dataset
+        self.original = dataset
+        self.bit_generator = np.random.Philox(key=0)
         self.words = _words(self.bit_generator)
         self.generator = np.random.Generator(self.bit_generator)
         self.taken: list[dict[str, Any]] = []  # the arguments of each part that takes some
@@ -67,11 +66,14 @@ class SampleArguments:
                 arguments["step"] = step
 
     def seed(self, bits: int) -> None:
-        if (words := self.words) is not None:
-            words[_KEY], words[_POSITION], words[_HALF] = bits, 4, 0
-            words[_KEY + 1 :] = _ZEROS  # the second word of the key, and the counter
-        else:
+        words = self.words
+        if words is None:
             self.bit_generator.state = _state(key=[bits, 0])
+            return
+        words[_KEY] = bits
+        words[_KEY + 1 :] = _ZEROS  # the second word of the key, and the counter
+        words[_POSITION] = 4  # all four buffered numbers are used
+        words[_HALF] = 0
 
     def _pass_on(self, dataset: Any) -> Any:
         names = _taken(type(dataset))  # type: ignore[arg-type]  # for mypy, a class has no hash
@@ -85,30 +87,50 @@ class SampleArguments:
         is_concatenated = isinstance(dataset, Concatenated)
         if type(dataset) not in (ConcatDataset, StackDataset) and not is_concatenated:
             return dataset
-        own, inner = copy(dataset), dataset.datasets
-        before = [*inner.values()] if isinstance(inner, dict) else [*inner]
-        after = [self._pass_on(part) for part in before]
-        own.datasets = (
-            dict(zip(inner, after, strict=True)) if isinstance(inner, dict) else type(inner)(after)
-        )
-        return dataset if all(map(is_, before, after)) else own
+        parts = dataset.datasets
+        if isinstance(parts, dict):
+            before = [*parts.values()]
+            after = [self._pass_on(part) for part in before]
+            passing = dict(zip(parts, after, strict=True))
+        else:
+            before = [*parts]
+            after = [self._pass_on(part) for part in before]
+            passing = type(parts)(after)
+        if all(map(is_, before, after)):
+            return dataset
+        concatenated = copy(dataset)
+        concatenated.datasets = passing
+        return concatenated
 
 
 class WithArguments:
     """A data set whose `__getitem__` receives arguments."""
 
     def __init__(self, dataset: Any, arguments: Mapping[str, Any]) -> None:
-        self.dataset, self.read, self.arguments = dataset, dataset.__getitem__, arguments
+        self.dataset = dataset
+        self.read = dataset.__getitem__
+        self.arguments = arguments
 
     def __getitem__(self, sample: int) -> Any:
         return self.read(sample, **self.arguments)
 
 
 def _state(
-    *, key: Any, counter: Any = (0,) * 4, buffer: Any = (0,) * 4, position: int = 4, half: int = 0
+    *,
+    key: Sequence[int],
+    counter: Sequence[int] = (0, 0, 0, 0),
+    buffer: Sequence[int] = (0, 0, 0, 0),
+    position: int = 4,
+    half: int = 0,
 ) -> Any:
-    words = {"bit_generator": "Philox", "state": {"counter": counter, "key": key}, "buffer": buffer}
-    return words | {"buffer_pos": position, "has_uint32": int(half > 0), "uinteger": half}
+    return {
+        "bit_generator": "Philox",
+        "state": {"counter": counter, "key": key},
+        "buffer": buffer,
+        "buffer_pos": position,
+        "has_uint32": int(half > 0),
+        "uinteger": half,
+    }
 
 
 def _words(bit_generator: np.random.Philox) -> memoryview | None:
@@ -135,8 +157,8 @@ def _taken(kind: Any) -> tuple[str, ...]:
         parameters = signature(kind.__getitem__).parameters
     except (AttributeError, TypeError, ValueError):  # no `__getitem__`, or one in C
         return ()
-    return tuple(
-        name
-        for name in ("rng", "step")
-        if name in parameters and parameters[name].kind is not Parameter.POSITIONAL_ONLY
-    )
+    taken = []
+    for name in ("rng", "step"):
+        if name in parameters and parameters[name].kind is not Parameter.POSITIONAL_ONLY:
+            taken.append(name)
+    return tuple(taken)

@@ -41,12 +41,14 @@ def rows_as_bytes(*arrays: NDArray[Any]) -> list[bytes]:
     >>> rows_as_bytes(np.array([[1, 2], [3, 4]], np.uint8), np.array([7, 8], np.uint8))
     [b'\\x01\\x02\\x07', b'\\x03\\x04\\x08']
     """
-    plain = [
-        np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-        for array in arrays
-        if array.size
-    ]
-    joined = np.concatenate(plain, axis=1) if plain else np.empty((0, 1), np.uint8)
+    columns = []
+    for array in arrays:
+        if array.size:
+            rows = np.ascontiguousarray(array).reshape(len(array), -1)
+            columns.append(rows.view(np.uint8))
+    if not columns:
+        return []
+    joined = np.concatenate(columns, axis=1)
     return joined.view(f"V{joined.shape[1]}").ravel().tolist()
 
 
@@ -61,8 +63,10 @@ def passages(windows_NT: NDArray[Any], *, limit: int = 64) -> list[bytes]:
     >>> passages(text[None, 10:90]) == passages(text[None, 13:93])
     True
     """
-    long = max(1, min(limit, windows_NT.shape[1] // 4))
-    gram, positions = min(4, long), windows_NT.shape[1] - long + 1
+    width = windows_NT.shape[1]
+    long = max(1, min(limit, width // 4))
+    gram = min(4, long)
+    positions = width - long + 1
     rows: list[bytes] = []
     for start in range(0, len(windows_NT), 256):  # small blocks stay in the CPU cache
         part_NT = windows_NT[start : start + 256].astype(np.int64)
@@ -72,7 +76,8 @@ def passages(windows_NT: NDArray[Any], *, limit: int = 64) -> list[bytes]:
             hashes_NT *= np.uint64(0x9E3779B97F4A7C15)
             hashes_NT ^= hashes_NT >> np.uint64(29)
         firsts_N1 = hashes_NT.argmin(axis=1)[:, None]
-        rows += rows_as_bytes(np.take_along_axis(part_NT, firsts_N1 + np.arange(long), axis=1))
+        passages_NT = np.take_along_axis(part_NT, firsts_N1 + np.arange(long), axis=1)
+        rows += rows_as_bytes(passages_NT)
     return rows
 
 
@@ -81,13 +86,15 @@ def integer_targets(sample: Any) -> Ids | None:
     label: Any = None
     named = vars(sample) if has_fields(sample) else sample
     if isinstance(named, Mapping):
-        label = next(
-            (named[name] for name in ("target", "targets", "label", "labels") if name in named),
-            None,
-        )
+        for name in ("target", "targets", "label", "labels"):
+            if name in named:
+                label = named[name]
+                break
     elif isinstance(sample, list | tuple) and len(sample) > 1:
         label = sample[1]
     if isinstance(label, Tensor) and not label.is_floating_point():  # NumPy has no bfloat16
         label = label.detach().cpu().numpy()
-    array = np.asarray(label if isinstance(label, int | np.integer | np.ndarray) else None)
+    if not isinstance(label, int | np.integer | np.ndarray):
+        return None
+    array = np.asarray(label)
     return array.reshape(-1).astype(np.int64) if array.dtype.kind in "iu" else None
