@@ -26,7 +26,7 @@ from stream_runs import Disk, build, finite, row
 from surefoot.data.loader import StoppedError
 from surefoot.data.streams import reader
 from surefoot.data.streams import tape as tape_module
-from surefoot.data.streams.reader import COMPARED, Beginning, HowToRead
+from surefoot.data.streams.reader import COMPARED, HowToRead, SourcePosition
 from surefoot.data.streams.recorder import Recorder
 from surefoot.data.streams.rows import decode, encode
 from surefoot.data.streams.shards import ENTRY, ZERO, DroppedError, Shards, chained, shards_in
@@ -486,8 +486,8 @@ def test_the_reader_counts_on_behind_the_tape(
         monkeypatch.setattr(module, name, lambda *_, **__: None)  # in this process
     own, other = multiprocessing.Pipe(duplex=False)
     with untouched():
-        beginning = Beginning(40, 0, ZERO, tail={}, states=[], head=BATCH)
-        reader.read_source(Stream(broken, samples=samples), other, os.getpid(), HOW, beginning)
+        position = SourcePosition(40, 0, ZERO, tail={}, states=[], head=BATCH)
+        reader.read_source(Stream(broken, samples=samples), other, os.getpid(), HOW, position)
     other.close()
     messages = list[bytes]()
     with suppress(EOFError):

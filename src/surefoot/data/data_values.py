@@ -18,7 +18,7 @@ from surefoot.data.value_places import (
     MAX_ENTRIES,
     PLAIN,
     Path,
-    Place,
+    ValuePlace,
     Visitor,
     is_in_shared_memory,
 )
@@ -28,7 +28,7 @@ _NOTHING = object()  # stands for a value that is not there
 
 
 @dataclass(frozen=True)
-class ChangedValue:
+class DataChange:
     """A value that the body of a loop changed, by its name for the user. `is_saved` is True if a
     checkpoint holds it, `is_shared` if all processes see the change.
     """
@@ -40,7 +40,7 @@ class ChangedValue:
 
 class _Difference(NamedTuple):
     name: str
-    place: Place
+    place: ValuePlace
     value: Any
 
 
@@ -59,7 +59,7 @@ class DataValues:
         self.roots = roots
         self.changed_by_reading: set[str] = set()
         self.changed_by_body: set[str] = set()
-        self.changes: list[ChangedValue] = []
+        self.changes: list[DataChange] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -98,9 +98,9 @@ class DataValues:
             is_plain = place.write is not None and _as_json(value) is not None
             owner = place.path.owners[-1]
             is_shared = isinstance(owner, Tensor) and is_in_shared_memory(owner)
-            self.changes.append(ChangedValue(name, is_registered or is_plain, is_shared))
+            self.changes.append(DataChange(name, is_registered or is_plain, is_shared))
 
-    def pop_changes(self) -> list[ChangedValue]:
+    def pop_changes(self) -> list[DataChange]:
         """Return the changes since the last call."""
         changes = self.changes
         self.changes = []

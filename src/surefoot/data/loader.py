@@ -15,7 +15,7 @@ from surefoot.data.dataset_checks import checked_count, rows
 from surefoot.data.gathering import by_sample, gather_fn, gathered, sample_count
 from surefoot.data.nested import Movable, children, rebuilt
 from surefoot.data.order import Cut, Ids, InOrder, MicroBatches, Plan
-from surefoot.data.reading import Collate, Reading
+from surefoot.data.reading import Collate, MicroBatchReader
 from surefoot.errors import ConfigError, DataError, Setting, SurefootError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Feed:
             from surefoot.data.collate import collate as default_batch
         # workers pin their own batches, but not the dataclasses in them
         self.pins = device.type == "cuda" and (self.gather is not None or workers > 0)
-        self.reading = Reading(
+        self.reader = MicroBatchReader(
             single,
             self.plan,
             seed=seed,
@@ -133,7 +133,7 @@ class Feed:
             from surefoot.data.workers import Workers
 
             self.reads = Workers(
-                self.reading,
+                self.reader,
                 first=step,
                 stop=stop,
                 pieces=self.own,
@@ -172,7 +172,7 @@ class Feed:
         self.ahead = None
         if self.gather is not None:
             self.gather = gather_fn(self.dataset)
-        self.reading.follow_changes()
+        self.reader.follow_changes()
 
     def close(self) -> None:
         if self.reads is not None:
@@ -231,7 +231,7 @@ class Feed:
         if not len(ids):  # an empty micro-batch at the end of an epoch
             return None
         if self.gather is None:
-            return self.reading.here(step, index, ids, epochs, puts_back=self.puts_back)
+            return self.reader.here(step, index, ids, epochs, puts_back=self.puts_back)
         return gathered(self.dataset, self.gather, ids, epochs, step=step)
 
 

@@ -92,7 +92,7 @@ def _reading_expression(dataset: Any, sample: int, bits: int) -> str:
     return f"dataset.__getitem__({', '.join(texts)})"
 
 
-class Reading(Dataset[Any]):
+class MicroBatchReader(Dataset[Any]):
     """A data set of micro-batches, indexed by `address(step, index within the step)`.
 
     Every sample is read under its own seed. At first, no generator is seeded, because seeding takes

@@ -28,7 +28,7 @@ class Stored(Protocol):
 
 
 @runtime_checkable
-class Cut(Protocol):
+class Windowed(Protocol):
     """A data set of windows over a longer sequence; windows at different offsets may overlap."""
 
     def passages(self, ids: Ids) -> Batch:

@@ -39,7 +39,7 @@ class Path(NamedTuple):
     names: frozenset[str] = frozenset()
 
 
-class Place:
+class ValuePlace:
     """Values by their keys, as they were when last compared.
 
     `values` returns at least all of them, without a copy where it can: most steps compare only
@@ -91,7 +91,7 @@ class Visitor:
     """
 
     def __init__(self, left_out: Container[str]) -> None:
-        self.places: list[Place] = []
+        self.places: list[ValuePlace] = []
         self.left_out = left_out
         self.visited: dict[int, frozenset[str]] = {}  # names by the id of a thing
         self.compared: dict[int, frozenset[str]] = {}  # names of attributes by the id of an object
@@ -140,12 +140,12 @@ class Visitor:
                     self.visit(each, path._replace(name=f"{path.name}[{index}]"))
             case dict() if path.names & thing.keys():  # by constants, as in settings["rate"]
                 named = partial(_named, thing, path.names)
-                self._add(Place(path, named, ENTRY, thing.__setitem__))
+                self._add(ValuePlace(path, named, ENTRY, thing.__setitem__))
             case dict() if len(thing) <= MAX_ENTRIES:
-                self._add(Place(path, lambda: thing, ENTRY, thing.__setitem__, thing.values))
+                self._add(ValuePlace(path, lambda: thing, ENTRY, thing.__setitem__, thing.values))
             case list() | deque() if len(thing) <= MAX_ENTRIES:
                 numbered = partial(_numbered, thing)
-                self._add(Place(path, numbered, ENTRY, thing.__setitem__, lambda: thing))
+                self._add(ValuePlace(path, numbered, ENTRY, thing.__setitem__, lambda: thing))
             case list():
                 self._add_proof(path, lambda: (len(thing), *_spread(thing, len(thing))))
             case dict() | deque() | set():
@@ -162,7 +162,7 @@ class Visitor:
             cells[key].cell_contents = value
 
         path = path._replace(names=frozenset(names_in(function)))
-        self._add(Place(path, variables, ATTRIBUTE, write))
+        self._add(ValuePlace(path, variables, ATTRIBUTE, write))
 
     def _enter_object(self, thing: Any, path: Path) -> None:
         attributes: dict[str, Any] = getattr(thing, "__dict__", {})
@@ -180,16 +180,16 @@ class Visitor:
 
         if of_class or hasattr(thing, "__dict__"):
             values = None if of_class else attributes.values
-            self._add(Place(path, entries, ATTRIBUTE, partial(setattr, thing), values))
+            self._add(ValuePlace(path, entries, ATTRIBUTE, partial(setattr, thing), values))
 
-    def _add(self, place: Place) -> None:
+    def _add(self, place: ValuePlace) -> None:
         self.places.append(place)
         for key, value in place.last.items():
             self.visit(value, place.path._replace(name=place.name_of(key)))
 
     def _add_proof(self, path: Path, proof: Callable[[], Any]) -> None:
         """Add a value that stands for all of a tensor, an array or a long container."""
-        self.places.append(Place(path, lambda: {"": proof()}, ITSELF))
+        self.places.append(ValuePlace(path, lambda: {"": proof()}, ITSELF))
 
 
 def _is_left_out(thing: Any) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from surefoot.data.gathering import first_few
-from surefoot.data.reading import Reading
+from surefoot.data.reading import MicroBatchReader
 from surefoot.data.shared_memory import locks_named, shared_memory_full
 from surefoot.errors import ConfigError, DataError, Setting, SurefootError, first_line
 
@@ -60,7 +60,7 @@ class Workers:
 
     def __init__(
         self,
-        reading: Reading,
+        reader: MicroBatchReader,
         *,
         first: int,
         stop: int | None,
@@ -70,7 +70,7 @@ class Workers:
         say: Callable[[str], None],
     ) -> None:
         _check_temporary_directory()
-        self.plan = reading.plan
+        self.plan = reader.plan
         self.first = first
         self.pieces = pieces
         self.workers = workers
@@ -83,9 +83,9 @@ class Workers:
         with warnings.catch_warnings(), _deaths_named():
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader = DataLoader(
-                reading,
+                reader,
                 batch_size=None,
-                sampler=_addresses(reading, first, stop, pieces),
+                sampler=_addresses(reader, first, stop, pieces),
                 num_workers=workers,
                 collate_fn=_as_it_is,
                 pin_memory=pin,
@@ -237,11 +237,11 @@ def command_of(process: int) -> str:
 
 
 def _addresses(
-    reading: Reading, first: int, stop: int | None, pieces: range
+    reader: MicroBatchReader, first: int, stop: int | None, pieces: range
 ) -> Iterator[tuple[Any, ...]]:
     for step in count(first) if stop is None else range(first, stop):
         for index in pieces:
-            yield reading.address(step, index)
+            yield reader.address(step, index)
 
 
 @contextmanager

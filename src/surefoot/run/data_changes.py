@@ -5,7 +5,7 @@ step reads it, or the change is refused by name.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from surefoot.data.data_values import ChangedValue, DataValues
+from surefoot.data.data_values import DataChange, DataValues
 from surefoot.data.loader import Feed
 from surefoot.data.pipeline import DataPipeline
 from surefoot.errors import ConfigError, Setting
@@ -61,7 +61,7 @@ class DataChanges:
                 " step) compute it"
             )
 
-    def _refuse_unseen(self, changes: list[ChangedValue], *, step: int, in_workers: bool) -> None:
+    def _refuse_unseen(self, changes: list[DataChange], *, step: int, in_workers: bool) -> None:
         pipeline = self.pipeline
         of_workers, of_stream, shared = [], [], []
         for change in changes:

@@ -19,8 +19,8 @@ from surefoot.data.sample_arguments import SampleArguments
 from surefoot.data.stored_samples import (
     IGNORED,
     Batch,
-    Cut,
     Stored,
+    Windowed,
     integer_targets,
     rows_as_bytes,
 )
@@ -84,7 +84,7 @@ def _overlap(
         }
     samples, _ = _read_samples(split, seed=seed, reading_s=reading_s)
     counts = {"checked": len(samples), "overlapping": sum(sample in known for sample in samples)}
-    return counts | ({"passages": True} if isinstance(split, Cut) else {})
+    return counts | ({"passages": True} if isinstance(split, Windowed) else {})
 
 
 def _is_same(first: Any, second: Any) -> bool:
@@ -149,7 +149,7 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
     if isinstance(dataset, Stored):
         return dataset.stored
-    if isinstance(dataset, Cut):
+    if isinstance(dataset, Windowed):
         return dataset.passages
     if tensors := tensors_of(dataset):
         return lambda ids: _of_tensors(

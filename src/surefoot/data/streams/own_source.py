@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from surefoot.data.same_on_ranks import UNSPLIT
-from surefoot.data.streams.reader import Beginning, HowToRead
+from surefoot.data.streams.reader import HowToRead, SourcePosition
 from surefoot.data.streams.shards import ENTRY, ZERO
 from surefoot.data.streams.source_reader import SourceReader
 from surefoot.data.streams.source_values import (
@@ -111,7 +111,7 @@ def _digest_of_rows(stream: Stream, how: HowToRead, rows: int) -> str | None:
         reader = SourceReader(
             stream.first_rows(rows),
             how,
-            Beginning(0, 0, ZERO, tail={}, states=[], head=0),
+            SourcePosition(0, 0, ZERO, tail={}, states=[], head=0),
         )
     except DataError:
         return None

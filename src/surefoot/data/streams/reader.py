@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from surefoot.checkpoint.nested_state import Stateful
 from surefoot.data.fingerprints import hash_of
 from surefoot.data.streams.one_rank import become_one_rank
 from surefoot.data.streams.shards import ENTRY, chained
@@ -32,17 +33,6 @@ _SENT_BYTES = 1 << 18  # rows of one message
 _WAITING_BYTES = 1 << 22  # encoded rows that wait for the pipe
 _STATE_S = 5.0  # between two states of the source
 COMPARED = 16  # rows of the tape that are compared with the source after a resume
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A source that can continue where it was."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the source."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iterator begin at this position."""
 
 
 @runtime_checkable
@@ -62,7 +52,7 @@ class HowToRead:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class SourcePosition:
     """Where the reader begins: behind the first `row` rows, which end at byte `end` of the tape and
     have the hash `digest`.
 
@@ -79,7 +69,7 @@ class Beginning:
 
 
 def read_source(
-    stream: Stream, pipe: Connection, parent: int, how: HowToRead, beginning: Beginning
+    stream: Stream, pipe: Connection, parent: int, how: HowToRead, position: SourcePosition
 ) -> None:
     """Send the rows of a source through a pipe, from a process of its own."""
     begin_process(parent, collects=True)
@@ -89,28 +79,28 @@ def read_source(
         become_one_rank()
     torch.set_num_threads(1)
     seed_generators(stream_key(how.seed, "stream"))
-    outbox = _Outbox(pipe, beginning.end, beginning.digest, leave_fn=leave_with_children)
-    _send_rows(stream, beginning, outbox)
+    outbox = _Outbox(pipe, position.end, position.digest, leave_fn=leave_with_children)
+    _send_rows(stream, position, outbox)
 
 
 def read_source_in_thread(
-    stream: Stream, pipe: Connection, beginning: Beginning, has_closed: Callable[[], bool]
+    stream: Stream, pipe: Connection, position: SourcePosition, has_closed: Callable[[], bool]
 ) -> None:
     """Send the rows of a source through a pipe, from a thread of the process that trains."""
-    outbox = _Outbox(pipe, beginning.end, beginning.digest, has_closed=has_closed)
+    outbox = _Outbox(pipe, position.end, position.digest, has_closed=has_closed)
     try:
-        _send_rows(stream, beginning, outbox, is_thread=True)
+        _send_rows(stream, position, outbox, is_thread=True)
     finally:
         pipe.close()
 
 
 def _send_rows(
-    stream: Stream, beginning: Beginning, outbox: "_Outbox", *, is_thread: bool = False
+    stream: Stream, position: SourcePosition, outbox: "_Outbox", *, is_thread: bool = False
 ) -> None:
-    number = beginning.row
+    number = position.row
     try:
         drawn_before = _states_of_generators() if is_thread else None
-        rows = _advanced(stream, number, beginning.tail, beginning.states, outbox)
+        rows = _advanced(stream, number, position.tail, position.states, outbox)
         stop, saved_s = stream.samples, time.monotonic()
         while stop is None or number < stop:
             try:
@@ -128,7 +118,7 @@ def _send_rows(
                     row=number,
                 ) from problem
             # until it has these rows the run waits, so only the source can have drawn
-            if drawn_before is not None and number < beginning.head:
+            if drawn_before is not None and number < position.head:
                 _refuse_draws(drawn_before, number)
             outbox.put("r", stream.encoded(row, number=number))
             number += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from surefoot.data.streams.reader import COMPARED, Beginning, HowToRead, failure_of
+from surefoot.data.streams.reader import COMPARED, HowToRead, SourcePosition, failure_of
 from surefoot.data.streams.shards import ENTRY, Shards, chained
 from surefoot.data.streams.source_reader import SourceReader
 from surefoot.data.streams.stream import Stream
@@ -134,7 +134,7 @@ class Recorder:
         shards.look()
         begin = max(shards.first_kept(), writer.rows - COMPARED)
         tail = {row: chained(b"", shards.row(row)) for row in range(begin, writer.rows)}
-        beginning = Beginning(
+        position = SourcePosition(
             writer.rows,
             writer.end,
             writer.digest,
@@ -142,7 +142,7 @@ class Recorder:
             states=writer.states(),
             head=self.batch_size,
         )
-        self.reader = SourceReader(self.stream, self.how, beginning)
+        self.reader = SourceReader(self.stream, self.how, position)
         atexit.register(self.close)  # otherwise Python would wait for the reader
         self.thread = threading.Thread(
             target=self._record, args=(self.reader,), name="surefoot-tape", daemon=True

@@ -9,7 +9,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from surefoot.data.streams.one_rank import environment_of_one_rank
-from surefoot.data.streams.reader import Beginning, HowToRead, read_source, read_source_in_thread
+from surefoot.data.streams.reader import (
+    HowToRead,
+    SourcePosition,
+    read_source,
+    read_source_in_thread,
+)
 from surefoot.data.streams.stream import Stream
 from surefoot.data.workers import (
     command_of,
@@ -27,7 +32,7 @@ _END_S = 5.0  # for which an ended process, or a thread, is awaited
 class SourceReader:
     """A process, or a thread, that reads a source and sends its messages (see `reader.py`)."""
 
-    def __init__(self, stream: Stream, how: HowToRead, beginning: Beginning) -> None:
+    def __init__(self, stream: Stream, how: HowToRead, position: SourcePosition) -> None:
         self.stream, self.is_closed = stream, False
         self.start_method = stream.start_method
         self.process: Any = None
@@ -37,13 +42,13 @@ class SourceReader:
             self.pipe, their_end = multiprocessing.Pipe(duplex=False)
             self.thread = threading.Thread(
                 target=read_source_in_thread,
-                args=(stream, their_end, beginning, self.has_closed),
+                args=(stream, their_end, position, self.has_closed),
                 name="surefoot-source",
                 daemon=True,
             )
             self.thread.start()
         else:
-            self._start_process(how, beginning)
+            self._start_process(how, position)
 
     def has_closed(self) -> bool:
         return self.is_closed
@@ -150,12 +155,12 @@ class SourceReader:
             )
         return None
 
-    def _start_process(self, how: HowToRead, beginning: Beginning) -> None:
+    def _start_process(self, how: HowToRead, position: SourcePosition) -> None:
         context = multiprocessing.get_context(self.start_method)
         self.pipe, their_end = context.Pipe(duplex=False)
         self.process = context.Process(  # type: ignore[attr-defined]
             target=read_source,
-            args=(self.stream.for_reader(), their_end, os.getpid(), how, beginning),
+            args=(self.stream.for_reader(), their_end, os.getpid(), how, position),
             name="surefoot-source",
         )
         try:
