@@ -101,7 +101,8 @@ def _send_rows(
     try:
         drawn_before = _states_of_generators() if is_thread else None
         rows = _advanced(stream, number, position.tail, position.states, outbox)
-        stop, saved_s = stream.samples, time.monotonic()
+        stop = stream.samples
+        saved_s = time.monotonic()
         while stop is None or number < stop:
             try:
                 row = next(rows)
@@ -122,12 +123,11 @@ def _send_rows(
                 _refuse_draws(drawn_before, number)
             outbox.put("r", stream.encoded(row, number=number))
             number += 1
-            if (
-                time.monotonic() - saved_s > _STATE_S
-                and (state := _state(stream.source)) is not None
-            ):
-                outbox.put("s", json.dumps([number, state]).encode())
-                saved_s = time.monotonic()
+            if time.monotonic() - saved_s > _STATE_S:
+                state = _state(stream.source)
+                if state is not None:
+                    outbox.put("s", json.dumps([number, state]).encode())
+                    saved_s = time.monotonic()
         outbox.put("e", b"")
     except _ClosedError:
         return
@@ -152,24 +152,25 @@ def _failed(problem: BaseException) -> DataError:
     )
 
 
-def _states_of_generators() -> list[tuple[str, str]]:
-    return [(each.name, hash_of(each.get_state())) for each in global_generators()]
+def _states_of_generators() -> dict[str, str]:
+    return {generator.name: hash_of(generator.get_state()) for generator in global_generators()}
 
 
-def _refuse_draws(before: list[tuple[str, str]], number: int) -> None:
-    now = _states_of_generators()
-    drawn = [name for (name, state), (_, later) in zip(before, now, strict=True) if state != later]
-    if drawn:
-        raise DataError(
-            "stream-thread-draws",
-            problem=f"the source draws from the global generator of {drawn[0]} (row {number}), "
-            'and start = "thread" reads it in the process that trains',
-            reason="its draws would change those of the steps, so no run could be repeated",
-            remedy='give the source a generator of its own, or sf.data.Stream(source, start="spawn")',
-            setting="start",
-            value="thread",
-            generator=drawn[0],
-        )
+def _refuse_draws(before: dict[str, str], number: int) -> None:
+    after = _states_of_generators()
+    for name, state in before.items():
+        if after[name] != state:
+            raise DataError(
+                "stream-thread-draws",
+                problem=f"the source draws from the global generator of {name} (row {number}), "
+                'and start = "thread" reads it in the process that trains',
+                reason="its draws would change those of the steps, so no run could be repeated",
+                remedy="give the source a generator of its own, or"
+                ' sf.data.Stream(source, start="spawn")',
+                setting="start",
+                value="thread",
+                generator=name,
+            )
 
 
 def _advanced(
@@ -180,19 +181,18 @@ def _advanced(
     """
     if not count:
         return iterator_of(stream.source)
-    rows, same = iter(()), False
+    rows: Iterator[Any] = iter(())
     for start, how, begin in _ways(stream.source, count, states):
         rows = begin()
-        if same := _gives_tail(stream, rows, start, count, tail):
+        if _gives_tail(stream, rows, start, count, tail):
             outbox.put("n", f"the stream continues at row {count:,}: {how}".encode())
-            break
-    if not same:
-        outbox.put(
-            "n",
-            f"WARNING: the source gives other rows than the tape has recorded before row {count:,}\n"
-            "  past steps repeat, because they read the tape; further rows may repeat or miss rows of the source\n"
-            "  if the source draws its order, give it a fixed seed".encode(),
-        )
+            return rows
+    warning = (
+        f"WARNING: the source gives other rows than the tape has recorded before row {count:,}\n"
+        "  past steps repeat, because they read the tape; further rows may repeat or miss rows of the source\n"
+        "  if the source draws its order, give it a fixed seed"
+    )
+    outbox.put("n", warning.encode())
     return rows
 
 
@@ -202,47 +202,51 @@ def _ways(
     """Yield the ways to reach row `count`: the row at which each begins, its description, and a
     function that begins there.
     """
-    if isinstance(source, Stateful) and (beginning := _state(source)) is not None:
-
-        def from_state(state: Any) -> Iterator[Any]:
-            source.load_state_dict(state)
-            return iterator_of(source)
-
-        for number, state in reversed([each for each in states if each[0] < count]):
-            yield (
-                number,
-                f"its source has loaded the state of row {number:,}",
-                partial(from_state, state),
-            )
-        source.load_state_dict(beginning)
+    first_state = _state(source)
+    if first_state is not None:
+        for number, state in reversed(states):
+            if number < count:
+                how = f"its source has loaded the state of row {number:,}"
+                yield number, how, partial(_iterator_from, source, state)
+        source.load_state_dict(first_state)
     start = max(0, count - COMPARED)
     if isinstance(source, Skipping) and start:
-        yield (
-            start,
-            f"its source has skipped {start:,} rows",
-            lambda: iterator_of(source.skip(start)),
-        )
-    yield 0, f"its first {count:,} rows were read again and discarded", partial(iterator_of, source)
+        how = f"its source has skipped {start:,} rows"
+        yield start, how, lambda: iterator_of(source.skip(start))
+    how = f"its first {count:,} rows were read again and discarded"
+    yield 0, how, partial(iterator_of, source)
+
+
+def _iterator_from(source: Stateful, state: Any) -> Iterator[Any]:
+    source.load_state_dict(state)
+    return iterator_of(source)
 
 
 def _gives_tail(
     stream: Stream, rows: Iterator[Any], start: int, count: int, tail: dict[int, bytes]
 ) -> bool:
-    equal, number = True, start - 1
-    for number, row in enumerate(islice(rows, count - start), start):
-        if number in tail:
-            equal = equal and chained(b"", stream.encoded(row, number=number)) == tail[number]
-    return equal and number == count - 1
+    """Read the rows before row `count`; return False if they are not those of the tape, or too
+    few.
+    """
+    is_equal = True
+    number = start
+    for row in islice(rows, count - start):
+        if is_equal and number in tail:
+            is_equal = chained(b"", stream.encoded(row, number=number)) == tail[number]
+        number += 1
+    return is_equal and number == count
 
 
 def _state(source: Any) -> dict[str, Any] | None:
+    """Return the state of a source, or None if it has none that is JSON."""
     if not isinstance(source, Stateful):
         return None
     try:
         state = source.state_dict()
-        return state if isinstance(state, dict) and json.loads(json.dumps(state)) == state else None
+        is_json = isinstance(state, dict) and json.loads(json.dumps(state)) == state
     except Exception:  # of the user's object: the rows are read again instead
         return None
+    return state if is_json else None
 
 
 class _ClosedError(Exception):
@@ -263,11 +267,15 @@ class _Outbox:
         leave_fn: Callable[[], None] | None = None,
         has_closed: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.pipe, self.end, self.digest = pipe, end, digest
+        self.pipe = pipe
+        self.end = end
+        self.digest = digest
         self.leave_fn = leave_fn  # called when nobody listens any more; None: `put` raises
-        self.has_closed, self.is_broken = has_closed, False
+        self.has_closed = has_closed
+        self.is_broken = False
+        self.is_closed = False
         self.waiting: deque[tuple[str, bytes]] = deque()
-        self.waiting_bytes, self.is_closed = 0, False
+        self.waiting_bytes = 0
         self.changed = threading.Condition()
         self.thread = threading.Thread(target=self._send_all, daemon=True)
         self.thread.start()
@@ -289,25 +297,14 @@ class _Outbox:
 
     def _send_all(self) -> None:
         while True:
-            rows, size, other = list[bytes](), 0, None
-            with self.changed:
-                self.changed.wait_for(lambda: self.waiting or self.is_closed)
-                while self.waiting and size < _SENT_BYTES and other is None:
-                    kind, message = self.waiting.popleft()
-                    size += len(message)
-                    if kind == "r":
-                        rows.append(message)
-                    else:
-                        other = kind.encode() + message
-                self.waiting_bytes -= size
-                self.changed.notify_all()
+            rows, other = self._next()
+            if not rows and other is None:
+                return
             try:
                 if rows:
                     self.pipe.send_bytes(self._joined(rows))
                 if other is not None:
                     self.pipe.send_bytes(other)
-                if not rows and other is None:
-                    return
             except OSError:  # the run has ended
                 if self.leave_fn is not None:
                     self.leave_fn()
@@ -316,9 +313,30 @@ class _Outbox:
                     self.changed.notify_all()
                 return
 
+    def _next(self) -> tuple[list[bytes], bytes | None]:
+        """Wait for messages. Return the rows that wait together, and the message of another kind
+        behind them; neither once the outbox is closed and empty.
+        """
+        rows = list[bytes]()
+        other: bytes | None = None
+        size = 0
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.is_closed)
+            while self.waiting and size < _SENT_BYTES and other is None:
+                kind, message = self.waiting.popleft()
+                size += len(message)
+                if kind == "r":
+                    rows.append(message)
+                else:
+                    other = kind.encode() + message
+            self.waiting_bytes -= size
+            self.changed.notify_all()
+        return rows, other
+
     def _joined(self, rows: list[bytes]) -> bytes:
         entries = bytearray()
         for row in rows:
-            self.digest, self.end = chained(self.digest, row), self.end + len(row)
+            self.digest = chained(self.digest, row)
+            self.end += len(row)
             entries += ENTRY.pack(self.end, self.digest)
         return b"".join([b"r", len(rows).to_bytes(4, "little"), entries, *rows])
