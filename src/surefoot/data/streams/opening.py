@@ -132,7 +132,8 @@ def begin_tape(
 
     def begin() -> tuple[str, bool, int]:
         nonlocal recorder
-        if own is not None and (head := recorded_head(own)) is not None:
+        head = None if own is None else recorded_head(own)
+        if head is not None:
             return str(own), False, head
         if stream.directory is None:
             _remove_abandoned(Path(tempfile.gettempdir()))
@@ -186,7 +187,8 @@ def open_tape(
     own = directory_of(tape.stream, run_dir) or tape.directory
 
     def begin() -> str:
-        recorder, before = tape.recorder, tape.directory
+        recorder = tape.recorder
+        before = tape.directory
         if recorder is not None and own != before and recorded_head(own) is None and facts is None:
             recorder.move_to(own)
             shutil.rmtree(before, ignore_errors=True)
@@ -194,15 +196,16 @@ def open_tape(
             tape.close()
             if facts is not None and recorded_head(own) is None:
                 raise not_of_checkpoint(own, rows=facts["rows"], known=0)
-            recorder = tape.recorder = tape.record_in(own)
+            recorder = tape.record_in(own)
+            tape.recorder = recorder
             tape.move_to(own, is_live=True)
             tape.require(facts)
             recorder.cut_damaged(0 if facts is None else facts["rows"])
-        recorder.writer.disk, recorder.saved_step = disk, saved_step
+        recorder.writer.disk = disk
+        recorder.saved_step = saved_step
         recorder.stop = steps * recorder.batch_size
-        recorder.is_repeated = (
-            tape.stream.samples is not None and recorder.stop > tape.stream.samples
-        )
+        declared = tape.stream.samples
+        recorder.is_repeated = declared is not None and recorder.stop > declared
         return str(own)
 
     of_main(world, begin)
@@ -213,7 +216,8 @@ def open_tape(
 
 def of_main(world: World, begin: Callable[[], Any]) -> Any:
     """Return what rank 0 returns, or raise its error on every rank."""
-    returned, problem = None, None
+    returned = None
+    problem = None
     if world.is_main:
         try:
             returned = begin()
@@ -228,18 +232,22 @@ def of_main(world: World, begin: Callable[[], Any]) -> Any:
 
 def check_visible(directory: Path, world: World) -> None:
     """Raise `DataError` if a rank does not see the tape that rank 0 writes. Collective."""
+    description = directory / "tape.json"
     limit = time.monotonic() + (_VISIBLE_S if world.size > 1 else 0.0)
-    while not (is_visible := (directory / "tape.json").is_file()) and time.monotonic() < limit:
+    is_visible = description.is_file()
+    while not is_visible and time.monotonic() < limit:
         time.sleep(0.05)
-    if hidden := [rank for rank, there in enumerate(world.gathered(is_visible)) if not there]:
-        raise DataError(
-            "stream-tape-invisible",
-            problem=f"rank {hidden[0]} cannot see the tape {directory} that rank 0 writes",
-            remedy="several machines need a directory that they share: sf.data.Stream(source,"
-            " directory=...)",
-            rank=hidden[0],
-            path=directory,
-        )
+        is_visible = description.is_file()
+    for rank, rank_sees_it in enumerate(world.gathered(is_visible)):
+        if not rank_sees_it:
+            raise DataError(
+                "stream-tape-invisible",
+                problem=f"rank {rank} cannot see the tape {directory} that rank 0 writes",
+                remedy="several machines need a directory that they share: sf.data.Stream(source,"
+                " directory=...)",
+                rank=rank,
+                path=directory,
+            )
 
 
 def _remove_abandoned(directory: Path) -> None:
@@ -248,11 +256,10 @@ def _remove_abandoned(directory: Path) -> None:
     """
     for path in directory.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if (
-                not path.is_symlink()
-                and time.time() - path.stat().st_mtime > _ABANDONED_S
-                and is_unlocked(path)
-            ):
+            if path.is_symlink():
+                continue
+            is_old = time.time() - path.stat().st_mtime > _ABANDONED_S
+            if is_old and is_unlocked(path):
                 shutil.rmtree(path, ignore_errors=True)
 
 

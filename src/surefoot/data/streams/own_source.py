@@ -48,17 +48,20 @@ def check_own_sources(
         elif order != order_of_main:
             unseeded.append(name)
     by_rank = world.gathered([unseeded[:1], differing[:_NAMED]])
-    names_of_order = [name for names, _ in by_rank for name in names]
+    names_of_order = list[str]()
+    last_differing = None
+    for rank, (unseeded_there, differing_there) in enumerate(by_rank):
+        names_of_order += unseeded_there
+        if differing_there:
+            last_differing = rank
     if names_of_order:
         say(
             "note: the order of this stream differs between two starts of the program"
             f" ({names_of_order[0]}): give it a fixed seed"
         )
-    others = [rank for rank, (_, names) in enumerate(by_rank) if names]
-    if others and how.is_one_rank and not stream.same_on_ranks:
-        _compare_rows(
-            stream, how, tape, world, rank=others[-1], names=by_rank[others[-1]][1], say=say
-        )
+    if last_differing is not None and how.is_one_rank and not stream.same_on_ranks:
+        _, names = by_rank[last_differing]
+        _compare_rows(stream, how, tape, world, rank=last_differing, names=names, say=say)
 
 
 def _compare_rows(

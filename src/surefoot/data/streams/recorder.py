@@ -36,17 +36,20 @@ class Recorder:
     def __init__(
         self, stream: Stream, directory: Path, *, batch_size: int, how: HowToRead, workers: int
     ) -> None:
-        self.stream, self.batch_size, self.how, self.pid = stream, batch_size, how, os.getpid()
+        self.stream = stream
+        self.batch_size = batch_size
+        self.how = how
+        self.pid = os.getpid()
         self.ahead_steps = max(_AHEAD_STEPS, 2 * workers + 2)
         self.writer = TapeWriter(directory, head=batch_size, limit_bytes=stream.tape_bytes)
         self.stop: int | None = None  # the rows that the run needs
         self.is_repeated = False  # a later epoch reads every row again, so none is dropped
-        self.saved_step: Callable[[], int | None] | None = (
-            None  # of the newest checkpoint; None: no checkpoints
-        )
+        # of the newest checkpoint; None: no checkpoints
+        self.saved_step: Callable[[], int | None] | None = None
         self.notes: list[str] = []
         self.failure: dict[str, Any] | None = None  # see `failure_of`
-        self.demanded, self.is_closed = 0, False
+        self.demanded = 0
+        self.is_closed = False
         # of `demanded` and `is_closed`; never owned for long, because steps need it
         self.changed = threading.Condition()
         self.writing = threading.Lock()  # owned while the disk works
@@ -62,7 +65,8 @@ class Recorder:
 
     def cut_damaged(self, rows: int) -> None:
         """Cut the tape at the first damaged row behind the first `rows` rows."""
-        if (problem := self.writer.cut_damaged(rows)) is not None:
+        problem = self.writer.cut_damaged(rows)
+        if problem is not None:
             self.notes.append(
                 f"warning: {problem}: the tape is cut, and the source is read again from there on"
             )
@@ -71,29 +75,26 @@ class Recorder:
         """Say that training reads the rows before `rows`; start the reader if rows will soon be
         missing.
         """
-        if (
-            rows <= self.demanded
-        ):  # each row of a step asks, and waking the thread takes longer than reading the row
+        # each row of a step asks, and waking the thread takes longer than reading the row
+        if rows <= self.demanded:
             return
         with self.changed:
             self.demanded = rows
             self.changed.notify_all()
-            if (
-                self.thread is None
-                and not self.writer.has_ended
-                and self.failure is None
-                and self._is_wanted()
-            ):
+            is_over = self.writer.has_ended or self.failure is not None
+            if self.thread is None and not is_over and self._is_wanted():
                 self._start_reader()
 
     @property
     def wants_save(self) -> bool:
         """True if the tape is full, and a checkpoint of the current step would release rows."""
-        oldest = self.writer.oldest if self._is_full() and not self.is_repeated else None
-        return (
-            oldest is not None
-            and self._needed_from() < oldest[1] <= self.demanded - self.batch_size
-        )
+        if self.is_repeated or not self._is_full():
+            return False
+        oldest = self.writer.oldest
+        if oldest is None:
+            return False
+        _, first_behind = oldest
+        return self._needed_from() < first_behind <= self.demanded - self.batch_size
 
     def flush(self) -> None:
         """Wait until all appended rows are on the disk. Called before each checkpoint is
@@ -130,10 +131,11 @@ class Recorder:
         self.writer.close()
 
     def _start_reader(self) -> None:
-        writer, shards = self.writer, Shards(self.writer.directory)
+        writer = self.writer
+        shards = Shards(writer.directory)
         shards.look()
-        begin = max(shards.first_kept(), writer.rows - COMPARED)
-        tail = {row: chained(b"", shards.row(row)) for row in range(begin, writer.rows)}
+        first = max(shards.first_kept(), writer.rows - COMPARED)
+        tail = {row: chained(b"", shards.row(row)) for row in range(first, writer.rows)}
         position = SourcePosition(
             writer.rows,
             writer.end,
@@ -180,11 +182,13 @@ class Recorder:
         )
 
     def _take(self, message: bytes) -> bool:
-        kind, content = message[:1], memoryview(message)[1:]
+        kind = message[:1]
+        content = memoryview(message)[1:]
         match kind:
             case b"r":
-                bounds = 4 + int.from_bytes(content[:4], "little") * ENTRY.size
-                self.writer.append(content[4:bounds], content[bounds:])
+                count = int.from_bytes(content[:4], "little")
+                entries_end = 4 + count * ENTRY.size
+                self.writer.append(content[4:entries_end], content[entries_end:])
                 self._make_room()
             case b"n":
                 self.notes.append(str(content, "utf-8"))
@@ -199,18 +203,20 @@ class Recorder:
     def _is_wanted(self) -> bool:
         if self.writer.rows < self.demanded:
             return True
-        ahead = self.demanded + self.ahead_steps * self.batch_size
-        return (
-            self.writer.rows < (ahead if self.stop is None else min(ahead, self.stop))
-            and not self._is_full()
-        )
+        limit = self.demanded + self.ahead_steps * self.batch_size
+        if self.stop is not None:
+            limit = min(limit, self.stop)
+        return self.writer.rows < limit and not self._is_full()
 
     def _is_full(self) -> bool:
+        """Return True if the tape is too large, and none of its rows may be dropped."""
+        if self.writer.size_bytes <= self.stream.tape_bytes:
+            return False
         oldest = self.writer.oldest
-        is_releasable = (
-            oldest is not None and oldest[1] <= self._needed_from() and not self.is_repeated
-        )
-        return self.writer.size_bytes > self.stream.tape_bytes and not is_releasable
+        if oldest is None or self.is_repeated:
+            return True
+        _, first_behind = oldest
+        return first_behind > self._needed_from()
 
     def _make_room(self) -> None:
         is_full = self.writer.drop(0 if self.is_repeated else self._needed_from())

@@ -87,62 +87,67 @@ def _describe(part: Any, buffers: list[Any], where: str, depth: int) -> Any:
     if kind not in (list, tuple, dict) or depth == _DEPTH:
         what = f" of {part.dtype}" if kind in (Tensor, np.ndarray) else ""
         raise NotRecordableError(f"{where} is a {kind.__qualname__}{what}")
-    if kind is not dict:
-        return ["l" if kind is list else "u"] + [
-            _describe(each, buffers, f"{where}[{index}]", depth + 1)
-            for index, each in enumerate(part)
-        ]
-    if keys := [key for key in part if type(key) not in (str, int)]:
-        raise NotRecordableError(
-            f"{where} has the key {keys[0]!r}, and keys must be text or integers"
-        )
-    return [
-        "d",
-        list(part),
-        *(_describe(each, buffers, f"{where}[{key!r}]", depth + 1) for key, each in part.items()),
-    ]
+    if kind is dict:
+        return _describe_dict(part, buffers, where, depth)
+    described = ["l" if kind is list else "u"]
+    for index, entry in enumerate(part):
+        described.append(_describe(entry, buffers, f"{where}[{index}]", depth + 1))
+    return described
+
+
+def _describe_dict(part: dict[Any, Any], buffers: list[Any], where: str, depth: int) -> list[Any]:
+    for key in part:
+        if type(key) not in (str, int):
+            raise NotRecordableError(
+                f"{where} has the key {key!r}, and keys must be text or integers"
+            )
+    described = ["d", list(part)]
+    for key, value in part.items():
+        described.append(_describe(value, buffers, f"{where}[{key!r}]", depth + 1))
+    return described
 
 
 def _build(description: Any, row: bytearray, start: int) -> tuple[Any, int]:
     if type(description) is not list:
         return description, start
     kind, *parts = description
-    if kind in ("t", "a", "n", "b"):
-        if kind == "b":
-            size, built = parts[0], bytes(row[start : start + parts[0]])
-            if len(built) != size:
-                raise ValueError("not a row: it is too short")
-        else:
-            built, size = _array(kind, row, start, *parts)
-        return built, start + size + -size % _ALIGNMENT
-    names, entries = (parts[0], parts[1:]) if kind == "d" else ([], parts)
-    inner = []
-    for entry in entries:
-        if type(entry) is list:
-            entry, start = _build(entry, row, start)  # noqa: PLW2901
-        inner.append(entry)
+    if kind == "b":
+        size = parts[0]
+        text = bytes(row[start : start + size])
+        if len(text) != size:
+            raise ValueError("not a row: it is too short")
+        return text, start + size + -size % _ALIGNMENT
+    if kind in ("t", "a", "n"):
+        array, size = _array(kind, row, start, *parts)
+        return array, start + size + -size % _ALIGNMENT
+    keys = parts.pop(0) if kind == "d" else []
+    values = []
+    for part in parts:
+        if type(part) is list:
+            part, start = _build(part, row, start)  # noqa: PLW2901
+        values.append(part)
     match kind:
         case "l":
-            return inner, start
+            return values, start
         case "u":
-            return tuple(inner), start
+            return tuple(values), start
         case "d":
-            return dict(zip(names, inner, strict=True)), start
+            return dict(zip(keys, values, strict=True)), start
     raise ValueError(f"not a row: unknown kind {kind!r}")
 
 
 def _array(kind: str, row: bytearray, start: int, name: str, shape: Any = ()) -> tuple[Any, int]:
     if kind != "t" and not _ARRAY_DTYPE.fullmatch(name):
         raise ValueError(f"not a row: dtype {name!r}")
-    torch_dtype, dtype = (_DTYPES[name], None) if kind == "t" else (None, np.dtype(name))
+    dtype: Any = _DTYPES[name] if kind == "t" else np.dtype(name)
     count = math.prod(shape)
-    size = count * (torch_dtype.itemsize if torch_dtype is not None else dtype.itemsize)  # type: ignore[union-attr]
+    size = count * dtype.itemsize
     if min(shape, default=0) < 0 or start + size > len(row):
         raise ValueError("not a row: it is too short")
-    if torch_dtype is not None:
+    if kind == "t":
         if not size:
-            return torch.empty(shape, dtype=torch_dtype), 0
-        flat = torch.frombuffer(row, dtype=torch_dtype, count=count, offset=start)
+            return torch.empty(shape, dtype=dtype), 0
+        flat = torch.frombuffer(row, dtype=dtype, count=count, offset=start)
         return (flat if len(shape) == 1 else flat.reshape(shape)), size
     array = np.frombuffer(row, dtype, count, start) if size else np.empty(count, dtype)
     return (array[0] if kind == "n" else array.reshape(shape)), size

@@ -52,7 +52,8 @@ class Shards:
     """The files of rows in a directory, to which another process or thread may append."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.rows = directory, 0
+        self.directory = directory
+        self.rows = 0
         self.firsts: list[int] = []  # numbers of the shards' first rows, in order
         self.opened: dict[int, _Shard] = {}
 
@@ -69,16 +70,17 @@ class Shards:
         """
         try:
             shard = self._shard(self._first(row))
-            last, first = shard.entry(row - shard.first + 1), shard.entry(row - shard.first)
-            if last is None or first is None:
+            before = shard.entry(row - shard.first)
+            entry = shard.entry(row - shard.first + 1)
+            if before is None or entry is None:
                 raise FileNotFoundError
-            recorded = shard.read(first[0], last[0])
+            recorded = shard.read(before[0], entry[0])
         except FileNotFoundError:
             self.look()
             raise self._dropped(row) from None
         except OSError as problem:
             raise unreadable(self.directory, problem) from problem
-        if recorded is None or chained(first[1], recorded) != last[1]:
+        if recorded is None or chained(before[1], recorded) != entry[1]:
             raise damaged(shard.path.with_suffix(".bin"), f"the hash of row {row} differs", row=row)
         return recorded
 
@@ -93,7 +95,8 @@ class Shards:
         for near in (row - 1, row):  # the shard's own entry is that of the row before it
             with suppress(FileNotFoundError):
                 shard = self._shard(self._first(near))
-                if shard.first <= row and (entry := shard.entry(row - shard.first)) is not None:
+                entry = shard.entry(row - shard.first) if shard.first <= row else None
+                if entry is not None:
                     return entry
         raise self._dropped(row - 1)
 
@@ -112,23 +115,23 @@ class Shards:
                 return row, first_line(problem)
             row += 1
         for before, first in pairwise(self.firsts):
-            if first >= start and self._shard(before).entry(first - before) not in (
-                None,
-                self._shard(first).entry(0),
-            ):
-                return (
-                    first,
-                    f"{shard_name(first)}.idx is damaged: its first entry is not that of the row before it",
+            if first < start:
+                continue
+            last_entry = self._shard(before).entry(first - before)
+            if last_entry is not None and last_entry != self._shard(first).entry(0):
+                return first, (
+                    f"{shard_name(first)}.idx is damaged: its first entry is not that of the row"
+                    " before it"
                 )
         return self.rows, None
 
     def first_kept(self) -> int:
         """Return the row from which on no row has been dropped."""
-        if (
-            len(self.firsts) < 2
-            or self.firsts[1] == self.firsts[0] + self._shard(self.firsts[0]).count()
-        ):
-            return 0 if not self.firsts else self.firsts[0]
+        if not self.firsts:
+            return 0
+        first = self.firsts[0]
+        if len(self.firsts) == 1 or self.firsts[1] == first + self._shard(first).count():
+            return first
         return self.firsts[1]
 
     def _dropped(self, row: int) -> DroppedError:
@@ -145,7 +148,9 @@ class Shards:
         )
 
     def _first(self, row: int) -> int:
-        if not (index := bisect_right(self.firsts, row)):
+        """Return the first row of the shard that has a row."""
+        index = bisect_right(self.firsts, row)
+        if index == 0:
             raise FileNotFoundError
         return self.firsts[index - 1]
 
@@ -159,12 +164,10 @@ class Shards:
 
 class _Shard:
     def __init__(self, directory: Path, first: int) -> None:
-        self.first, self.path, self.index, self.size = (
-            first,
-            directory / shard_name(first),
-            bytearray(),
-            0,
-        )
+        self.first = first
+        self.path = directory / shard_name(first)
+        self.index = bytearray()  # of the entries that were read
+        self.size = 0  # of the file of rows, as last seen
         with ExitStack() as unless_complete:
             self.entry_file = unless_complete.enter_context(
                 open_regular(self.path.with_suffix(".idx"))
@@ -220,7 +223,8 @@ def recorded_head(directory: Path) -> int | None:
     """Return the number of rows in the first step of a tape, or None if the directory has no
     complete first step.
     """
-    if (tape := json_of(directory / "tape.json")) is None:
+    tape = json_of(directory / "tape.json")
+    if tape is None:
         return None
     if tape.get("format_version") != FORMAT_VERSION or not isinstance(tape.get("head"), int):
         version = tape.get("format_version")
@@ -232,8 +236,9 @@ def recorded_head(directory: Path) -> int | None:
             path=directory / "tape.json",
             version=version,
         )
-    head, end = int(tape["head"]), json_of(directory / "end.json")
-    return head if Shards(directory).look() >= head or end is not None else None
+    head = int(tape["head"])
+    has_ended = json_of(directory / "end.json") is not None
+    return head if has_ended or Shards(directory).look() >= head else None
 
 
 def json_of(path: Path) -> Any:
@@ -270,10 +275,12 @@ def damaged(path: Path, what: str, *, row: int | None = None) -> DataError:
 def not_of_checkpoint(directory: Path, *, rows: int, known: int) -> DataError:
     """Return the error for a tape without the `rows` rows that a checkpoint has read. The tape has
     `known` rows."""
-    found = f"has {known:,} rows" + " of another hash" * (known >= rows) if known else "is missing"
+    state = f"has {known:,} rows" if known else "is missing"
+    if known and known >= rows:
+        state += " of another hash"
     return DataError(
         "stream-tape-not-of-checkpoint",
-        problem=f"the checkpoint has read {rows:,} rows of the tape {directory}, which {found}",
+        problem=f"the checkpoint has read {rows:,} rows of the tape {directory}, which {state}",
         remedy=["restore the tape of this run", ("for a new run:", Setting("run_dir", "DIR"))],
         path=directory,
         rows=rows,

@@ -33,7 +33,8 @@ class SourceReader:
     """A process, or a thread, that reads a source and sends its messages (see `reader.py`)."""
 
     def __init__(self, stream: Stream, how: HowToRead, position: SourcePosition) -> None:
-        self.stream, self.is_closed = stream, False
+        self.stream = stream
+        self.is_closed = False
         self.start_method = stream.start_method
         self.process: Any = None
         self.thread: threading.Thread | None = None
@@ -82,16 +83,17 @@ class SourceReader:
                 time.sleep(_LOOK_S / 10)
             status = self.process.exitcode or 0
         if status >= 0:
-            imports = "python imports the script again in a spawned process: "
-            imports += 'start the run below `if __name__ == "__main__":`'
-            code_of_source = (
-                "the source, or a library in it, ended its own process, as os._exit does"
-            )
+            reason = "the source, or a library in it, ended its own process, as os._exit does"
+            if self.start_method == "spawn" and row == 0:
+                reason = (
+                    "python imports the script again in a spawned process: "
+                    'start the run below `if __name__ == "__main__":`'
+                )
             return DataError(
                 "stream-reader-exited",
                 problem="the process that reads the stream has ended unexpectedly: "
                 f"exit status {status}, before row {row}",
-                reason=imports if self.start_method == "spawn" and not row else code_of_source,
+                reason=reason,
                 remedy="the rows before it are on the tape: correct the source, and start the same command again",
                 row=row,
                 status=status,

@@ -97,8 +97,8 @@ def _parts(name: str, thing: Any) -> list[NamedValue]:
             if len(thing) > _MAX_VISITED:
                 return []
             if isinstance(thing, dict):
-                return [NamedValue(f"{name}[{key!r}]", each) for key, each in thing.items()]
-            return [NamedValue(f"{name}[]", each) for each in thing]
+                return [NamedValue(f"{name}[{key!r}]", value) for key, value in thing.items()]
+            return [NamedValue(f"{name}[]", entry) for entry in thing]
         case partial():
             arguments = [NamedValue(f"{name}.args", thing.args), NamedValue(name, thing.keywords)]
             return [NamedValue(name, thing.func), *arguments]
@@ -114,13 +114,13 @@ def _parts(name: str, thing: Any) -> list[NamedValue]:
         return []
     parts = dict(getattr(thing, "__dict__", {}))
     for owner in type(thing).__mro__:
-        for key, each in vars(owner).items():
-            is_constant = isinstance(each, (*_PLAIN, *_CONTAINERS, str)) and key[:2] != "__"
+        for key, value in vars(owner).items():
+            is_constant = isinstance(value, (*_PLAIN, *_CONTAINERS, str)) and key[:2] != "__"
             # a member of a class in C may be an address of memory, which differs in every process
-            is_slot = isinstance(each, MemberDescriptorType) and "__slots__" in vars(owner)
+            is_slot = isinstance(value, MemberDescriptorType) and "__slots__" in vars(owner)
             if is_constant or is_slot:
                 parts.setdefault(key, getattr(thing, key, None))
-    return [NamedValue(f"{name}.{key}", each) for key, each in parts.items()]
+    return [NamedValue(f"{name}.{key}", value) for key, value in parts.items()]
 
 
 def _notes_its_process(kind: type) -> bool:

@@ -25,7 +25,8 @@ class TapedRows:
     """The first rows of a stream as a data set: `rows[index]` is a row of the tape."""
 
     def __init__(self, name: str, tape: Tape, directory: Path | None) -> None:
-        self.name, self.tape = name, tape
+        self.name = name
+        self.tape = tape
         self.directory = directory  # in which the tape belongs, once a session has begun
         declared = tape.samples
         recorded = tape.shards.look()
@@ -41,7 +42,9 @@ class TapedRows:
                 recorded=recorded,
                 samples=declared,
             )
-        self.samples = declared if tape.wait(declared - 1) else tape.length or 0
+        self.samples = declared
+        if not tape.wait(declared - 1):  # the stream has ended before
+            self.samples = tape.length or 0
         note = (
             f"split {name!r}: the first {self.samples:,} rows of {tape.stream.name}, recorded once"
         )

@@ -61,8 +61,14 @@ class Stream:
         start: str = "auto",
         same_on_ranks: bool = False,
     ) -> None:
-        self.source, self.encode_fn, self.decode_fn = source, encode_fn, decode_fn
-        self.start, self.same_on_ranks = start, same_on_ranks
+        self.source = source
+        self.encode_fn = encode_fn
+        self.decode_fn = decode_fn
+        self.tape_size = tape_size
+        self.directory = directory
+        self.samples = samples
+        self.start = start
+        self.same_on_ranks = same_on_ranks
         if start not in STARTS:
             raise out_of_range("start", start, f"{', '.join(STARTS[:-1])} or {STARTS[-1]}")
         if start == "fork" and sys.platform == "win32":
@@ -73,7 +79,6 @@ class Stream:
                 setting="start",
                 value=start,
             )
-        self.tape_size, self.directory, self.samples = tape_size, directory, samples
         self.tape_bytes = parsed_bytes(tape_size, setting="tape_size")
         self.name = source.__qualname__ if inspect.isroutine(source) else type(source).__qualname__
         if self.tape_bytes < _MIN_BYTES:
@@ -84,10 +89,10 @@ class Stream:
                 setting="tape_size",
                 value=tape_size,
             )
-        if samples is not None and (
-            isinstance(samples, bool) or not isinstance(samples, int) or samples < 1
-        ):
-            raise out_of_range("samples", samples, "the number of rows of an epoch, or None")
+        if samples is not None:
+            is_number = isinstance(samples, int) and not isinstance(samples, bool)
+            if not is_number or samples < 1:
+                raise out_of_range("samples", samples, "the number of rows of an epoch, or None")
         for keyword, function in (("encode_fn", encode_fn), ("decode_fn", decode_fn)):
             if function is not None and not callable(function):
                 raise out_of_range(keyword, function, "a function from a row to a row")
@@ -145,7 +150,8 @@ class Stream:
 
     def code(self) -> list[Any]:
         """Return the user's objects whose source text is compared at a resume."""
-        return [each for each in (self.source, self.encode_fn, self.decode_fn) if each is not None]
+        objects = (self.source, self.encode_fn, self.decode_fn)
+        return [value for value in objects if value is not None]
 
 
 def as_stream(train_data: Any) -> Stream:
@@ -184,7 +190,7 @@ def _check_source(source: Any) -> None:
             "stream-source-of-batches",
             problem=f"the rows of this {name} are batches (batch_size={batch_size}), and a tape"
             " records samples",
-            remedy=[*cures],
+            remedy=cures,
             source=name,
             batch_size=batch_size,
         )
@@ -195,9 +201,8 @@ def _check_source(source: Any) -> None:
             remedy="give the function that returns it, without calling it: rows instead of rows()",
             source=name,
         )
-    if isinstance(source, set | frozenset) or not (
-        callable(source) or isinstance(source, Iterable)
-    ):
+    has_rows = callable(source) or isinstance(source, Iterable)
+    if not has_rows or isinstance(source, set | frozenset):
         raise DataError(
             "stream-source-unordered",
             problem=f"{name} is neither an iterable with a fixed order nor a function that returns"
@@ -212,26 +217,28 @@ def _batched_by(source: Any) -> Any:
     """Return the batch size of the last stage that batches rows, in a pipeline of datasets or
     webdataset, or None.
     """
+    # datasets: `batch` is a map over batches with a function of its own
     stage = getattr(source, "_ex_iterable", None)
     while stage is not None:
-        function = getattr(stage, "function", None)
         if getattr(stage, "batched", False):
-            own = getattr(function, "__name__", "") in ("_batch_fn", "_batch_arrow_table")
-            return (
-                stage.batch_size
-                if own and str(function.__module__).startswith("datasets.")
-                else None
-            )
+            function = getattr(stage, "function", None)
+            name = getattr(function, "__name__", "")
+            if name not in ("_batch_fn", "_batch_arrow_table"):
+                return None
+            return stage.batch_size if str(function.__module__).startswith("datasets.") else None
         stage = getattr(stage, "ex_iterable", None)
+    # webdataset: a list of stages
     stages = getattr(source, "pipeline", None)
-    for stage in reversed(stages if isinstance(stages, list) else []):
+    if not isinstance(stages, list):
+        return None
+    for stage in reversed(stages):
         if isinstance(stage, DataLoader):
             return stage.batch_size
-        if (kind := getattr(getattr(stage, "f", None), "__name__", "")) in (
-            "_batched",
-            "_unbatched",
-        ):
-            return stage.args[0] if kind == "_batched" else None
+        name = getattr(getattr(stage, "f", None), "__name__", "")
+        if name == "_batched":
+            return stage.args[0]
+        if name == "_unbatched":
+            return None
     return None
 
 
@@ -247,11 +254,13 @@ def built_by_rank(source: Any) -> str | None:
 
 def iterator_of(source: Any) -> Iterator[Any]:
     """Return an iterator over the rows of a source. Raises `DataError` if it is not iterable."""
-    opened = source() if callable(source) and not isinstance(source, Iterable) else source
-    if not isinstance(opened, Iterable):
+    rows = source
+    if callable(source) and not isinstance(source, Iterable):
+        rows = source()
+    if not isinstance(rows, Iterable):
         raise DataError(
             "stream-source-not-iterable",
-            problem=f"the source of a stream returned {opened!r:.60}, which is not an iterator",
+            problem=f"the source of a stream returned {rows!r:.60}, which is not an iterator",
             remedy="write a generator function: def rows(): yield ...",
         )
-    return iter(opened)
+    return iter(rows)

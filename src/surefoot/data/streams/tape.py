@@ -21,7 +21,8 @@ from surefoot.data.streams.shards import ZERO, Shards, damaged, json_of, not_of_
 from surefoot.data.streams.stream import Stream
 from surefoot.errors import DataError, Setting, SurefootError, error_of_dict
 
-_PAUSE_S = 0.0005, 0.02  # first and longest time between two looks at the files
+_PAUSE_S = 0.0005  # between the first two looks at the files
+_LONGEST_PAUSE_S = 0.02
 _SLOW_S = 10.0  # before a message that a row is awaited
 _START_S = 30.0  # before a message that the first row is awaited
 
@@ -40,14 +41,16 @@ class Arrival:
     def __init__(
         self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int
     ) -> None:
-        self.end_of_stream, self.samples, self.batch_size = end_of_stream, samples, batch_size
+        self.end_of_stream = end_of_stream
+        self.samples = samples
+        self.batch_size = batch_size
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
         rows = self.end_of_stream(int(positions[-1]))
-        epochs, ids = (
-            (np.zeros_like(positions), positions) if rows is None else np.divmod(positions, rows)
-        )
+        if rows is None:
+            return positions, np.zeros_like(positions)
+        epochs, ids = np.divmod(positions, rows)
         return ids, epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,20 +65,22 @@ class Tape:
     def __init__(
         self, stream: Stream, directory: Path, *, head: int, samples: int, is_live: bool
     ) -> None:
-        self.stream, self.head = stream, head
+        self.stream = stream
+        self.head = head  # rows of the first step
         self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
         self.record_in: Callable[[Path], Recorder]  # set for training
         self.discard: Callable[[], Any] | None = None  # removes a temporary tape
         self.say: Callable[[str], None] | None = None
         self.is_repeat_said = False
-        self.stop_requested: Callable[[], bool] | None = (
-            None  # looked at while a step waits for a row
-        )
+        # looked at while a step waits for a row
+        self.stop_requested: Callable[[], bool] | None = None
         self.move_to(directory, is_live=is_live)
 
     def move_to(self, directory: Path, *, is_live: bool) -> None:
-        self.directory, self.is_live, self.shards = directory, is_live, Shards(directory)
+        self.directory = directory
+        self.is_live = is_live
+        self.shards = Shards(directory)
         self.length: int | None = None  # once the stream has ended
 
     def __getstate__(self) -> dict[str, Any]:
@@ -111,7 +116,8 @@ class Tape:
             return declared
         if declared is not None or not self.length:
             raise self._ended_before(needed)
-        if dropped := self.first_kept():
+        dropped = self.first_kept()
+        if dropped:
             raise DataError(
                 "stream-repeats-dropped-rows",
                 problem=f"the stream ended after {self.length} rows, and its second epoch needs the"
@@ -151,24 +157,30 @@ class Tape:
         Raises `DataError` if the source failed, and `StoppedError` on all ranks if rank 0 is to
         stop before the row arrives.
         """
-        recorder = (
-            self.recorder
-            if self.recorder is not None and self.recorder.pid == os.getpid()
-            else None
-        )
+        recorder = self.recorder
+        if recorder is not None and recorder.pid != os.getpid():
+            recorder = None
         if recorder is not None:
             recorder.demand(row + 1)
             while self.say is not None and recorder.notes:
                 self.say(recorder.notes.pop(0))
-        pause_s, longest_s = _PAUSE_S
+        if row < self.shards.rows:
+            return True
+        return self._wait_for_arrival(row, recorder)
+
+    def _wait_for_arrival(self, row: int, recorder: Recorder | None) -> bool:
+        pause_s = _PAUSE_S
         began_s = time.monotonic()
-        slow_s, no_start_s = began_s + _SLOW_S, began_s + _START_S
-        while row >= self.shards.rows:
-            if self.length is None and (end := json_of(self.directory / "end.json")) is not None:
-                self.length = int(end["rows"])
+        slow_s = began_s + _SLOW_S
+        no_start_s = began_s + _START_S
+        while True:
+            if self.length is None:
+                end = json_of(self.directory / "end.json")
+                if end is not None:
+                    self.length = int(end["rows"])
             arrived = self.shards.look()
             if row < arrived:
-                break
+                return True
             if self.length is not None and arrived >= self.length:
                 return False
             if recorder is not None and self.stop_requested is not None and self.stop_requested():
@@ -176,7 +188,7 @@ class Tape:
             failure = self._failure(recorder)
             if failure is not None:  # no further row is appended
                 if row < self.shards.look():
-                    break
+                    return True
                 error = failed_source(failure)
                 raise StoppedError if error.code == HALTED else error
             if not self.is_live:
@@ -196,8 +208,7 @@ class Tape:
                 self._say_that_no_row_came()
                 no_start_s = math.inf
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
-        return True
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _failure(self, recorder: Recorder | None) -> dict[str, Any] | None:
         """Return the failure that ended the recording, in this process or in another one."""
@@ -240,21 +251,28 @@ class Tape:
         step's), and their hash.
         """
         rows = max(step, 1) * batch_size
-        rows = min(
-            [rows, *(each for each in (self.stream.samples, self.length) if each is not None)]
-        )
+        if self.stream.samples is not None:
+            rows = min(rows, self.stream.samples)
+        if self.length is not None:
+            rows = min(rows, self.length)
         if not self.wait(rows - 1):
             rows = min(rows, self.length or 0)
-        return {"rows": rows, "sha256": self.shards.entry_before(rows)[1].hex()}
+        return {"rows": rows, "sha256": self._digest_before(rows)}
 
     def require(self, facts: Mapping[str, Any] | None) -> None:
         """Raise `DataError` if the tape does not begin with the rows that a checkpoint has read, as
         `facts` describes them.
         """
-        rows, digest = (0, ZERO.hex()) if facts is None else (facts["rows"], facts["sha256"])
+        rows = 0 if facts is None else facts["rows"]
+        digest = ZERO.hex() if facts is None else facts["sha256"]
         known = self.shards.look()
-        if known < rows or self.shards.entry_before(rows)[1].hex() != digest:
+        if known < rows or self._digest_before(rows) != digest:
             raise not_of_checkpoint(self.directory, rows=rows, known=known)
+
+    def _digest_before(self, row: int) -> str:
+        """Return the hash of all rows before a row."""
+        _, digest = self.shards.entry_before(row)
+        return digest.hex()
 
     def first_kept(self) -> int:
         """Return the row from which on no row has been dropped."""
@@ -267,13 +285,15 @@ class Tape:
 
     def in_words(self) -> str:
         """Describe the stream in a few words."""
-        ended = None if self.stream.samples is not None else json_of(self.directory / "end.json")
         epoch = "one epoch is the run"
         if self.stream.samples is not None:
             epoch = f"{self.stream.samples:,} rows per epoch, every epoch in this order"
-        elif ended is not None and 0 < int(ended["rows"]) < self.samples:
-            self.is_repeat_said = True
-            epoch = self._repeated(int(ended["rows"]))
+        else:
+            end = json_of(self.directory / "end.json")
+            rows = 0 if end is None else int(end["rows"])
+            if 0 < rows < self.samples:
+                self.is_repeat_said = True
+                epoch = self._repeated(rows)
         return f"the stream {self.stream.name} in the order of arrival, {epoch}; a tape of at most {self.stream.tape_size}"
 
     def _repeated(self, rows: int) -> str:
@@ -288,7 +308,10 @@ class Tape:
         """Raise `DataError` if rows of the steps from `start` to `step` are no longer on the tape.
         Those of step 0 always are.
         """
-        if step and (first := self.first_step(batch_size)) > start:
+        if step == 0:
+            return
+        first = self.first_step(batch_size)
+        if first > start:
             raise DataError(
                 "stream-steps-dropped",
                 problem=f"the rows of step {max(start, 1)} are no longer on the tape"
@@ -301,20 +324,22 @@ class Tape:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the declared number of rows of an epoch, and the hash of the first row."""
-        return {
-            "samples": self.stream.samples,
-            "sha256": self.shards.entry_before(1)[1].hex() if self.wait(0) else None,
-        }
+        digest = self._digest_before(1) if self.wait(0) else None
+        return {"samples": self.stream.samples, "sha256": digest}
 
     def close(self) -> None:
         """Stop recording. Recorded rows can still be read."""
-        if self.recorder is not None and self.recorder.pid == os.getpid():
-            recorder, self.recorder, self.is_live = self.recorder, None, False
+        recorder = self.recorder
+        if recorder is not None and recorder.pid == os.getpid():
+            self.recorder = None
+            self.is_live = False
             recorder.close()
             if self.say is not None:
                 for note in recorder.notes:
                     self.say(note)
-        self.say = self.stop_requested = None  # of the session, which ends
+        # of the session, which ends
+        self.say = None
+        self.stop_requested = None
         self.shards = Shards(self.directory)  # closes the files; rows can still be read
 
     def abandon(self) -> None:

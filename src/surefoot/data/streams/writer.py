@@ -41,7 +41,8 @@ class TapeWriter:
     """
 
     def __init__(self, directory: Path, *, head: int, limit_bytes: int) -> None:
-        self.head, self.limit_bytes = head, limit_bytes
+        self.head = head
+        self.limit_bytes = limit_bytes
         self.disk: Disk = DISK
         self.lock: IO[bytes] | None = None
         self.handles: tuple[int, int] | None = None  # rows, entries
@@ -56,15 +57,14 @@ class TapeWriter:
         self._close_shard()
         try:
             make_no_follow(directory)
-            names = [
-                f"{shard_name(first)}{kind}"
-                for first in shards_in(self.directory)
-                for kind in (".bin", ".idx")
-            ]
-            names += [
-                name for name in ("end.json", "source.json") if (self.directory / name).exists()
-            ]
-            for name in [*names, "tape.json"]:  # with the last one, the tape is complete
+            names = []
+            for first in shards_in(self.directory):
+                names += [f"{shard_name(first)}.bin", f"{shard_name(first)}.idx"]
+            for name in ("end.json", "source.json"):
+                if (self.directory / name).exists():
+                    names.append(name)
+            names.append("tape.json")  # with it, the tape is complete
+            for name in names:
                 write_whole(directory / name, (self.directory / name).read_bytes())
         except OSError as problem:
             raise _unwritable(directory, problem) from problem
@@ -86,8 +86,9 @@ class TapeWriter:
             self.lock = _locked(directory)
             self.directory = directory
             if recorded_head(directory) is None:  # cut off before its first step was complete
-                for name in [name for name in os.listdir(directory) if _OWN_FILES.fullmatch(name)]:
-                    (directory / name).unlink()
+                for name in os.listdir(directory):
+                    if _OWN_FILES.fullmatch(name):
+                        (directory / name).unlink()
                 described = {"format_version": FORMAT_VERSION, "head": self.head}
                 write_whole(directory / "tape.json", json.dumps(described).encode())
             self._go_on()
@@ -103,17 +104,16 @@ class TapeWriter:
         self.rows = shards.look() if rows is None else rows
         self.end, self.digest = shards.entry_before(self.rows)
         self.has_ended = (self.directory / "end.json").exists() and rows is None
-        for name in ("failed.json",) if self.has_ended else ("failed.json", "end.json"):
-            (self.directory / name).unlink(missing_ok=True)
-        for first in shards_in(self.directory):
-            if first >= self.rows and not self.has_ended:
-                self._remove(first)
-        self.sizes = {
-            first: self._size(first) for first in shards_in(self.directory)
-        }  # bytes of shards
-        for path in self.directory.glob(
-            "rows-*.bin"
-        ):  # a kill left half of a new shard, or of a dropped one
+        (self.directory / "failed.json").unlink(missing_ok=True)
+        if not self.has_ended:
+            (self.directory / "end.json").unlink(missing_ok=True)
+            for first in shards_in(self.directory):
+                if first >= self.rows:
+                    self._remove(first)
+        # bytes of shards by first row
+        self.sizes = {first: self._size(first) for first in shards_in(self.directory)}
+        # a kill left half of a new shard, or of a dropped one
+        for path in self.directory.glob("rows-*.bin"):
             if _OWN_FILES.fullmatch(path.name) and not path.with_suffix(".idx").exists():
                 self.disk.remove(path)
         if not self.has_ended:
@@ -128,13 +128,14 @@ class TapeWriter:
         count = len(entries) // ENTRY.size
         if self.rows < self.head < self.rows + count:  # the first shard has the first step alone
             cut = (self.head - self.rows) * ENTRY.size
-            size = ENTRY.unpack_from(entries, cut - ENTRY.size)[0] - self.end
+            end, _ = ENTRY.unpack_from(entries, cut - ENTRY.size)
+            size = end - self.end
             self.append(entries[:cut], rows[:size])
-            entries, rows, count = entries[cut:], rows[size:], count - cut // ENTRY.size
+            self.append(entries[cut:], rows[size:])
+            return
         first = max(self.sizes)
-        is_complete = first > 0 and self.sizes[first] >= min(
-            _SHARD_BYTES, self.limit_bytes // _SHARDS
-        )
+        full_bytes = min(_SHARD_BYTES, self.limit_bytes // _SHARDS)
+        is_complete = first > 0 and self.sizes[first] >= full_bytes
         if self.rows > first and (self.rows == self.head or is_complete):
             self._close_shard()
             self._new_shard()
@@ -150,14 +151,16 @@ class TapeWriter:
         """Remove the oldest shards before row `needed_from` as far as the tape is too large; return
         True if it still is.
         """
-        while (
-            self.size_bytes > self.limit_bytes
-            and (oldest := self.oldest) is not None
-            and oldest[1] <= needed_from
-        ):
-            self._remove(oldest[0])
-            del self.sizes[oldest[0]]
-        return self.size_bytes > self.limit_bytes
+        while self.size_bytes > self.limit_bytes:
+            oldest = self.oldest
+            if oldest is None:
+                return True
+            first, first_behind = oldest
+            if first_behind > needed_from:
+                return True
+            self._remove(first)
+            del self.sizes[first]
+        return False
 
     @property
     def size_bytes(self) -> int:
@@ -183,8 +186,9 @@ class TapeWriter:
 
     def states(self) -> list[Any]:
         """Return up to two states of the source, each with the number of rows before it."""
-        noted = json_of(self.directory / "source.json")
-        return list(noted["states"]) if noted and isinstance(noted.get("states"), list) else []
+        recorded = json_of(self.directory / "source.json") or {}
+        states = recorded.get("states")
+        return states if isinstance(states, list) else []
 
     def add_state(self, state: Any) -> None:
         states = {"states": [*self.states()[-1:], state]}
@@ -201,13 +205,15 @@ class TapeWriter:
     def _new_shard(self) -> None:
         path = self.directory / shard_name(self.rows)
         rows = self.disk.create(path.with_suffix(".bin"))
-        self.handles = rows, self.disk.create(path.with_suffix(".idx"))
-        self.disk.append(self.handles[1], memoryview(ENTRY.pack(self.end, self.digest)))
+        entries = self.disk.create(path.with_suffix(".idx"))
+        self.handles = (rows, entries)
+        self.disk.append(entries, memoryview(ENTRY.pack(self.end, self.digest)))
         self.sizes[self.rows] = 0
 
     def _close_shard(self) -> None:
-        handles, self.handles = self.handles, None
-        for handle in handles or ():
+        handles = self.handles or ()
+        self.handles = None
+        for handle in handles:
             with suppress(OSError):
                 self.disk.flush(handle)
             self.disk.close(handle)
@@ -218,10 +224,8 @@ class TapeWriter:
                 self.disk.remove(self.directory / f"{shard_name(first)}{kind}")
 
     def _size(self, first: int) -> int:
-        return sum(
-            (self.directory / f"{shard_name(first)}{kind}").stat().st_size
-            for kind in (".idx", ".bin")
-        )
+        path = self.directory / shard_name(first)
+        return path.with_suffix(".idx").stat().st_size + path.with_suffix(".bin").stat().st_size
 
     def _unlock(self) -> None:
         if self.lock is not None:
