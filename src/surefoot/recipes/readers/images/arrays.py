@@ -22,7 +22,8 @@ _ROW = 1 + 3 * SIDE * SIDE
 _BYTES = 0x08  # the IDX type code of unsigned bytes, the usual dtype of images
 _LARGEST_BYTES = 1 << 34  # the largest accepted size in a header
 _IDX_PREFIXES = ("train", "t10k")  # of training and test
-_IDX_KINDS = ("images-idx3", "labels-idx1")
+_IDX_IMAGES = "images-idx3"
+_IDX_LABELS = "labels-idx1"
 _DIGITS_TEST = 360  # test images of 1,797
 
 
@@ -49,7 +50,8 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     >>> images.shape, labels.tolist()
     ((1, 32, 32, 3), [3])
     """
-    with open_unpacked(path := local_path(path, setting="path")) as file:
+    path = local_path(path, setting="path")
+    with open_unpacked(path) as file:
         content = np.frombuffer(file.read(), dtype=np.uint8)
     if len(content) == 0 or len(content) % _ROW:
         raise truncated(
@@ -70,9 +72,8 @@ def read_cifar(path: Path | str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
             row=row,
             label=int(labels[row]),
         )
-    return np.ascontiguousarray(
-        rows[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-    ), labels
+    images_NCHW = rows[:, 1:].reshape(-1, 3, SIDE, SIDE)
+    return np.ascontiguousarray(images_NCHW.transpose(0, 2, 3, 1)), labels
 
 
 def cifar_arrays(path: Path) -> Arrays:
@@ -82,12 +83,19 @@ def cifar_arrays(path: Path) -> Arrays:
     missing = [name for name in (*TRAINING_FILES, TEST_FILE) if not (path / name).is_file()]
     if missing:
         raise _incomplete(path, missing, cure="unpack cifar-10-binary.tar.gz again")
-    images, labels = map(
-        np.concatenate, zip(*(read_cifar(path / name) for name in TRAINING_FILES), strict=True)
-    )
+    images = []
+    labels = []
+    for name in TRAINING_FILES:
+        images_of_file, labels_of_file = read_cifar(path / name)
+        images.append(images_of_file)
+        labels.append(labels_of_file)
     test_images, test_labels = read_cifar(path / TEST_FILE)
     return Arrays(
-        images, labels.astype(np.int64), test_images, test_labels.astype(np.int64), CLASSES
+        np.concatenate(images),
+        np.concatenate(labels).astype(np.int64),
+        test_images,
+        test_labels.astype(np.int64),
+        CLASSES,
     )
 
 
@@ -104,15 +112,21 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
     ...     read_idx(file.name, dimensions=1).tolist()
     [7, 8, 9]
     """
-    with open_unpacked(path := local_path(path, setting="path")) as file:
+    path = local_path(path, setting="path")
+    with open_unpacked(path) as file:
         header = file.read(4 + 4 * dimensions)
         magic = int.from_bytes(header[:4], "big")
         expected = _BYTES << 8 | dimensions
         if len(header) < 4 or magic != expected:
             actual = f"{magic} (0x{magic:08x})" if len(header) >= 4 else f"only {len(header)} bytes"
-            likely = f"does its name match its content? {_kind_name(dimensions).capitalize()} of MNIST are IDX files"
-            if magic >> 8 == _BYTES and 0 < (other := magic & 0xFF) <= 4:
-                likely = f"it holds {_kind_name(other)}, of {other} dimension(s): were images and labels swapped?"
+            kind = _kind_name(dimensions).capitalize()
+            likely = f"does its name match its content? {kind} of MNIST are IDX files"
+            other = magic & 0xFF
+            if magic >> 8 == _BYTES and 0 < other <= 4:
+                likely = (
+                    f"it holds {_kind_name(other)}, of {other} dimension(s): were images and labels"
+                    " swapped?"
+                )
             raise DataError(
                 "idx-of-another-kind",
                 problem=f"{path} is not an IDX file of {_kind_name(dimensions)}: its first four bytes"
@@ -122,18 +136,17 @@ def read_idx(path: Path | str, *, dimensions: int) -> NDArray[np.uint8]:
                 magic=magic if len(header) >= 4 else None,
                 expected=expected,
             )
-        sizes = [
-            int.from_bytes(header[offset : offset + 4], "big")
-            for offset in range(4, len(header), 4)
-        ]
+        sizes = []
+        for offset in range(4, len(header), 4):
+            sizes.append(int.from_bytes(header[offset : offset + 4], "big"))
         stated = int(np.prod(sizes, dtype=object))
         stated_size = f"its header says {' x '.join(map(str, sizes))} = {stated} bytes"
         if stated > _LARGEST_BYTES:  # refused before decompression
             raise truncated(path, f"{stated_size}, but at most {_LARGEST_BYTES} are allowed")
         content = file.read(stated + 1)  # one byte more shows that a file is too long
     if len(content) != stated or len(header) < 4 + 4 * dimensions:
-        held = str(len(content)) if len(content) <= stated else "more"
-        raise truncated(path, f"{stated_size}, but it holds {held}")
+        actual = str(len(content)) if len(content) <= stated else "more"
+        raise truncated(path, f"{stated_size}, but it holds {actual}")
     return np.frombuffer(content, dtype=np.uint8).reshape(sizes)
 
 
@@ -154,15 +167,13 @@ def digits() -> Arrays:
     refuse_missing("the data set of digits", "sklearn", instead=Setting("data.path", "synthetic"))
     # a gzipped table of 64 pixels, from 0 to 16, and the digit; importing scikit-learn would take
     # longer than the first step
-    rows = np.loadtxt(
-        _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz",
-        delimiter=",",
-        dtype=np.int64,
-    )
+    file = _package_directory("sklearn") / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
     images = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = rows[:, -1]
     order = permutation(stream_key(0, "digits to test"), len(images), np.arange(len(images)))
-    test, training = order[:_DIGITS_TEST], np.sort(order[_DIGITS_TEST:])
+    test = order[:_DIGITS_TEST]
+    training = np.sort(order[_DIGITS_TEST:])
     return Arrays(
         images[training], labels[training], images[test], labels[test], tuple("0123456789")
     )
@@ -181,20 +192,19 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
     """
     parts = []
     for prefix in _IDX_PREFIXES:
-        images, labels = (_idx_file(folder, prefix, kind) for kind in _IDX_KINDS)
+        images = _idx_file(folder, prefix, _IDX_IMAGES)
+        labels = _idx_file(folder, prefix, _IDX_LABELS)
         if images is None or labels is None:
-            missing = [
-                f"{prefix}-{kind}-ubyte"
-                for kind, path in zip(_IDX_KINDS, (images, labels), strict=True)
-                if path is None
-            ]
+            files = {_IDX_IMAGES: images, _IDX_LABELS: labels}
+            missing = [f"{prefix}-{kind}-ubyte" for kind, file in files.items() if file is None]
             raise _incomplete(
                 folder,
                 missing,
                 cure="MNIST and Fashion-MNIST have four files, plain or .gz; put all of them into"
                 " one directory",
             )
-        pixels, numbers = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
+        pixels = read_idx(images, dimensions=3)
+        numbers = read_idx(labels, dimensions=1)
         if len(pixels) != len(numbers):
             raise DataError(
                 "idx-labels-not-of-images",
@@ -207,7 +217,8 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
     (source, training, training_labels), (_, test, test_labels) = parts
     images_of = np.bincount(training_labels)
     if numbered and not images_of.all():
-        row, absent = int(training_labels.argmax()), int(images_of.argmin())
+        row = int(training_labels.argmax())
+        absent = int(images_of.argmin())
         raise DataError(
             "idx-label-without-image",
             problem=f"{source}: row {row} has the label {training_labels[row]}, but no image has the"
@@ -218,9 +229,8 @@ def idx_arrays(folder: Path, *, numbered: bool = True) -> Arrays:
             label=int(training_labels[row]),
             absent=absent,
         )
-    return Arrays(
-        training, training_labels, test, test_labels, tuple(map(str, range(max(1, len(images_of)))))
-    )
+    classes = tuple(str(label) for label in range(max(1, len(images_of))))
+    return Arrays(training, training_labels, test, test_labels, classes)
 
 
 def synthetic(
@@ -234,17 +244,14 @@ def synthetic(
     ((20, 8, 8, 1), (4, 8, 8, 1), [0, 1])
     """
     generator = np.random.default_rng(0)
-    patterns, number = (
-        generator.integers(64, 192, (classes, size, size, channels)),
-        images + images // 5,
-    )
+    patterns = generator.integers(64, 192, (classes, size, size, channels))
+    number = images + images // 5
     labels = np.arange(number, dtype=np.int64) % classes
     pixels = np.empty((number, size, size, channels), dtype=np.uint8)
     for first in range(0, number, 1000):  # in blocks, to limit the memory for noise
         chosen = slice(first, first + 1000)
-        pixels[chosen] = patterns[labels[chosen]] + generator.integers(
-            -64, 64, pixels[chosen].shape
-        )
+        noise = generator.integers(-64, 64, pixels[chosen].shape)
+        pixels[chosen] = patterns[labels[chosen]] + noise
     return Arrays(
         pixels[:images],
         labels[:images],
@@ -270,8 +277,11 @@ def arrays_in(folder: Path, *, numbered: bool = True) -> Arrays | None:
                 remedy="give the directory of the binary version (cifar-10-binary.tar.gz, unpacked)",
                 path=directory,
             )
-    named = [_idx_file(folder, prefix, kind) for prefix in _IDX_PREFIXES for kind in _IDX_KINDS]
-    return idx_arrays(folder, numbered=numbered) if any(named) else None
+    for prefix in _IDX_PREFIXES:
+        for kind in (_IDX_IMAGES, _IDX_LABELS):
+            if _idx_file(folder, prefix, kind) is not None:
+                return idx_arrays(folder, numbered=numbered)
+    return None
 
 
 def _incomplete(folder: Path, missing: list[str], *, cure: str) -> DataError:
@@ -285,6 +295,10 @@ def _incomplete(folder: Path, missing: list[str], *, cure: str) -> DataError:
 
 
 def _idx_file(folder: Path, prefix: str, kind: str) -> Path | None:
-    written = (kind, kind.replace("-", "."))  # some programs unpack files under the second name
-    names = [folder / f"{prefix}-{name}-ubyte{end}" for name in written for end in ("", ".gz")]
-    return next(filter(Path.is_file, names), None)
+    # some programs unpack files under the second name
+    for name in (kind, kind.replace("-", ".")):
+        for end in ("", ".gz"):
+            file = folder / f"{prefix}-{name}-ubyte{end}"
+            if file.is_file():
+                return file
+    return None

@@ -32,13 +32,12 @@ KINDS = (
     "translate-y",
     "rotate",
 )
-_ENHANCED, _SHEARED, _MOVED, _TURNED, _BITS_LOST = (
-    0.9,
-    0.3,
-    0.45,
-    math.radians(30),
-    4,
-)  # at magnitude 10
+# at magnitude 10
+_ENHANCED = 0.9
+_SHEARED = 0.3
+_MOVED = 0.45
+_TURNED = math.radians(30)
+_BITS_LOST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +104,8 @@ def below(bits_B: Bits, draw: int, bound: int) -> NDArray[np.int64]:
     """Return a random integer in [0, bound) per sample, (B,); different values of `draw` give
     independent integers.
     """
-    return ((_drawn(bits_B, draw) >> np.uint64(32)) * np.uint64(bound) >> np.uint64(32)).astype(
-        np.int64
-    )
+    upper_B = _drawn(bits_B, draw) >> np.uint64(32)
+    return (upper_B * np.uint64(bound) >> np.uint64(32)).astype(np.int64)
 
 
 def _drawn(bits_B: Bits, draw: int) -> Bits:
@@ -119,7 +117,8 @@ def _cut(images_BHWC: Pixels, bits_B: Bits, *, padding: int, flip: bool) -> Pixe
     wide = width + 2 * padding
     padded = np.zeros((batch, height + 2 * padding, wide, channels), dtype=np.uint8)
     padded[:, padding : padding + height, padding : padding + width] = images_BHWC
-    down_B, across_B = (below(bits_B, draw, 2 * padding + 1) for draw in (_DOWN, _ACROSS))
+    down_B = below(bits_B, _DOWN, 2 * padding + 1)
+    across_B = below(bits_B, _ACROSS, 2 * padding + 1)
     columns_BW = np.arange(width) + np.zeros((batch, 1), dtype=np.int64)
     if flip:
         mirrored_B = below(bits_B, _MIRRORED, 2) == 1
@@ -136,10 +135,11 @@ def _with_holes(
     _, height, width, _ = images_BHWC.shape
     rows_BH = np.arange(height) + side // 2 - below(bits_B, _HOLE_DOWN, height)[:, None]
     columns_BW = np.arange(width) + side // 2 - below(bits_B, _HOLE_ACROSS, width)[:, None]
-    inside_BHW = ((rows_BH >= 0) & (rows_BH < side))[:, :, None] & (
-        (columns_BW >= 0) & (columns_BW < side)
-    )[:, None, :]
-    return np.where(inside_BHW[..., None], np.rint(mean_C * 255).astype(np.uint8), images_BHWC)
+    in_rows_BH = (rows_BH >= 0) & (rows_BH < side)
+    in_columns_BW = (columns_BW >= 0) & (columns_BW < side)
+    inside_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
+    color_C = np.rint(mean_C * 255).astype(np.uint8)
+    return np.where(inside_BHW[..., None], color_C, images_BHWC)
 
 
 def randaugment(images_BHWC: Pixels, bits_B: Bits, *, magnitude: int) -> Pixels:
@@ -163,15 +163,13 @@ def distort(
     if colored.size:
         tables = _tables(images_BHWC[colored], kinds_B[colored], signs_B[colored], strength)
         flat = images_BHWC[colored].reshape(len(colored), -1)
-        after[colored] = np.take_along_axis(tables, flat, axis=1).reshape(
-            len(colored), *images_BHWC.shape[1:]
-        )
+        looked_up = np.take_along_axis(tables, flat, axis=1)
+        after[colored] = looked_up.reshape(len(colored), *images_BHWC.shape[1:])
     shaped = np.flatnonzero(kinds_B >= KINDS.index("shear-x"))
     if shaped.size:
-        after[shaped] = _warp(
-            images_BHWC[shaped],
-            _maps(kinds_B[shaped], signs_B[shaped], strength, *images_BHWC.shape[1:3]),
-        )
+        _, height, width, _ = images_BHWC.shape
+        maps = _maps(kinds_B[shaped], signs_B[shaped], strength, height, width)
+        after[shaped] = _warp(images_BHWC[shaped], maps)
     return after
 
 
@@ -183,7 +181,8 @@ def _tables(
     # an integer sum is exact in any order
     totals_B = images_BHWC.reshape(len(images_BHWC), -1).sum(axis=1, dtype=np.int64)
     means_B1 = np.rint(totals_B / images_BHWC[0].size)[:, None]
-    lost, threshold = round(_BITS_LOST * strength), 256 * (1.0 - strength)
+    lost = round(_BITS_LOST * strength)
+    threshold = 256 * (1.0 - strength)
     by_kind = {
         "brightness": values * factors_B1,
         "contrast": means_B1 + (values - means_B1) * factors_B1,
@@ -214,8 +213,10 @@ def _maps(
     ):
         of_kind_B = kinds_B == KINDS.index(kind)
         maps[of_kind_B, row, column] = signs_B[of_kind_B] * largest * strength
-    turned_B, angle = kinds_B == KINDS.index("rotate"), _TURNED * strength
-    maps[turned_B, 0, 0] = maps[turned_B, 1, 1] = math.cos(angle)
+    turned_B = kinds_B == KINDS.index("rotate")
+    angle = _TURNED * strength
+    maps[turned_B, 0, 0] = math.cos(angle)
+    maps[turned_B, 1, 1] = math.cos(angle)
     maps[turned_B, 0, 1] = signs_B[turned_B] * -math.sin(angle)
     maps[turned_B, 1, 0] = signs_B[turned_B] * math.sin(angle)
     return maps.astype(np.float32)
@@ -225,26 +226,24 @@ def _warp(images_BHWC: Pixels, maps_B23: NDArray[np.float32]) -> Pixels:
     batch, height, width, channels = images_BHWC.shape
     x_W = np.arange(width, dtype=np.float32) - np.float32((width - 1) / 2)
     y_H1 = (np.arange(height, dtype=np.float32) - np.float32((height - 1) / 2))[:, None]
-    (ax, ay, at), (bx, by, bt) = (
-        maps_B23[:, row, :, None, None].swapaxes(0, 1) for row in range(2)
-    )
+    ax, ay, at = maps_B23[:, 0, :, None, None].swapaxes(0, 1)
+    bx, by, bt = maps_B23[:, 1, :, None, None].swapaxes(0, 1)
     from_x_BHW = ax * x_W + ay * y_H1 + at + np.float32((width - 1) / 2)
     from_y_BHW = bx * x_W + by * y_H1 + bt + np.float32((height - 1) / 2)
-    left_BHW, top_BHW = np.floor(from_x_BHW), np.floor(from_y_BHW)
-    of_right_BHW, of_bottom_BHW = from_x_BHW - left_BHW, from_y_BHW - top_BHW
+    left_BHW = np.floor(from_x_BHW)
+    top_BHW = np.floor(from_y_BHW)
+    of_right_BHW = from_x_BHW - left_BHW
+    of_bottom_BHW = from_y_BHW - top_BHW
     pixels = images_BHWC.reshape(-1, channels)
     first_B11 = (np.arange(batch) * (height * width))[:, None, None]
     warped = np.zeros(images_BHWC.shape, dtype=np.float32)
     for down, row_share in ((0, 1 - of_bottom_BHW), (1, of_bottom_BHW)):
         for across, column_share in ((0, 1 - of_right_BHW), (1, of_right_BHW)):
-            row_BHW, column_BHW = (
-                top_BHW.astype(np.int64) + down,
-                left_BHW.astype(np.int64) + across,
-            )
+            row_BHW = top_BHW.astype(np.int64) + down
+            column_BHW = left_BHW.astype(np.int64) + across
             inside = (row_BHW >= 0) & (row_BHW < height) & (column_BHW >= 0) & (column_BHW < width)
             where = first_B11 + row_BHW.clip(0, height - 1) * width + column_BHW.clip(0, width - 1)
             share = np.where(inside, row_share * column_share, np.float32(0))
-            warped += (
-                pixels.take(where.reshape(-1), axis=0).reshape(warped.shape) * share[..., None]
-            )
+            corner = pixels.take(where.reshape(-1), axis=0).reshape(warped.shape)
+            warped += corner * share[..., None]
     return np.rint(warped).astype(np.uint8)

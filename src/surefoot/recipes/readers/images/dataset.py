@@ -62,11 +62,11 @@ class ImageArrays:
                 shape=list(images.shape),
                 labels=len(labels),
             )
-        self.images, self.labels = (
-            images,
-            torch.from_numpy(np.asarray(labels, dtype=np.int64).copy()),
-        )
-        self.mean, self.std, self.augmentation = mean, std, augmentation
+        self.images = images
+        self.labels = torch.from_numpy(np.asarray(labels, dtype=np.int64).copy())
+        self.mean = mean
+        self.std = std
+        self.augmentation = augmentation
         self.key = stream_key(seed, "augment")
 
     def __len__(self) -> int:
@@ -77,13 +77,14 @@ class ImageArrays:
         generators.
         """
         bits = np.array([seeded_bits()], dtype=np.uint64)
-        return _inputs(self, self.images[sample : sample + 1], bits)[0], self.labels[sample]
+        images_1CHW = _inputs(self, self.images[sample : sample + 1], bits)
+        return images_1CHW[0], self.labels[sample]
 
     def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
         """Return images (B, C, H, W), augmented for their epochs, and labels (B,)."""
-        return _inputs(
-            self, self.images.take(ids, axis=0), sample_bits(self.key, ids, epochs)
-        ), self.labels[ids]
+        bits = sample_bits(self.key, ids, epochs)
+        images_BCHW = _inputs(self, self.images.take(ids, axis=0), bits)
+        return images_BCHW, self.labels[ids]
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each unaugmented image with its label, and all labels."""
@@ -156,29 +157,35 @@ class ImageFiles:
             )
         else:
             image = self.fitting.center_crop(picture)
-        return _inputs(self, image[None], np.array([bits], dtype=np.uint64))[0], int(
-            self.files.labels[sample]
-        )
+        images_1CHW = _inputs(self, image[None], np.array([bits], dtype=np.uint64))
+        return images_1CHW[0], int(self.files.labels[sample])
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each file with its label, and all labels."""
         labels = self.files.labels[ids]
-        rows = zip(ids.tolist(), labels, strict=True)
-        return [
-            self.files.paths[index].read_bytes() + label.tobytes() for index, label in rows
-        ], labels
+        rows = []
+        for index, label in zip(ids.tolist(), labels, strict=True):
+            rows.append(self.files.paths[index].read_bytes() + label.tobytes())
+        return rows, labels
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of files, a hash of names and labels, the measured mean and standard
         deviation, and the augmentation.
         """
-        own = {"samples": len(self), "sha256": self.files.digest(), **self.measured_fitting}
-        return {**own, "measured": [list(part) for part in self.measured], **_how(self)}
+        mean, std = self.measured
+        return {
+            "samples": len(self),
+            "sha256": self.files.digest(),
+            **self.measured_fitting,
+            "measured": [list(mean), list(std)],
+            **_how(self),
+        }
 
 
 def _how(dataset: ImageArrays | ImageFiles) -> dict[str, Any]:
-    changes = dataset.augmentation and vars(dataset.augmentation)
-    return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": changes}
+    """Return how images become inputs, for a fingerprint."""
+    augmentation = None if dataset.augmentation is None else vars(dataset.augmentation)
+    return {"mean": list(dataset.mean), "std": list(dataset.std), "augmentation": augmentation}
 
 
 def _inputs(
@@ -194,7 +201,8 @@ def _inputs(
 def normalized_with(dataset: Dataset, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
     """Return a copy that shares the images, with another mean and deviation per channel."""
     other = copy(dataset)
-    other.mean, other.std = mean, std
+    other.mean = mean
+    other.std = std
     return other
 
 
@@ -216,10 +224,9 @@ def normalize(
     2.0
     """
     pixels_BCHW = torch.from_numpy(np.ascontiguousarray(images_BHWC.transpose(0, 3, 1, 2)))
-    shift, scale = (
-        torch.tensor(part, dtype=torch.float32).view(1, -1, 1, 1) * 255 for part in (mean, std)
-    )
-    return (pixels_BCHW.to(torch.float32) - shift) / scale
+    shift_1C11 = torch.tensor(mean, dtype=torch.float32).view(1, -1, 1, 1) * 255
+    scale_1C11 = torch.tensor(std, dtype=torch.float32).view(1, -1, 1, 1) * 255
+    return (pixels_BCHW.to(torch.float32) - shift_1C11) / scale_1C11
 
 
 def read_image(
@@ -249,4 +256,5 @@ def read_image(
     torch.Size([1, 1, 8, 8])
     """
     fitting = Fitting(size, channels, crop, background, value_range, as_shown)
-    return normalize(fitting.center_crop(open_picture(path))[None], mean=mean, std=std)
+    image_HWC = fitting.center_crop(open_picture(path))
+    return normalize(image_HWC[None], mean=mean, std=std)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Literal, Self
 
@@ -45,9 +46,8 @@ class Files:
     def digest(self) -> str:
         """Return a hash of the labels, and of each file's name with its class directory."""
         names = [f"{path.parent.name}/{path.name}" for path in self.paths]
-        return sha256(
-            repr((names, self.labels.tolist())).encode(errors="surrogateescape")
-        ).hexdigest()
+        content = repr((names, self.labels.tolist()))
+        return sha256(content.encode(errors="surrogateescape")).hexdigest()
 
 
 def evenly_spaced(paths: Sequence[Path], count: int = _MEASURED_FILES) -> Sequence[Path]:
@@ -87,19 +87,20 @@ def _shape(
     for path in evenly_spaced(files.paths, _MAX_HEADERS):
         header = _header(path, as_shown=as_shown)
         if header is not None:
-            sizes.setdefault(header[:2], path)
-            depths.setdefault(header[2], path)
+            width, height, channel_count = header
+            sizes.setdefault((width, height), path)
+            depths.setdefault(channel_count, path)
     if not sizes:
         raise _none_readable(files)
-    (width, height), depth = next(iter(sizes)), next(iter(depths))
+    width, height = next(iter(sizes))
+    depth = next(iter(depths))
     if size is None and len(sizes) > 1:
-        shown = [
-            f"{printable(path)} has {across} x {down} pixels"
-            for (across, down), path in sizes.items()
-        ]
+        shown = []
+        for (across, down), path in islice(sizes.items(), 2):
+            shown.append(f"{printable(path)} has {across} x {down} pixels")
         raise DataError(
             "images-differ-in-size",
-            problem=f"images differ in size: {', '.join(shown[:2])}",
+            problem=f"images differ in size: {', '.join(shown)}",
             remedy=("choose one for all images, such as", Setting("data.size", 64)),
             paths=[*sizes.values()][:2],
         )
@@ -139,15 +140,15 @@ def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]
         is_readable = np.array(list(pool.map(sound, files.paths)), dtype=bool)
     if not is_readable.any():
         raise _none_readable(files)
-    damaged = [
-        path for path, good in zip(files.paths, is_readable.tolist(), strict=True) if not good
-    ]
-    return files.select(np.flatnonzero(is_readable)), damaged
+    readable = files.select(np.flatnonzero(is_readable))
+    damaged = files.select(np.flatnonzero(~is_readable))
+    return readable, damaged.paths
 
 
 def first_names(names: Sequence[str]) -> str:
     """Return the first ten names, and the number of all if there are more."""
-    return ", ".join(names[:10]) + (f" ... ({len(names)})" if len(names) > 10 else "")
+    more = f" ... ({len(names)})" if len(names) > 10 else ""
+    return f"{', '.join(names[:10])}{more}"
 
 
 def _none_readable(files: Files) -> DataError:

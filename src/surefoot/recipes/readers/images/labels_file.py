@@ -97,7 +97,8 @@ def _read(path: Path) -> LabelsFile | None:
         label_column = _column_of(header, LABEL_COLUMNS)
         has_header = file_column is not None and label_column is not None
         if len(header) == 2 and file_column is None and label_column is None:
-            file_column, label_column = 0, 1
+            file_column = 0
+            label_column = 1
         if file_column is None or label_column is None:
             return None
         text = decode_utf8(start + file.read(), printable(path))
@@ -108,11 +109,11 @@ def _read(path: Path) -> LabelsFile | None:
         for column, name in enumerate(lines.pop(0)[1]):
             if name and column not in used:
                 unused.append(name)
-    last = max(file_column, label_column)
     rows = []
     for line, cells in lines:
-        whole = cells + [""] * (last + 1 - len(cells))
-        rows.append((line, whole[file_column], whole[label_column]))
+        name = cells[file_column] if file_column < len(cells) else ""
+        label = cells[label_column] if label_column < len(cells) else ""
+        rows.append((line, name, label))
     return LabelsFile(path, rows, unused)
 
 

@@ -7,9 +7,10 @@ is a class if it stands beside other classes.
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -90,8 +91,15 @@ class Layout:
 
     def not_read(self) -> str:
         """Return one line about the files and folders that are not used, or "" without any."""
-        read = [path for files in self.parts.values() for path in files.paths]
-        return Scan(self.path, read, self.left_out).line()
+        return Scan(self.path, all_paths(self.parts), self.left_out).line()
+
+
+def all_paths(parts: Mapping[str, Files]) -> list[Path]:
+    """Return the pictures of all parts."""
+    paths = []
+    for files in parts.values():
+        paths += files.paths
+    return paths
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,7 @@ def read_layout(root: Path, classes: Sequence[str] | None) -> Layout:
     named: dict[str, list[_Directory]] = {}
     for part, part_names in PARTS.items():
         named[part] = [_directory(path) for path in _folders_named(top, part_names)]
-    of_parts = [directory for part in named.values() for directory in part]
+    of_parts = list(chain.from_iterable(named.values()))
     # read where class folders give no labels, and once
     in_root = cache(partial(labels_files, _tables(top.files)))
     for training in named["training"]:
@@ -165,15 +173,20 @@ def _read_parts(
     given: tuple[str, ...] | None,
 ) -> Layout:
     """Read a directory that has a folder for the training part."""
-    names = given
-    if names is None:
-        names = _classes_of_folders(training) if labels is None else _classes_of_labels(labels)
+    if given is not None:
+        names = given
+    elif labels is not None:
+        names = _classes_of_labels(labels)
+    else:
+        names = _classes_of_folders(training)
     _refuse_few(names, training, labels, in_root)
-    labels_used = {} if labels is None else {labels.file.path: labels.file}
+    labels_used = dict[Path, LabelsFile]()
+    if labels is not None:
+        labels_used[labels.file.path] = labels.file
     parts = {"training": _files_of(training, labels, names)}
     left_out = _left_in(training, parts["training"], labels)
     used = {training.path}
-    of_parts = [directory for part in named.values() for directory in part]
+    of_parts = list(chain.from_iterable(named.values()))
     for part in ("val", "test"):
         for directory in named[part]:
             labels = _labels_for(directory, of_parts, root=root, in_root=in_root, of_training=False)
@@ -186,18 +199,26 @@ def _read_parts(
                 left_out.append(LeftOut(directory.path, NO_LABELS, is_folder=True))
             else:
                 parts[part] = _files_of(directory, labels, names)
-                labels_used |= {} if labels is None else {labels.file.path: labels.file}
+                if labels is not None:
+                    labels_used[labels.file.path] = labels.file
                 left_out += _left_in(directory, parts[part], labels)
+    left_out += _left_beside(top, {*used, *labels_used})
+    return Layout(root, parts, names, left_out, [*labels_used.values()])
+
+
+def _left_beside(top: Level, used: Collection[Path]) -> list[LeftOut]:
+    """Return the folders and files beside the parts that are not used."""
+    left_out = []
     for path in _folders(top):
         if path not in used:
             is_second = path.name.lower() in PARTS["training"]
             left_out.append(LeftOut(path, SECOND if is_second else NO_PART, is_folder=True))
     left_out += top.left_out
     for path in top.files:
-        if path not in labels_used:
+        if path not in used:
             is_picture = path.suffix.lower() in PICTURES
             left_out.append(LeftOut(path, NO_CLASS if is_picture else OTHER_KIND))
-    return Layout(root, parts, names, left_out, [*labels_used.values()])
+    return left_out
 
 
 def _read_one_part(
@@ -245,9 +266,10 @@ def _read_one_part(
 def _directory(path: Path) -> _Directory:
     found = scan(path, PICTURES)
     depth = len(path.parts)
-    folders: dict[str, list[Path]] = {
-        folder.name: [] for folder in found.folders if len(folder.parts) == depth + 1
-    }
+    folders: dict[str, list[Path]] = {}
+    for folder in found.folders:
+        if len(folder.parts) == depth + 1:
+            folders[folder.name] = []
     direct = []
     for picture in found.files:
         inside = picture.parts[depth:]
@@ -270,8 +292,12 @@ def _folders(level: Level) -> list[Path]:
 
 def _folders_named(level: Level, names: Sequence[str]) -> list[Path]:
     """Return the folders with one of these names, without case; the usual names first."""
-    found = [path for path in _folders(level) if path.name.lower() in names]
-    return sorted(found, key=lambda path: (path.name not in names, names.index(path.name.lower())))
+    folders = [path for path in _folders(level) if path.name.lower() in names]
+
+    def rank(path: Path) -> tuple[bool, int]:
+        return path.name not in names, names.index(path.name.lower())
+
+    return sorted(folders, key=rank)
 
 
 def _labels_for(
@@ -298,7 +324,7 @@ def _labels_for(
         found = labels_files(directory.tables)
     if not found:
         found = in_root()
-        pictures = [picture for part in of_parts for picture in part.pictures]
+        pictures = list(chain.from_iterable(part.pictures for part in of_parts))
         below = [root, *below] if of_training else [root]
     if not found:
         return None
@@ -312,7 +338,10 @@ def _labels_for(
             remedy="keep the one with the labels to train on",
             paths=[file.path for file in naming],
         )
-    return _Labels(naming[0], naming[0].labels_of(by_name)) if naming else None
+    if not naming:
+        return None
+    (file,) = naming
+    return _Labels(file, file.labels_of(by_name))
 
 
 def _classes_of_folders(directory: _Directory) -> tuple[str, ...]:
@@ -365,15 +394,20 @@ def _left_in(directory: _Directory, files: Files, labels: _Labels | None) -> lis
     """Return what is in a part and is not used."""
     used = {*files.paths}
     reason = NO_CLASS if labels is None else NO_ROW
-    unused = [LeftOut(path, reason) for path in directory.pictures if path not in used]
-    own = None if labels is None else labels.file.path
-    return [*unused, *(entry for entry in directory.left_out if entry.path != own)]
+    left_out = [LeftOut(path, reason) for path in directory.pictures if path not in used]
+    for entry in directory.left_out:
+        is_used = labels is not None and entry.path == labels.file.path
+        if not is_used:
+            left_out.append(entry)
+    return left_out
 
 
 def _has_no_labels(directory: _Directory, classes: Sequence[str]) -> bool:
     """Return True for pictures in no folder, or in one that is no class, such as test/images."""
     full = directory.full_folders
-    return not full or (len(full) == 1 and class_name(full[0]) not in classes)
+    if len(full) == 1:
+        return class_name(full[0]) not in classes
+    return not full
 
 
 def _unknown_class(path: Path, classes: Sequence[str], label: str | None = None) -> DataError:
@@ -459,14 +493,10 @@ def _refuse_looks_like_parts(top: _Directory) -> None:
     """Refuse folders such as seg_train/ and seg_test/, or trainset/ and testset/, if they have
     folders themselves.
     """
-    parts = {name: part for part, names in PARTS.items() for name in names}
-    depth = len(top.path.parts)
     alike: dict[str, str] = {}
-    for folder, pictures in top.folders.items():
-        words = re.split(r"[^a-z]+", folder.lower())
-        part = next((parts[word] for word in words if word in parts), None)
-        has_folders = any(len(picture.parts) > depth + 2 for picture in pictures)
-        if part is not None and has_folders:
+    for folder in _with_folders(top):
+        part = _part_in_words(folder)
+        if part is not None:
             alike[folder] = part
     if "training" not in alike.values():
         alike = _begun_as_parts(top)
@@ -484,20 +514,38 @@ def _refuse_looks_like_parts(top: _Directory) -> None:
         )
 
 
+def _with_folders(top: _Directory) -> list[str]:
+    """Return the names of the folders that have pictures in folders of their own."""
+    depth = len(top.path.parts)
+    names = []
+    for name, pictures in top.folders.items():
+        if any(len(picture.parts) > depth + 2 for picture in pictures):
+            names.append(name)
+    return names
+
+
+def _part_in_words(folder: str) -> str | None:
+    """Return the part that the first such word of a folder's name names, or None."""
+    for word in re.split(r"[^a-z]+", folder.lower()):
+        for part, names in PARTS.items():
+            if word in names:
+                return part
+    return None
+
+
 def _begun_as_parts(top: _Directory) -> dict[str, str]:
     """Return the folders with folders whose names begin as a training and another part do, such as
     trainset/ and valset/, with their parts; none if only one of both is there.
     """
-    depth = len(top.path.parts)
     begun: dict[str, str] = {}
-    for folder, pictures in top.folders.items():
-        has_folders = any(len(picture.parts) > depth + 2 for picture in pictures)
+    for folder in _with_folders(top):
         name = folder.lower()
-        if has_folders and name.startswith(("train", "trn")):
+        if name.startswith(("train", "trn")):
             begun[folder] = "training"
-        elif has_folders and name.startswith(("test", "tst", "val", "vld", "dev", "eval")):
+        elif name.startswith(("test", "tst", "val", "vld", "dev", "eval")):
             begun[folder] = "other"
-    return begun if len({*begun.values()}) == 2 else {}
+    has_both = len({*begun.values()}) == 2
+    return begun if has_both else {}
 
 
 def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> Layout:
@@ -517,18 +565,19 @@ def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> Layout:
         for name in _folder_names_before(path):
             if name not in names:
                 raise _unknown_class(path / name, names)
-        of_class = [
-            scan_as_before(path / name, _SUFFIXES_BEFORE, ignore_case=True).files for name in names
-        ]
-        paths = [picture for pictures in of_class for picture in pictures]
-        labels = np.repeat(np.arange(len(names)), [len(pictures) for pictures in of_class])
-        parts[part] = Files(paths, labels)
+        paths = []
+        counts = []
+        for name in names:
+            pictures = scan_as_before(path / name, _SUFFIXES_BEFORE, ignore_case=True).files
+            paths += pictures
+            counts.append(len(pictures))
+        parts[part] = Files(paths, np.repeat(np.arange(len(names)), counts))
     return Layout(root, parts, names)
 
 
 def _folder_names_before(path: Path) -> list[str]:
-    return sorted(
-        folder.name
-        for folder in path.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
-    )
+    names = []
+    for folder in path.iterdir():
+        if folder.is_dir() and not folder.name.startswith("."):
+            names.append(folder.name)
+    return sorted(names)

@@ -35,7 +35,12 @@ from surefoot.recipes.readers.images.folder import (
     fitting,
     readable_files,
 )
-from surefoot.recipes.readers.images.layout import Layout, layout_of_behavior_1, read_layout
+from surefoot.recipes.readers.images.layout import (
+    Layout,
+    all_paths,
+    layout_of_behavior_1,
+    read_layout,
+)
 from surefoot.recipes.readers.images.picture import (
     Crop,
     Fitting,
@@ -79,9 +84,10 @@ class ImageDatasets:
         >>> load_images().normalized_with((0.5,), (0.25,)).train.mean
         (0.5,)
         """
-        training, held_out = (normalized_with(part, mean, std) for part in (self.train, self.val))
+        train = normalized_with(self.train, mean, std)
+        val = normalized_with(self.val, mean, std)
         test = None if self.test is None else normalized_with(self.test, mean, std)
-        return replace(self, train=training, val=held_out, test=test)
+        return replace(self, train=train, val=val, test=test)
 
     def scaled_with(self, value_range: ValueRange | None) -> Self:
         """Return the data sets with other values of pictures of more than 8 bits that become black
@@ -162,7 +168,10 @@ def load_images(
         folder = _directory(path)
         found = arrays_in(folder, numbered=classes is None)
         if found is None:
-            layout = (read_layout if as_shown else layout_of_behavior_1)(folder, classes)
+            if as_shown:
+                layout = read_layout(folder, classes)
+            else:
+                layout = layout_of_behavior_1(folder, classes)
             fit = partial(
                 fitting,
                 size=size,
@@ -320,10 +329,14 @@ def _of_folders(
         for name, files in parts.items():
             parts[name], damaged = readable_files(files)
             left_out += damaged
-    training, held_out = parts["training"], parts.get("val")
+    training = parts["training"]
     fits = fit(training)
-    if held_out is None:
-        training, held_out = map(training.select, _split_ids(len(training.paths), val_fraction))
+    if "val" in parts:
+        held_out = parts["val"]
+    else:
+        train_ids, val_ids = _split_ids(len(training.paths), val_fraction)
+        held_out = training.select(val_ids)
+        training = training.select(train_ids)
     counts_CV = np.zeros((fits.channels, 256), dtype=np.int64)
     # one file at a time, because all images may exceed the memory
     for path in evenly_spaced(training.paths):
@@ -331,17 +344,20 @@ def _of_folders(
     mean, std = _moments(counts_CV)
     notes = layout.notes()
     if fits.as_shown:
-        paged = with_pages([path for files in parts.values() for path in files.paths])
+        paged = with_pages(all_paths(parts))
         if paged:
             name = printable(paged[0].name)
             plural = "s have" if len(paged) > 1 else " has"
             notes.append(f"{len(paged):,} file{plural} several pages ({name}): the first is read")
+    test = None
+    if "test" in parts:
+        test = ImageFiles(parts["test"], fits, mean=mean, std=std)
     return ImageDatasets(
         train=ImageFiles(
             training, fits, mean=mean, std=std, augmentation=augmentation or Augmentation()
         ),
         val=ImageFiles(held_out, fits, mean=mean, std=std),
-        test=ImageFiles(parts["test"], fits, mean=mean, std=std) if "test" in parts else None,
+        test=test,
         classes=layout.classes,
         fitting=fits,
         mean=mean,
@@ -360,17 +376,19 @@ def _split_ids(images: int, val_fraction: float) -> tuple[Ids, Ids]:
 
 
 def _counts(images: Pixels) -> Ids:
-    return np.stack(
-        [np.bincount(plane.reshape(-1), minlength=256) for plane in np.moveaxis(images, -1, 0)]
-    )
+    """Return how often each channel has each value, (C, 256)."""
+    planes = np.moveaxis(images, -1, 0)
+    return np.stack([np.bincount(plane.reshape(-1), minlength=256) for plane in planes])
 
 
 def _moments(counts_CV: Ids) -> Moments:
     values = np.arange(256) / 255
-    means, deviations = [], []
+    means = []
+    deviations = []
     for counts in counts_CV:
         shares = counts / counts.sum()
-        means.append(float(shares @ values))
-        # a constant channel has deviation 0: avoid a division by zero
-        deviations.append(max(float(shares @ (values - means[-1]) ** 2) ** 0.5, 1 / 255))
+        mean = float(shares @ values)
+        variance = float(shares @ (values - mean) ** 2)
+        means.append(mean)
+        deviations.append(max(variance**0.5, 1 / 255))  # a constant channel has deviation 0
     return tuple(means), tuple(deviations)

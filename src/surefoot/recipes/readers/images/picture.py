@@ -2,6 +2,7 @@
 cropped.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +77,10 @@ class Fitting:
         side = self.size if self.crop == "padded" else round(self.size * _MARGIN)
         shorter = min(width, height)
         if (width, height) != (self.size, self.size):
-            picture = _resize(
-                picture, (round(width * side / shorter), round(height * side / shorter)), None
-            )
-        left, top = (picture.width - self.size) // 2, (picture.height - self.size) // 2
+            size = (round(width * side / shorter), round(height * side / shorter))
+            picture = _resize(picture, size, None)
+        left = (picture.width - self.size) // 2
+        top = (picture.height - self.size) // 2
         return self._array(picture.crop((left, top, left + self.size, top + self.size)))
 
     def random_crop(
@@ -91,14 +92,12 @@ class Fitting:
         picture = self._convert(picture)
         area = picture.width * picture.height * (0.08 + 0.92 * draw(0))
         shape = (3 / 4) * (16 / 9) ** draw(1)
-        width, height = (
-            min((area * shape) ** 0.5, picture.width),
-            min((area / shape) ** 0.5, picture.height),
-        )
-        left, top = (picture.width - width) * draw(2), (picture.height - height) * draw(3)
-        return self._array(
-            _resize(picture, (self.size, self.size), (left, top, left + width, top + height))
-        )
+        width = min((area * shape) ** 0.5, picture.width)
+        height = min((area / shape) ** 0.5, picture.height)
+        left = (picture.width - width) * draw(2)
+        top = (picture.height - height) * draw(3)
+        box = (left, top, left + width, top + height)
+        return self._array(_resize(picture, (self.size, self.size), box))
 
     def _convert(self, picture: "Image.Image") -> "Image.Image":
         mode = "L" if self.channels == 1 else "RGB"
@@ -249,13 +248,15 @@ def measure_value_range(paths: Sequence[Path]) -> ValueRange | None:
     """
     from PIL import Image
 
-    lowest = highest = 0.0
+    lowest = math.inf
+    highest = -math.inf
     of_kind: dict[bool, Path] = {}  # the first picture of whole numbers, and of floats
     deep_colors: dict[Path, int] = {}  # the largest of the upper 8 bits of 16
     for path in paths:
         try:
             with path.open("rb") as file, Image.open(file) as picture:
-                wide, deep = has_wide_values(picture), _has_deep_colors(picture)
+                wide = has_wide_values(picture)
+                deep = _has_deep_colors(picture)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             continue  # a later read reports the error or skips the file
         if deep:
@@ -264,9 +265,8 @@ def measure_value_range(paths: Sequence[Path]) -> ValueRange | None:
             continue
         values = _values_of(read_picture(path))
         whole = np.issubdtype(values.dtype, np.integer)
-        if not of_kind:
-            lowest, highest = float(values.min()), float(values.max())
-        lowest, highest = min(lowest, float(values.min())), max(highest, float(values.max()))
+        lowest = min(lowest, float(values.min()))
+        highest = max(highest, float(values.max()))
         of_kind.setdefault(whole, path)
     _refuse_few_bits(deep_colors)
     if not of_kind:
@@ -296,7 +296,8 @@ def _scaled(
 ) -> "Image.Image":
     """Return a picture of wide values as 8 bits."""
     values = _values_of(picture)
-    lowest, highest = (float(values.min()), float(values.max()))
+    lowest = float(values.min())
+    highest = float(values.max())
     if value_range is None:
         whole = np.issubdtype(values.dtype, np.integer)
         value_range = _range_of(lowest, highest, whole=whole)
