@@ -17,13 +17,8 @@ from surefoot.data.text_files import decode_utf8, open_unpacked
 from surefoot.errors import DataError, Setting
 
 _NOT_SOURCE = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-_TABLES = {
-    "encodings",
-    "pydoc_data",
-    "lib2to3",
-    "turtledemo",
-    "ensurepip",
-}  # generated tables and text, drawings
+# generated tables and text, drawings
+_TABLES = {"encodings", "pydoc_data", "lib2to3", "turtledemo", "ensurepip"}
 
 Part = TypeVar("Part", str, np.ndarray)
 
@@ -81,30 +76,38 @@ def split_documents(
     (['abcdefgh'], ['ij'])
     """
     if len(documents) == 1:
-        beginning, end = split_sequence(next(iter(documents.values())), val_fraction=val_fraction)
+        (document,) = documents.values()
+        beginning, end = split_sequence(document, val_fraction=val_fraction)
         return [beginning], [end]
-    wanted = val_fraction * sum(len(text) for text in documents.values())
-    held_out: set[str] = set()
-    so_far = 0
-    for name in sorted(
-        documents, key=lambda name: blake2b(name.encode(errors="surrogateescape")).digest()
-    ):
-        if so_far >= wanted:
+    characters_wanted = val_fraction * sum(len(text) for text in documents.values())
+    characters = 0
+    names_held_out: set[str] = set()
+    for name in sorted(documents, key=_digest):
+        if characters >= characters_wanted:
             break
-        if so_far + len(documents[name]) <= 2 * wanted:  # a very large document stays in training
-            held_out.add(name)
-            so_far += len(documents[name])
-    if not held_out:
-        held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
+        # a very large document stays in training
+        if characters + len(documents[name]) <= 2 * characters_wanted:
+            names_held_out.add(name)
+            characters += len(documents[name])
+    if not names_held_out:
+        names_held_out.add(min(documents, key=lambda name: (len(documents[name]), name)))
+    training = list[str]()
+    held_out = list[str]()
+    for name, text in documents.items():
+        part = held_out if name in names_held_out else training
+        part.append(text)
     check_parts(
-        len(documents) - len(held_out),
+        len(training),
         len(held_out),
         val_fraction,
         what="documents",
         cure="0.1, or add documents",
     )
-    training = [text for name, text in documents.items() if name not in held_out]
-    return training, [text for name, text in documents.items() if name in held_out]
+    return training, held_out
+
+
+def _digest(name: str) -> bytes:
+    return blake2b(name.encode(errors="surrogateescape")).digest()
 
 
 def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, Part]:
@@ -114,7 +117,9 @@ def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, 
     >>> split_sequence("abcdefghij", val_fraction=0.2)
     ('abcdefgh', 'ij')
     """
-    cut = len(sequence) - round(len(sequence) * val_fraction) if 0 < val_fraction < 1 else 0
+    cut = 0
+    if 0 < val_fraction < 1:
+        cut = len(sequence) - round(len(sequence) * val_fraction)
     what = "characters" if isinstance(sequence, str) else "tokens"
     check_parts(cut, len(sequence) - cut, val_fraction, what=what, cure="0.1, or add text")
     return sequence[:cut], sequence[cut:]
@@ -122,15 +127,13 @@ def split_sequence(sequence: Part, *, val_fraction: float = 0.1) -> tuple[Part, 
 
 def _source_files(root: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(root):
-        below[:] = [
-            name for name in below if name not in _NOT_SOURCE | _TABLES
-        ]  # site-packages may be very large
-        # _sysconfigdata is generated when Python is built, and differs between machines
-        yield from (
-            Path(folder, name)
-            for name in names
-            if name.endswith(".py") and not name.startswith("_sysconfigdata")
-        )
+        # not entered: site-packages may be very large
+        below[:] = [name for name in below if name not in _NOT_SOURCE | _TABLES]
+        for name in names:
+            # it is written when Python is built, and differs between machines
+            is_of_machine = name.startswith("_sysconfigdata")
+            if name.endswith(".py") and not is_of_machine:
+                yield Path(folder, name)
 
 
 def _read_text(file: Path) -> str:
@@ -139,7 +142,10 @@ def _read_text(file: Path) -> str:
 
 
 def _read(files: Iterable[Path], *, below: Path) -> dict[str, str]:
-    texts = {file.relative_to(below).as_posix(): _read_text(file) for file in files}
-    return {
-        name: text if text.endswith("\n") else text + "\n" for name, text in texts.items() if text
-    }
+    texts = {}
+    for file in files:
+        text = _read_text(file)
+        if text:
+            name = file.relative_to(below).as_posix()
+            texts[name] = text if text.endswith("\n") else text + "\n"
+    return texts

@@ -50,21 +50,25 @@ class Dialogues:
 
     def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
         """Return inputs (B, T) and targets (B, T) of the rows `ids`, int64; epochs are ignored."""
-        starts, lengths = self.starts[ids][:, None], self.lengths[ids][:, None]
-        index_BT = np.arange(lengths.max(initial=0))[None]
-        is_real_BT, first_BT = index_BT < lengths, starts + index_BT
-        inputs_BT = np.where(is_real_BT, self.tokens.take(first_BT, mode="clip"), self.padding)
-        is_target_BT = is_real_BT & self.is_answer.take(first_BT + 1, mode="clip")
-        targets_BT = np.where(is_target_BT, self.tokens.take(first_BT + 1, mode="clip"), IGNORED)
-        return torch.from_numpy(inputs_BT.astype(np.int64)), torch.from_numpy(
-            targets_BT.astype(np.int64)
-        )
+        starts_B1 = self.starts[ids][:, None]
+        lengths_B1 = self.lengths[ids][:, None]
+        index_1T = np.arange(lengths_B1.max(initial=0))[None]
+        is_real_BT = index_1T < lengths_B1
+        places_BT = starts_B1 + index_1T
+        next_BT = places_BT + 1
+        inputs_BT = np.where(is_real_BT, self.tokens.take(places_BT, mode="clip"), self.padding)
+        is_target_BT = is_real_BT & self.is_answer.take(next_BT, mode="clip")
+        targets_BT = np.where(is_target_BT, self.tokens.take(next_BT, mode="clip"), IGNORED)
+        inputs = torch.from_numpy(inputs_BT.astype(np.int64))
+        targets = torch.from_numpy(targets_BT.astype(np.int64))
+        return inputs, targets
 
     def stored(self, ids: Ids) -> Batch:
         """Return the bytes of each row's tokens, and no targets."""
-        return [
-            self.tokens[self.starts[id] : self.starts[id + 1]].tobytes() for id in ids.tolist()
-        ], None
+        rows = []
+        for id in ids.tolist():
+            rows.append(self.tokens[self.starts[id] : self.starts[id + 1]].tobytes())
+        return rows, None
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the number of rows, of tokens and of targets, and a hash of all tokens."""

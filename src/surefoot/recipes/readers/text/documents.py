@@ -240,8 +240,9 @@ def scan_documents(
             path=path,
             out=out,
         )
-    of_text = (*TEXT, *JSON_LINES, *NO_PROSE) if read_as == "text" else (*TEXT, *JSON_LINES)
-    kinds = of_text if read_as == "text" else (*of_text, *TABLES)
+    kinds: tuple[str, ...] = (*TEXT, *JSON_LINES, *TABLES)
+    if read_as == "text":
+        kinds = (*TEXT, *JSON_LINES, *NO_PROSE)
     found = scan(path, kinds, out=out)
     if not found.files and read_as is None:
         found = _rows_named_json(path, found, out=out)
@@ -279,7 +280,8 @@ def files_of(scans: Sequence[Scan], *, read_as: ReadAs | None = None) -> list[Do
     if empty or not any(file.size for file in files):
         name = printable((empty or files)[0].path) if files else "nothing"
         raise DataError("input-empty", problem=f"{name} is empty: 0 bytes", path=name)
-    if tables := [file.path for file in files if file.kind in TABLES]:
+    tables = [file.path for file in files if file.kind in TABLES]
+    if tables:
         refuse_missing(f"the table {tables[0]}", "pyarrow")
     return files
 
@@ -308,7 +310,8 @@ def _kind(path: Path) -> str:
             if head.startswith(magic):
                 return table
         start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-        by_content = [suffix for sign, suffix in _BY_CONTENT if start.lower().startswith(sign)]
+        beginning = start.lower()
+        by_content = [suffix for sign, suffix in _BY_CONTENT if beginning.startswith(sign)]
         if start.startswith((b"{", b"[")) and _begins_with_json(path):
             by_content.append(".json")
         if not by_content:
@@ -332,12 +335,19 @@ def _head(path: Path) -> bytes:
 
 def _first_lines(path: Path) -> list[bytes]:
     """Return the first two lines that are not blank."""
+    lines = []
     with open_unpacked(path) as file:
-        return [*islice((line.strip() for line in file if line.strip()), 2)]
+        for line in file:
+            if line.strip():
+                lines.append(line.strip())
+                if len(lines) == 2:
+                    break
+    return lines
 
 
 def _begins_with_object(path: Path) -> bool:
-    return _is_object(*_first_lines(path)[:1])
+    lines = _first_lines(path)
+    return bool(lines) and _is_object(lines[0])
 
 
 def _begins_with_objects(path: Path) -> bool:
@@ -345,7 +355,7 @@ def _begins_with_objects(path: Path) -> bool:
     return len(lines) > 1 and all(map(_is_object, lines))
 
 
-def _is_object(line: bytes = b"") -> bool:
+def _is_object(line: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -361,7 +371,9 @@ def _begins_with_json(path: Path) -> bool:
         value = json.loads(lines[0])
     except (ValueError, RecursionError):
         return False
-    return bool(value) and (isinstance(value, dict) or isinstance(value[0], dict | list))
+    if not value:
+        return False
+    return isinstance(value, dict) or isinstance(value[0], dict | list)
 
 
 def kinds(files: Sequence[DocumentFile]) -> str:
@@ -376,7 +388,9 @@ def kinds(files: Sequence[DocumentFile]) -> str:
     '4 files: 2 .jsonl, 1 .txt, 1 of no known kind, read as text'
     """
     counts = Counter(kind_of(file.path) or "of no known kind, read as text" for file in files)
-    return f"{len(files):,} file{'s' * (len(files) != 1)}: {', '.join(f'{count:,} {kind}' for kind, count in counts.items())}"
+    counted = [f"{count:,} {kind}" for kind, count in counts.items()]
+    plural = "" if len(files) == 1 else "s"
+    return f"{len(files):,} file{plural}: {', '.join(counted)}"
 
 
 def _document_file(file: Path, name: str, kind: str) -> DocumentFile:
@@ -388,9 +402,11 @@ def json_lines(path: Path, *, start: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield ("FILE, line N", JSON value) for each nonblank line from index `start`; the file may be
     gzipped.
     """
-    lines = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
-    for number, line in islice(lines, start, None):
-        where, text = f"{path}, line {number}", decode_utf8(line, str(path), first_line=number)
+    numbered = enumerate(_lines(path), start=1)
+    with_text = ((number, line) for number, line in numbered if line.strip())
+    for number, line in islice(with_text, start, None):
+        where = f"{path}, line {number}"
+        text = decode_utf8(line, str(path), first_line=number)
         try:
             yield where, json.loads(text)
         except (ValueError, RecursionError) as problem:

@@ -26,7 +26,8 @@ class RefusedTextError(Exception):
 
     def __init__(self, index: int, why: DataError) -> None:
         super().__init__(index, why)
-        self.index, self.why = index, why
+        self.index = index
+        self.why = why
 
 
 def encode_batches(
@@ -39,7 +40,8 @@ def encode_batches(
     `RefusedTextError` is raised after all earlier batches are yielded.
     """
     if processes == 1:
-        yield from (_encode(tokenizer, batch) for batch in batches)
+        for batch in batches:
+            yield _encode(tokenizer, batch)
         return
     pool = ProcessPoolExecutor(
         processes,
@@ -72,9 +74,9 @@ def refuse_script_read_again() -> None:
     """Raise `ConfigError` if a pool process re-imports the main script, which would start another
     pool.
     """
-    # while the script is re-imported, the process name is set, but the parent process is not set
-    # yet
-    if current_process().name != "MainProcess" and parent_process() is None:
+    # the name is set before the script is imported again, and the parent only afterwards
+    is_importing = current_process().name != "MainProcess" and parent_process() is None
+    if is_importing:
         raise ConfigError(
             "script-encodes-at-import",
             problem="each encoding process imports the script, and reached the call that starts such"
@@ -100,10 +102,13 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tokens]:
 
 def _encode(tokenizer: Tokenizer, texts: list[str]) -> list[Tokens]:
     end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    return [
-        np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]) if text else tokens[:0]
-        for text, tokens in zip(texts, encode_texts(tokenizer, texts), strict=True)
-    ]
+    rows = []
+    for text, tokens in zip(texts, encode_texts(tokenizer, texts), strict=True):
+        if text:
+            rows.append(np.concatenate([tokens, np.array(end, dtype=tokens.dtype)]))
+        else:
+            rows.append(tokens[:0])
+    return rows
 
 
 def _encode_here(texts: list[str]) -> list[Tokens]:
@@ -118,6 +123,7 @@ def _init_worker(tokenizer: str) -> None:
 
 
 def _end_with_parent() -> None:
-    if (parent := parent_process()) is not None:
+    parent = parent_process()
+    if parent is not None:
         parent.join()
         os._exit(1)

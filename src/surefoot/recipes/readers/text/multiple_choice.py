@@ -62,19 +62,25 @@ class MultipleChoice:
     ) -> None:
         if not questions:
             raise without_questions("the list of questions")
-        self.context, self.choices = context, len(questions[0].endings)
-        rows, endings, self.shortened = [], [], 0
+        self.context = context
+        self.choices = len(questions[0].endings)
+        self.shortened = 0
+        longest = context + 1  # the last token is a target only
+        rows = []
+        endings = []
         for index, question in enumerate(questions):
             _refuse_malformed(question, index, choices=self.choices, context=context)
-            sequences = [
-                np.concatenate(pair)
-                for pair in zip(question.contexts, question.endings, strict=True)
-            ]
-            self.shortened += any(len(row) > context + 1 for row in sequences)
-            rows += [row[-(context + 1) :] for row in sequences]
-            endings += [len(ending) for ending in question.endings]
+            is_shortened = False
+            for prefix, ending in zip(question.contexts, question.endings, strict=True):
+                row = np.concatenate([prefix, ending])
+                is_shortened = is_shortened or len(row) > longest
+                rows.append(row[-longest:])
+                endings.append(len(ending))
+            if is_shortened:
+                self.shortened += 1
         self.tokens = np.concatenate(rows).astype(np.int32)
-        self.lengths, self.endings = np.array([len(row) for row in rows]), np.array(endings)
+        self.lengths = np.array([len(row) for row in rows])
+        self.endings = np.array(endings)
         self.starts = np.cumsum(self.lengths) - self.lengths
         self.byte_counts = np.asarray(byte_counts)
         self.right = np.array([question.label for question in questions])
@@ -90,11 +96,9 @@ class MultipleChoice:
         """
         questions = self.order[ids]
         rows_R = (questions[:, None] * self.choices + np.arange(self.choices)).flatten()
-        starts_R, shown_R, endings_R = (
-            self.starts[rows_R],
-            self.lengths[rows_R] - 1,
-            self.endings[rows_R],
-        )
+        starts_R = self.starts[rows_R]
+        shown_R = self.lengths[rows_R] - 1
+        endings_R = self.endings[rows_R]
         span_T = np.arange(int(shown_R.max()))
         tokens_RT = self.tokens.take(starts_R[:, None] + span_T, mode="clip").astype(np.int64)
         tokens_RT[span_T >= shown_R[:, None]] = 0
@@ -102,10 +106,8 @@ class MultipleChoice:
         within_E = np.arange(len(rows_E)) - np.repeat(np.cumsum(endings_R) - endings_R, endings_R)
         places_E = (shown_R - endings_R)[rows_E] + within_E
         targets_E = self.tokens[starts_R[rows_E] + places_E + 1].astype(np.int64)
-        # int64, because bincount returns float64, which MPS lacks
-        bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R)).astype(
-            np.int64
-        )
+        bytes_R = np.bincount(rows_E, self.byte_counts[targets_E], minlength=len(rows_R))
+        bytes_R = bytes_R.astype(np.int64)  # bincount returns float64, which MPS lacks
         targets = ChoiceTargets(
             positions=torch.from_numpy(rows_E * len(span_T) + places_E),
             tokens=torch.from_numpy(targets_E),
@@ -120,9 +122,10 @@ class MultipleChoice:
         """Return the number of questions, a hash of their tokens and labels, and the context
         length.
         """
-        parts = (self.tokens, self.lengths, self.endings, self.right)
-        content = sha256(b"".join(part.astype("<i8").tobytes() for part in parts)).hexdigest()
-        return {"questions": len(self), "sha256": content, "context": self.context}
+        digest = sha256()
+        for array in (self.tokens, self.lengths, self.endings, self.right):
+            digest.update(array.astype("<i8").tobytes())
+        return {"questions": len(self), "sha256": digest.hexdigest(), "context": self.context}
 
 
 def without_questions(source: object) -> DataError:
@@ -137,7 +140,8 @@ def without_questions(source: object) -> DataError:
 def _refuse_malformed(question: Question, index: int, *, choices: int, context: int) -> None:
     where = question.source or f"question {index}"
     number = len(question.endings)
-    if number != choices or len(question.contexts) != number or not 0 <= question.label < number:
+    has_label = 0 <= question.label < number
+    if number != choices or len(question.contexts) != number or not has_label:
         raise DataError(
             "question-malformed",
             problem=f"{where} has {number} endings, {len(question.contexts)} contexts and the label"
@@ -189,7 +193,8 @@ def cloze_questions(
     (1, 4)
     """
     ending = min(ending, context // 2)
-    before, places = context - ending, len(tokens) - context
+    before = context - ending
+    places = len(tokens) - context
     if ending < 1:
         raise DataError(
             "context-without-questions",
@@ -231,7 +236,11 @@ def cloze_questions(
                 ending=ending,
             )
         order = generator.permutation(choices)
-        endings = [tokens[starts[choice] : starts[choice] + ending].tolist() for choice in order]
-        contexts = [tokens[prefix_start : prefix_start + before].tolist()] * choices
-        cloze.append(Question(contexts, endings, int(np.flatnonzero(order == 0)[0])))
+        endings = []
+        for choice in order:
+            start = starts[choice]
+            endings.append(tokens[start : start + ending].tolist())
+        prefix = tokens[prefix_start : prefix_start + before].tolist()
+        right = int(np.flatnonzero(order == 0)[0])
+        cloze.append(Question([prefix] * choices, endings, right))
     return cloze

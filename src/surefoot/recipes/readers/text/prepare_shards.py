@@ -46,8 +46,11 @@ from surefoot.recipes.readers.text.encode import (
 from surefoot.tokenizers.bpe import BPETokenizer
 from surefoot.tokenizers.tokenizer import Tokenizer
 
-_NOTES, _TOKENIZER = "prepare.json", "tokenizer.json"
-_CHARACTERS_AT_ONCE, _DOCUMENTS_AT_ONCE = 1 << 20, 1024  # limits of a batch for one process
+_NOTES = "prepare.json"
+_TOKENIZER = "tokenizer.json"
+# limits of a batch for one process
+_CHARACTERS_AT_ONCE = 1 << 20
+_DOCUMENTS_AT_ONCE = 1024
 _PROGRESS_EVERY_S = 10.0
 
 
@@ -100,7 +103,8 @@ def prepare_shards(
     [97, 98, 256]
     """
     directory = local_path(directory, setting="directory")
-    processes = processes if processes is not None else os.cpu_count() or 1
+    if processes is None:
+        processes = os.cpu_count() or 1
     for setting, value in (("processes", processes), ("shard_tokens", shard_tokens)):
         if value < 1:
             raise out_of_range(setting, value, "1 or more")
@@ -214,9 +218,8 @@ def _encode(
         characters = 0
         for number, file in enumerate(files[begin.file :], start=begin.file):
             start = begin.document if number == begin.file else 0
-            for document, text in enumerate(
-                file.documents(column=column, start=start, unread=unread), start=start
-            ):
+            documents = file.documents(column=column, start=start, unread=unread)
+            for document, text in enumerate(documents, start=start):
                 if not texts:
                     waiting.append([])
                 waiting[-1].append(Position(number, document, 0))
@@ -224,7 +227,8 @@ def _encode(
                 characters += len(text)
                 if characters >= _CHARACTERS_AT_ONCE or len(texts) >= _DOCUMENTS_AT_ONCE:
                     yield texts
-                    texts, characters = [], 0
+                    texts = []
+                    characters = 0
         if texts:
             yield texts
 
@@ -242,16 +246,18 @@ def _with_progress(
     files: Sequence[DocumentFile],
     say: Callable[[str], None],
 ) -> Iterator[tuple[Position, Tokens]]:
-    began = last_line = time.monotonic()
+    began = time.monotonic()
+    last_line = began
     count = 0
     for number, (position, tokens) in enumerate(documents, start=1):
         count += len(tokens)
         now = time.monotonic()
         if now - last_line >= _PROGRESS_EVERY_S:
             last_line = now
+            name = files[position.file].name
             say(
-                f"file {position.file + 1} of {len(files)} ({files[position.file].name}): {count:,} tokens of {number:,} documents,"
-                f" {count / (now - began):,.0f} tokens/s"
+                f"file {position.file + 1} of {len(files)} ({name}): {count:,} tokens of"
+                f" {number:,} documents, {count / (now - began):,.0f} tokens/s"
             )
         yield position, tokens
 
@@ -267,9 +273,9 @@ def _read_notes(
     try:
         notes = json.loads(path.read_bytes())
         before = dict(notes["settings"])
-        prepared = [
-            PreparedShard(Shard(**one["shard"]), Position(*one["next"])) for one in notes["shards"]
-        ]
+        prepared = []
+        for entry in notes["shards"]:
+            prepared.append(PreparedShard(Shard(**entry["shard"]), Position(*entry["next"])))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise DataError(
             "shard-notes-damaged",
@@ -289,13 +295,11 @@ def _read_notes(
         if list(changed) == ["files"] and _is_unread(before["files"], settings, prepared):
             say(f"{_describe_changes(before['files'], changed['files'])}: no shard is affected")
             return prepared
-    differences = "; ".join(
-        _difference(name, before.get(name), now) for name, now in changed.items()
-    )
+    differences = [_difference(name, before.get(name), now) for name, now in changed.items()]
     raise DataError(
         "shards-of-other-texts",
         problem=f"{directory} holds {_shards(len(prepared))} from other settings or texts:"
-        f" {differences}",
+        f" {'; '.join(differences)}",
         remedy=f"choose another directory, or {anew}",
         path=directory,
         changed=[*changed],
@@ -305,29 +309,28 @@ def _read_notes(
 def _is_unread(
     before: Sequence[Any], settings: Mapping[str, Any], prepared: Sequence[PreparedShard]
 ) -> bool:
+    """Return True if only files differ that no complete shard has tokens of."""
     read = prepared[-1].next.file + 1
-    return before[:read] == settings["files"][:read] and all(
-        one.shard.count == settings["shard_tokens"] for one in prepared
-    )
+    are_full = all(one.shard.count == settings["shard_tokens"] for one in prepared)
+    return are_full and before[:read] == settings["files"][:read]
 
 
 def _shards(count: int) -> str:
-    return f"{count:,} shard{'s' * (count != 1)}"
+    return "1 shard" if count == 1 else f"{count:,} shards"
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
     if name == "files" and isinstance(before, list):
         return _describe_changes(before, now)
-    return (
-        "another tokenizer encoded them"
-        if name == "tokenizer"
-        else f"{name} was {before!r}, now {now!r}"
-    )
+    if name == "tokenizer":
+        return "another tokenizer encoded them"
+    return f"{name} was {before!r}, now {now!r}"
 
 
 def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
-    sizes = {one[0]: one[1] for one in before}
-    new, gone = [one for one in now if one not in before], [one for one in before if one not in now]
+    sizes = {name: size for name, size, *_ in before}
+    new = [file for file in now if file not in before]
+    gone = [file for file in before if file not in now]
     for name, size, _ in new:
         if sizes.get(name) == size:
             return (
@@ -335,8 +338,11 @@ def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
             )
         if name in sizes:
             return f"{name} has changed, from {sizes[name]:,} to {size:,} bytes"
-    example = f", for example {(new or gone)[0][0]}" if new or gone else ", in another order"
-    return f"{len(before)} files before, {len(now)} now{example}"
+    which = "in another order"
+    if new or gone:
+        name, *_ = (new or gone)[0]
+        which = f"for example {name}"
+    return f"{len(before)} files before, {len(now)} now, {which}"
 
 
 def _write_notes(

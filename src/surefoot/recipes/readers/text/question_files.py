@@ -72,16 +72,17 @@ def load_questions(
             raise not_an_object(source, record)
         layout = layout or _layout(record, source)
         records.append(_record(record, layout, source))
-        if len(records[-1].endings) != len(records[0].endings):
+        endings = len(records[-1].endings)
+        expected = len(records[0].endings)
+        if endings != expected:
             raise DataError(
                 "question-choices-differ",
-                problem=f"{source} has {len(records[-1].endings)} endings, and earlier questions"
-                f" {len(records[0].endings)}",
+                problem=f"{source} has {endings} endings, and earlier questions {expected}",
                 reason="questions with different numbers of choices have no common chance accuracy",
                 remedy="put them into separate files",
                 where=source,
-                endings=len(records[-1].endings),
-                expected=len(records[0].endings),
+                endings=endings,
+                expected=expected,
             )
     if not records:
         raise without_questions(path)
@@ -116,19 +117,22 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
             where=source,
             missing=missing,
         )
-    contexts, endings = (_texts(record[key], key, source) for key in layout[:2])
-    number, right = max(len(contexts), len(endings)), 0
+    context_key, ending_key, *label_keys = layout
+    contexts = _texts(record[context_key], context_key, source)
+    endings = _texts(record[ending_key], ending_key, source)
+    number = max(len(contexts), len(endings))
     if min(len(contexts), len(endings)) not in (1, number):
         raise DataError(
             "question-texts-unpaired",
-            problem=f"{source}: {layout[0]!r} has {len(contexts)} texts and {layout[1]!r} has"
+            problem=f"{source}: {context_key!r} has {len(contexts)} texts and {ending_key!r} has"
             f" {len(endings)}, so they cannot be paired",
             remedy="give a single text for one of the two, or as many of both",
             where=source,
             contexts=len(contexts),
             endings=len(endings),
         )
-    for key in layout[2:]:
+    right = 0
+    for key in label_keys:
         if number < 2:
             raise DataError(
                 "question-of-one-ending",
@@ -136,17 +140,20 @@ def _record(record: dict[str, Any], layout: tuple[str, ...], source: str) -> _Re
                 where=source,
             )
         right = _right(record[key], key, source, number=number)
-    if len(layout) == 2 and number > 1:
+    if not label_keys and number > 1:
         raise DataError(
             "question-without-answer-key",
             problem=f"{source} has several endings, and no key for the right one",
             where=source,
         )
-    contexts, endings = (side * number if len(side) == 1 else side for side in (contexts, endings))
-    spaced = [
-        ending if prefix[-1].isspace() or ending[0].isspace() else f" {ending}"
-        for prefix, ending in zip(contexts, endings, strict=True)
-    ]
+    if len(contexts) == 1:
+        contexts = contexts * number
+    if len(endings) == 1:
+        endings = endings * number
+    spaced = []
+    for prefix, ending in zip(contexts, endings, strict=True):
+        has_space = prefix[-1].isspace() or ending[0].isspace()
+        spaced.append(ending if has_space else f" {ending}")
     return _Record(contexts, spaced, right, source)
 
 
@@ -166,10 +173,9 @@ def _texts(value: Any, key: str, source: str) -> list[str]:
 def _right(value: Any, key: str, source: str, *, number: int) -> int:
     # some copies of HellaSwag have a numeric string
     is_text = isinstance(value, str) and value.isascii() and value.isdigit()
-    plain = (
-        int(value) if is_text or (isinstance(value, int) and not isinstance(value, bool)) else -1
-    )
-    if not 0 <= plain < number:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    index = int(value) if is_text or is_number else -1
+    if not 0 <= index < number:
         is_hidden = value in ("", None, -1)
         hint = "is it a test set without answers? The validation set has answers"
         raise DataError(
@@ -181,7 +187,7 @@ def _right(value: Any, key: str, source: str, *, number: int) -> int:
             key=key,
             value=value,
         )
-    return plain
+    return index
 
 
 def _encode(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
@@ -190,17 +196,17 @@ def _encode(records: Sequence[_Record], tokenizer: Tokenizer) -> list[Question]:
         for text in (*record.contexts, *record.endings):
             sources.setdefault(text, record.source)
     try:
-        tokens = dict(zip(sources, encode_texts(tokenizer, [*sources]), strict=True))
+        encoded = encode_texts(tokenizer, [*sources])
     except RefusedTextError as problem:
-        raise problem.why.inside([*sources.values()][problem.index]) from problem
-
-    def question(record: _Record) -> Question:
-        contexts, endings = (
-            [tokens[text] for text in side] for side in (record.contexts, record.endings)
-        )
-        return Question(contexts, endings, record.label, record.source)
-
-    return [question(record) for record in records]
+        source = [*sources.values()][problem.index]
+        raise problem.why.inside(source) from problem
+    tokens = dict(zip(sources, encoded, strict=True))
+    questions = []
+    for record in records:
+        contexts = [tokens[text] for text in record.contexts]
+        endings = [tokens[text] for text in record.endings]
+        questions.append(Question(contexts, endings, record.label, record.source))
+    return questions
 
 
 def _list_keys(record: dict[str, Any]) -> str:
