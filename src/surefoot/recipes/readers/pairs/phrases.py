@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from itertools import chain, product, zip_longest
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from surefoot.config.extras import needed_for
 from surefoot.errors import ConfigError, out_of_range
@@ -16,10 +16,17 @@ if TYPE_CHECKING:
     from babel import Locale
 
 Length = Literal["long", "short"]
-Kind = tuple[
-    Callable[[Random], Any], Callable[[Any, "Locale"], str]
-]  # draws a value; renders the value in a language
 
+
+class PhraseKind(NamedTuple):
+    """A kind of phrases: how its content is drawn, and rendered in a language."""
+
+    draw: Callable[[Random], Any]
+    render: Callable[[Any, "Locale"], str]
+
+
+# Babel's errors for missing data
+_MISSING = (KeyError, ValueError, AttributeError, IndexError, TypeError)
 _TRIES = 20  # a kind is exhausted after this number of consecutive repeated phrases
 _LARGEST = {  # CLDR unit -> largest random number
     "length": {
@@ -47,9 +54,10 @@ _LARGEST = {  # CLDR unit -> largest random number
         "second": 99,
     },
 }
-_UNITS = {
-    f"{kind}-{unit}": largest for kind, units in _LARGEST.items() for unit, largest in units.items()
-}
+_UNITS = dict[str, int]()
+for _kind, _units in _LARGEST.items():
+    for _unit, _largest in _units.items():
+        _UNITS[f"{_kind}-{_unit}"] = _largest
 _LENGTHS: tuple[Length, ...] = ("long", "short")
 _CLOCK = ("duration-hour", "duration-minute", "duration-second")
 _CURRENCIES = (
@@ -94,17 +102,32 @@ def cldr_phrases(
     phrases: dict[str, str] = {}
     while kinds and len(phrases) < count:
         for kind in list(kinds):
-            draw, render = kind
-            for content in (draw(generator) for _ in range(_TRIES)):
-                first, second = (render(content, language) for language in languages)
-                if first not in phrases:
-                    phrases[first] = second
-                    break
-            else:  # the kind is exhausted
+            pair = _new_phrase(kind, generator, languages, phrases)
+            if pair is None:
                 kinds.remove(kind)
+            else:
+                first, second = pair
+                phrases[first] = second
             if len(phrases) == count:
                 break
     return list(phrases.items())
+
+
+def _new_phrase(
+    kind: PhraseKind,
+    generator: Random,
+    languages: "tuple[Locale, Locale]",
+    phrases: Mapping[str, str],
+) -> tuple[str, str] | None:
+    """Return a phrase of a kind in both languages, or None if the kind is exhausted."""
+    source, target = languages
+    for _ in range(_TRIES):
+        content = kind.draw(generator)
+        first = kind.render(content, source)
+        second = kind.render(content, target)
+        if first not in phrases:
+            return first, second
+    return None
 
 
 def locale(name: str) -> "Locale":
@@ -119,14 +142,13 @@ def locale(name: str) -> "Locale":
     try:
         return Locale.parse(name.replace("-", "_"))
     except (UnknownLocaleError, ValueError) as problem:
-        known = [known for known in localedata.locale_identifiers() if len(known) < 7]
-        by_name = {
-            one.lower(): code for code, one in Locale("en").languages.items() if code in known
-        }
-        near = difflib.get_close_matches(name.replace("-", "_"), known, n=4, cutoff=0.5)
-        near = (
-            [by_name[name.lower()]] if name.lower() in by_name else near or ["en", "de", "fr", "es"]
-        )
+        codes = [code for code in localedata.locale_identifiers() if len(code) < 7]
+        near = difflib.get_close_matches(name.replace("-", "_"), codes, n=4, cutoff=0.5)
+        for code, english_name in Locale("en").languages.items():
+            if code in codes and english_name.lower() == name.lower():
+                near = [code]
+        if not near:
+            near = ["en", "de", "fr", "es"]
         raise ConfigError(
             "language-unknown",
             problem=f"no language {name!r} in Unicode's CLDR; similar names: {', '.join(near)}",
@@ -136,20 +158,18 @@ def locale(name: str) -> "Locale":
         ) from problem
 
 
-def _is_known(kind: Kind, languages: "tuple[Locale, Locale]") -> bool:
-    (draw, render), generator = kind, Random(0)
+def _is_known(kind: PhraseKind, languages: "tuple[Locale, Locale]") -> bool:
+    """Return True if Babel has words for some phrases of a kind in both languages."""
+    generator = Random(0)
     try:
-        return all(
-            render(draw(generator), language).strip() for _ in range(8) for language in languages
-        )
-    except (
-        KeyError,
-        ValueError,
-        AttributeError,
-        IndexError,
-        TypeError,
-    ):  # Babel's errors for missing data
+        for _ in range(8):
+            for language in languages:
+                content = kind.draw(generator)
+                if not kind.render(content, language).strip():
+                    return False
+    except _MISSING:
         return False
+    return True
 
 
 def _day(generator: Random) -> datetime.date:
@@ -162,118 +182,143 @@ def _time(generator: Random) -> datetime.time:
 
 
 def _number(generator: Random, limit: int = 99_999) -> float:
-    integer = float(round(float(limit) ** generator.random()))
-    return integer if generator.random() < 0.6 else integer + generator.randrange(1, 100) / 100
+    number = float(round(float(limit) ** generator.random()))
+    if generator.random() >= 0.6:
+        number += generator.randrange(1, 100) / 100
+    return number
 
 
-def _times() -> list[Kind]:
+def _times() -> list[PhraseKind]:
     from babel import dates
 
-    def date(style: Literal["full", "long", "medium", "short"]) -> Kind:
-        return _day, lambda day, language: dates.format_date(day, style, locale=language)
+    def date(style: Literal["full", "long", "medium", "short"]) -> PhraseKind:
+        def render(day: datetime.date, language: "Locale") -> str:
+            return dates.format_date(day, style, locale=language)
 
-    def fields(skeleton: str) -> Kind:
-        return _day, lambda day, language: dates.format_skeleton(
-            skeleton, datetime.datetime.combine(day, datetime.time()), locale=language
-        )
+        return PhraseKind(_day, render)
 
-    def hour(style: Literal["medium", "short"]) -> Kind:
-        return _time, lambda time, language: dates.format_time(time, style, locale=language)
+    def fields(skeleton: str) -> PhraseKind:
+        def render(day: datetime.date, language: "Locale") -> str:
+            midnight = datetime.datetime.combine(day, datetime.time())
+            return dates.format_skeleton(skeleton, midnight, locale=language)
 
-    def span(generator: Random) -> datetime.timedelta:
-        seconds = generator.choice(
-            (1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)
-        ) * generator.randint(1, 59)
+        return PhraseKind(_day, render)
+
+    def hour(style: Literal["medium", "short"]) -> PhraseKind:
+        def render(time: datetime.time, language: "Locale") -> str:
+            return dates.format_time(time, style, locale=language)
+
+        return PhraseKind(_time, render)
+
+    def draw_span(generator: Random) -> datetime.timedelta:
+        unit = generator.choice((1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000))
+        seconds = unit * generator.randint(1, 59)
         return datetime.timedelta(seconds=generator.choice((-1, 1)) * seconds)
 
-    ago: Kind = (
-        span,
-        lambda span, language: dates.format_timedelta(span, add_direction=True, locale=language),
-    )
-    interval: Kind = (
-        lambda generator: (_day(generator), datetime.timedelta(days=generator.randrange(1, 200))),
-        lambda days, language: dates.format_interval(
-            days[0], days[0] + days[1], "yMMMd", locale=language
-        ),
-    )
-    first = [
+    def render_ago(span: datetime.timedelta, language: "Locale") -> str:
+        return dates.format_timedelta(span, add_direction=True, locale=language)
+
+    def draw_interval(generator: Random) -> tuple[datetime.date, datetime.date]:
+        first = _day(generator)
+        return first, first + datetime.timedelta(days=generator.randrange(1, 200))
+
+    def render_interval(days: tuple[datetime.date, datetime.date], language: "Locale") -> str:
+        first, last = days
+        return dates.format_interval(first, last, "yMMMd", locale=language)
+
+    return [
         date("full"),
         date("long"),
         hour("short"),
         date("medium"),
         fields("MMMMEd"),
         date("short"),
+        PhraseKind(draw_span, render_ago),
+        hour("medium"),
+        fields("yMMMM"),
+        PhraseKind(draw_interval, render_interval),
+        fields("yQQQQ"),
     ]
-    return [*first, ago, hour("medium"), fields("yMMMM"), interval, fields("yQQQQ")]
 
 
-def _amounts(languages: "tuple[Locale, Locale]") -> list[Kind]:
+def _amounts(languages: "tuple[Locale, Locale]") -> list[PhraseKind]:
     from babel import lists, numbers, units
 
     def has_words(unit: str) -> bool:  # Babel writes CLDR's code if a language lacks words
-        ways = product((1, 2, 5.5), _LENGTHS, languages)
-        return all(
-            unit not in units.format_unit(value, unit, length, locale=one)
-            for value, length, one in ways
-        )
+        for value, length, language in product((1, 2, 5.5), _LENGTHS, languages):
+            if unit in units.format_unit(value, unit, length, locale=language):
+                return False
+        return True
 
-    measures = list(filter(has_words, _UNITS))
+    measures = [unit for unit in _UNITS if has_words(unit)]
 
     def draw_quantity(generator: Random) -> tuple[float, str]:
         unit = generator.choice(measures)
         return _number(generator, _UNITS[unit]), unit
 
-    def quantity(length: Length) -> Kind:
-        return draw_quantity, lambda value, language: units.format_unit(
-            value[0], value[1], length, locale=language
-        )
+    def quantity(length: Length) -> PhraseKind:
+        def render(content: tuple[float, str], language: "Locale") -> str:
+            value, unit = content
+            return units.format_unit(value, unit, length, locale=language)
 
-    def quantities(generator: Random) -> list[tuple[int, str]]:
-        parts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
-        return parts[generator.randrange(2) :][: generator.randint(2, 3)]
+        return PhraseKind(draw_quantity, render)
 
-    def money(style: Literal["name", "standard"]) -> Kind:
-        return (
-            lambda generator: (generator.choice(_CURRENCIES), _number(generator)),
-            lambda value, language: numbers.format_currency(
-                value[1], value[0], locale=language, format_type=style
-            ),
-        )
+    def draw_duration(generator: Random) -> list[tuple[int, str]]:
+        amounts = [(generator.randint(1, 59), unit) for unit in _CLOCK]
+        return amounts[generator.randrange(2) :][: generator.randint(2, 3)]
 
-    def listed(parts: list[str], language: "Locale") -> str:
-        return lists.format_list(parts, locale=language)
+    def render_duration(amounts: list[tuple[int, str]], language: "Locale") -> str:
+        texts = [units.format_unit(value, unit, locale=language) for value, unit in amounts]
+        return lists.format_list(texts, locale=language)
 
-    several: Kind = (
-        quantities,
-        lambda parts, language: listed(
-            [units.format_unit(value, unit, locale=language) for value, unit in parts], language
-        ),
-    )
-    long_number: Kind = (
-        lambda generator: generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9)),
-        lambda value, language: numbers.format_compact_decimal(
-            value, format_type="long", locale=language
-        ),
-    )
-    some_numbers: Kind = (
-        lambda generator: [_number(generator, 9999) for _ in range(generator.randint(2, 4))],
-        lambda values, language: listed(
-            [numbers.format_decimal(value, locale=language) for value in values], language
-        ),
-    )
-    with_units = [quantity(length) for length in _LENGTHS] if measures else []
-    with_units += [several] if set(_CLOCK) <= set(measures) else []
-    return [*with_units, money("name"), some_numbers, money("standard"), long_number]
+    def draw_price(generator: Random) -> tuple[str, float]:
+        return generator.choice(_CURRENCIES), _number(generator)
+
+    def money(style: Literal["name", "standard"]) -> PhraseKind:
+        def render(price: tuple[str, float], language: "Locale") -> str:
+            currency, value = price
+            return numbers.format_currency(value, currency, locale=language, format_type=style)
+
+        return PhraseKind(draw_price, render)
+
+    def draw_long_number(generator: Random) -> int:
+        return generator.randint(1, 999) * 10 ** generator.choice((3, 6, 9))
+
+    def render_long_number(value: int, language: "Locale") -> str:
+        return numbers.format_compact_decimal(value, format_type="long", locale=language)
+
+    def draw_numbers(generator: Random) -> list[float]:
+        return [_number(generator, 9999) for _ in range(generator.randint(2, 4))]
+
+    def render_numbers(values: list[float], language: "Locale") -> str:
+        texts = [numbers.format_decimal(value, locale=language) for value in values]
+        return lists.format_list(texts, locale=language)
+
+    kinds = []
+    if measures:
+        kinds += [quantity(length) for length in _LENGTHS]
+    if set(_CLOCK) <= set(measures):
+        kinds.append(PhraseKind(draw_duration, render_duration))
+    kinds += [
+        money("name"),
+        PhraseKind(draw_numbers, render_numbers),
+        money("standard"),
+        PhraseKind(draw_long_number, render_long_number),
+    ]
+    return kinds
 
 
-def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
+def _names(languages: "tuple[Locale, Locale]") -> list[PhraseKind]:
     from babel import lists, numbers
 
     def common(tables: list[Mapping[str, str]]) -> list[str]:
-        codes = (code for code in tables[0] if len(code) == 2 and code.isalpha())
-        return sorted(
-            code for code in codes if all(table.get(code, code) != code for table in tables)
-        )
+        """Return the codes for which all tables have a name."""
+        codes = []
+        for code in tables[0]:
+            is_code = len(code) == 2 and code.isalpha()
+            if is_code and all(table.get(code, code) != code for table in tables):
+                codes.append(code)
+        return sorted(codes)
 
     countries = common([language.territories for language in languages])
     tongues = common([language.languages for language in languages])
@@ -282,28 +327,36 @@ def _names(languages: "tuple[Locale, Locale]") -> list[Kind]:
         codes: list[str],
         table: Literal["territories", "languages"],
         style: Literal["standard", "or"],
-    ) -> Kind:
-        return (
-            lambda generator: generator.sample(codes, generator.choice((1, 2, 2, 3, 3, 4))),
-            lambda chosen, language: lists.format_list(
-                [getattr(language, table)[code] for code in chosen], style, locale=language
-            ),
-        )
+    ) -> PhraseKind:
+        def draw(generator: Random) -> list[str]:
+            return generator.sample(codes, generator.choice((1, 2, 2, 3, 3, 4)))
 
-    tongue_of_country: Kind = (
-        lambda generator: (generator.choice(tongues), generator.choice(countries)),
-        lambda pair, language: f"{language.languages[pair[0]]} ({language.territories[pair[1]]})",
-    )
-    share: Kind = (
-        lambda generator: (generator.randint(0, 1000) / 1000, generator.choice(countries)),
-        lambda pair, language: (
-            f"{language.territories[pair[1]]}: "
-            + numbers.format_percent(pair[0], locale=language, decimal_quantization=False)
-        ),
-    )
-    all_of = [
+        def render(chosen: list[str], language: "Locale") -> str:
+            names = getattr(language, table)
+            return lists.format_list([names[code] for code in chosen], style, locale=language)
+
+        return PhraseKind(draw, render)
+
+    def draw_tongue_of_country(generator: Random) -> tuple[str, str]:
+        return generator.choice(tongues), generator.choice(countries)
+
+    def render_tongue_of_country(pair: tuple[str, str], language: "Locale") -> str:
+        tongue, country = pair
+        return f"{language.languages[tongue]} ({language.territories[country]})"
+
+    def draw_share(generator: Random) -> tuple[float, str]:
+        return generator.randint(0, 1000) / 1000, generator.choice(countries)
+
+    def render_share(content: tuple[float, str], language: "Locale") -> str:
+        share, country = content
+        percent = numbers.format_percent(share, locale=language, decimal_quantization=False)
+        return f"{language.territories[country]}: {percent}"
+
+    return [
         several(countries, "territories", "standard"),
         several(tongues, "languages", "standard"),
+        several(countries, "territories", "or"),
+        PhraseKind(draw_share, render_share),
+        several(tongues, "languages", "or"),
+        PhraseKind(draw_tongue_of_country, render_tongue_of_country),
     ]
-    one_of = [several(countries, "territories", "or"), several(tongues, "languages", "or")]
-    return [*all_of, one_of[0], share, one_of[1], tongue_of_country]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,11 +32,13 @@ class _Form(NamedTuple):
 FORMS = {20240520: _Form(1, "<u2"), 20240801: _Form(7, "<u4")}
 _GPT2 = 20240520
 _WITHOUT_HEADER = _Form(0, "<u2")
-_OF_TEXT = (None, "bpe", "bytes", "characters")  # tokenizers that no such file was made with
+_OF_TEXT = ("bpe", "bytes", "characters")  # tokenizers that no such file was made with
 _NANOGPT = re.compile(r"(train|val|valid|validation|dev|test)[.]bin", re.IGNORECASE)
 _AT_ONCE = 1 << 20  # tokens
 _BLOCKS_CHECKED = 128  # of _AT_ONCE tokens: more would take longer than a second from a disk
-_BLOCKS, _BLOCK = 64, 1 << 13  # of the tokens in a fingerprint
+# of the tokens in a fingerprint
+_BLOCKS = 64
+_BLOCK = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,9 @@ def _in_directory(path: Path, tokenizer: str | None) -> TokenFiles | None:
     if not files:
         return None
     has_text = bool(scan(path, (*TEXT, *JSON_LINES, *TABLES)).files)
-    is_text_meant = tokenizer in _OF_TEXT[1:] or (tokenizer is None and not with_header)
+    is_text_meant = tokenizer in _OF_TEXT
+    if tokenizer is None:
+        is_text_meant = not with_header
     if has_text and is_text_meant:
         return None
     if with_header and len(with_header) < len(files):
@@ -121,7 +126,7 @@ def _refuse_without_tokenizer(
     files: Sequence[TokenFile], path: Path, tokenizer: str | None
 ) -> None:
     has_header = all(file.magic for file in files)
-    if has_header and tokenizer in _OF_TEXT[1:]:
+    if has_header and tokenizer in _OF_TEXT:
         raise ConfigError(
             "token-files-of-another-tokenizer",
             problem=f"{path} holds tokens that data.tokenizer = {tokenizer!r} did not make",
@@ -162,25 +167,28 @@ def read_token_files(
     `DataError` for a damaged file, and for a token outside the vocabulary; of more than 134
     million tokens, evenly spaced blocks are checked, and the facts say so.
     """
-    of_parts = []
-    for part in (files.training, files.validation):
-        arrays = [_mapped(file) for file in part]
-        shards = [
-            Shard(file.path.name, len(array), _digest(array))
-            for file, array in zip(part, arrays, strict=True)
-        ]
-        of_parts.append(TokenShards(files.path, vocab_size, shards, arrays))
-    largest, checked = _refuse_outside(files, of_parts, vocab_size)
+    training = _shards_of(files.training, files.path, vocab_size)
+    held_out = _shards_of(files.validation, files.path, vocab_size)
+    largest, checked = _refuse_outside(files, [training, held_out], vocab_size)
     facts = []
-    total = sum(map(len, of_parts))
+    total = len(training) + len(held_out)
     if checked < total:
         facts.append(f"{checked:,} of {total:,} tokens were checked")
     if largest * 4 < vocab_size:
         facts.append(f"the largest token is {largest:,} of {vocab_size:,}")
-    training, held_out = of_parts
     if not files.validation:
         training, held_out = training.divided(val_fraction)
     return training, held_out, facts
+
+
+def _shards_of(files: Sequence[TokenFile], path: Path, vocab_size: int) -> TokenShards:
+    shards = []
+    arrays = []
+    for file in files:
+        array = _mapped(file)
+        shards.append(Shard(file.path.name, len(array), _digest(array)))
+        arrays.append(array)
+    return TokenShards(path, vocab_size, shards, arrays)
 
 
 def _mapped(file: TokenFile) -> Tokens:
@@ -223,14 +231,15 @@ def _refuse_outside(
     """Return the largest token that was checked, and how many were; raise `DataError` for one that
     has no place in the vocabulary."""
     paths = [file.path for file in (*files.training, *files.validation)]
-    arrays = [array for part in of_parts for array in part.arrays]
+    arrays = list(chain.from_iterable(part.arrays for part in of_parts))
     blocks = []
     for path, array in zip(paths, arrays, strict=True):
         for first in range(0, len(array), _AT_ONCE):
             blocks.append((path, first, array[first : first + _AT_ONCE]))
     count = min(len(blocks), _BLOCKS_CHECKED)
     chosen = np.linspace(0, len(blocks) - 1, count).round().astype(int)
-    largest = checked = 0
+    largest = 0
+    checked = 0
     for number in chosen.tolist():
         path, first, block = blocks[number]
         checked += len(block)
