@@ -64,18 +64,18 @@ def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it. Without a model, a small GPT is trained
     first.
     """
-    check(config)
-    return _built(config, _base(config))
+    _, optimizer, schedule, *_ = check(config)
+    return _built(config, _base(config), optimizer, schedule)
 
 
 def planned(config: Config) -> "sf.Run":
     """Build the run that `surefoot plan` describes. Without a model, it has the shape of the small
     GPT, which is not trained.
     """
-    check(config)
+    _, optimizer, schedule, *_ = check(config)
     has_model = config.model is not None or documentation.is_trained(config.run_dir)
     if has_model or started_run(config.run_dir) is not None:
-        return _built(config, _base(config))
+        return _built(config, _base(config), optimizer, schedule)
     note(
         "note: no model is named (--model DIR): training starts with a small GPT in"
         f" {config.run_dir}-base;\n  this plan has its shape"
@@ -92,11 +92,10 @@ def planned(config: Config) -> "sf.Run":
             template=config.data.template,
             name=_name(config),
         )
-        return _built(config, base)
+        return _built(config, base, optimizer, schedule)
 
 
-def _built(config: Config, base: "Base") -> "sf.Run":
-    _, optimizer, schedule, *_ = check(config)
+def _built(config: Config, base: "Base", optimizer: Any, schedule: Any) -> "sf.Run":
     default = documentation.questions() if config.data.path is None else None
     tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
     template = tokenizer.chat_template

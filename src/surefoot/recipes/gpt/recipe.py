@@ -14,15 +14,21 @@ import surefoot as sf
 from surefoot.config.setting import checked
 from surefoot.errors import Setting
 from surefoot.recipes.gpt import corpus as texts
-from surefoot.recipes.gpt import questions as asked_questions
 from surefoot.recipes.gpt.config import BEST, MEANT_FOR, Config
 from surefoot.recipes.gpt.predict import Predict, continuations, empty_prompt
+from surefoot.recipes.gpt.questions import (
+    named_files,
+    predict_endings,
+    question_split,
+    questions_at_once,
+)
 from surefoot.recipes.optimizer_settings import refuse_default_data
 from surefoot.recipes.shared_errors import impossible_shape
 from surefoot.tracking.run_reader import behavior_in
 
 _SAMPLE_TEMPERATURE = 0.7
 _TOKENS = 300  # approximate number of tokens shown
+_CHOICES = 4  # of a cloze question
 
 
 def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.report.TextHeatmap":
@@ -66,9 +72,7 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
         config.check,
         lambda: texts.refuse_foreign_vocabulary(config.data),
         lambda: texts.refuse_end_token_without_file(config.data.tokenizer, config.data.end_token),
-        lambda: asked_questions.named_files(
-            config.multiple_choice or (), taken=("val", "val_all", "cloze")
-        ),
+        lambda: named_files(config.multiple_choice or (), taken=("val", "val_all", "cloze")),
     ]
     if reads_data:
         checks += [
@@ -153,8 +157,8 @@ def _splits(config: Config, corpus: texts.Corpus) -> "dict[str, sf.Split]":
         cloze = _cloze(config, corpus)
         if cloze is not None:
             splits["cloze"] = cloze
-    for name, file in asked_questions.named_files(config.multiple_choice or ()).items():
-        splits[name] = asked_questions.question_split(
+    for name, file in named_files(config.multiple_choice or ()).items():
+        splits[name] = question_split(
             name,
             file,
             tokenizer=tokenizer,
@@ -251,9 +255,6 @@ def _prompt(config: Config, tokenizer: Any) -> str:
     return "\n"
 
 
-_CHOICES = 4
-
-
 def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
     held_out = corpus.longest_held_out
     context = config.model.context
@@ -278,8 +279,8 @@ def _cloze(config: Config, corpus: texts.Corpus) -> "sf.Split | None":
         metrics=lambda outputs, targets: {
             "accuracy": sf.metrics.multiple_choice_accuracy(outputs, targets)["acc"]
         },
-        predict=asked_questions.predict_endings,
-        batch_size=asked_questions.questions_at_once(rows, vocab_size=corpus.tokenizer.vocab_size),
+        predict=predict_endings,
+        batch_size=questions_at_once(rows, vocab_size=corpus.tokenizer.vocab_size),
         loss=False,
     )
 
@@ -293,9 +294,7 @@ def evaluate_questions(
     tokenizer = texts.saved_tokenizer(run / texts.TOKENIZER)
     splits = {}
     for name, path in on.items():
-        splits[name] = asked_questions.question_split(
-            name, path, tokenizer=tokenizer, context=config.model.context
-        )
+        splits[name] = question_split(name, path, tokenizer=tokenizer, context=config.model.context)
     model = _load_model(config, tokenizer, checkpoint, device=config.device)
     precision = config.precision
     if precision == "auto":  # what it came to in training
