@@ -68,7 +68,7 @@ def look(name: str, config: Any, *, count: int) -> Look:
 
 def contents(path: Path) -> Contents:
     """Return what a path holds, whatever reads it. Raises `DataError` as `scan` does."""
-    found = Contents()
+    result = Contents()
     everything = scan(path, ())
     files = [*everything.files]
     others = list[LeftOut]()
@@ -80,22 +80,22 @@ def contents(path: Path) -> Contents:
     sizes = {file: file.stat().st_size for file in files}
     for file, size in sizes.items():
         kind = printable(kind_of(file)) or "without a suffix"
-        number, total = found.kinds.get(kind, (0, 0))
-        found.kinds[kind] = (number + 1, total + size)
+        number, total = result.kinds.get(kind, (0, 0))
+        result.kinds[kind] = (number + 1, total + size)
     rows = [file for file in files if kind_of(file) in (*JSON_LINES, *TABLES)]
     for file in rows[:_FILES_READ]:
         try:
-            found.fields.append(f"{_name(file, path)}: {_fields(file)}")
+            result.fields.append(f"{_name(file, path)}: {_fields(file)}")
         except SurefootError as problem:
-            found.odd.append(first_line(problem))
+            result.odd.append(first_line(problem))
     if len(rows) > _FILES_READ:
-        found.fields.append(f"... and {len(rows) - _FILES_READ:,} more files of rows")
+        result.fields.append(f"... and {len(rows) - _FILES_READ:,} more files of rows")
     empty = [_name(file, path) for file in files if sizes[file] == 0]
     if empty:
         more = f" ... ({len(empty):,})" if len(empty) > _NAMED else ""
-        found.odd.append(f"files of 0 bytes: {', '.join(empty[:_NAMED])}{more}")
-    found.odd += Scan(path, files, others).reasons()
-    return found
+        result.odd.append(f"files of 0 bytes: {', '.join(empty[:_NAMED])}{more}")
+    result.odd += Scan(path, files, others).reasons()
+    return result
 
 
 def _fields(file: Path) -> str:
@@ -103,17 +103,19 @@ def _fields(file: Path) -> str:
         from surefoot.data.tables import Table  # imports torch
 
         table = Table(file)
-        columns = map(printable, table.fingerprint()["columns"])
-        return "; ".join(
-            [f"{len(table):,} rows", f"columns {', '.join(columns)}", *table.reading_notes]
-        )
+        columns = ", ".join(map(printable, table.fingerprint()["columns"]))
+        facts = [f"{len(table):,} rows", f"columns {columns}", *table.reading_notes]
+        return "; ".join(facts)
     from surefoot.recipes.readers.text.documents import json_lines  # imports NumPy
 
     count = 0
     keys = Counter[str]()
     for _, row in islice(json_lines(file), _ROWS_READ):
         count += 1
-        keys.update([*row] if isinstance(row, dict) else [f"no object, but a {type(row).__name__}"])
+        if isinstance(row, dict):
+            keys.update([*row])
+        else:
+            keys[f"no object, but a {type(row).__name__}"] += 1
     first = "the first " if count == _ROWS_READ else ""
     named = [f"{printable(key)} ({number:,})" for key, number in keys.items()]
     return f"{first}{count:,} rows; keys {', '.join(named) or 'none'}"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     OptimizerName = str
     ShapeName = str
 else:  # the choices of a flag
-    OptimizerName, ShapeName = Literal[tuple(OPTIMIZERS)], Literal[tuple(SHAPES)]
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
+    ShapeName = Literal[tuple(SHAPES)]
 
 Watching = TypeVar("Watching")
 FRACTION = number(min_value=0, below=1, kind=int | float)
@@ -95,27 +96,25 @@ class Optimizer:
     def spec(self) -> Any:
         """Return the optimizer for `sf.Run`. Raises `ConfigError` for invalid values."""
         shared = ("name", "lr", "weight_decay", "decay", "layer_decay", "base_width", "frozen")
-        own = {name: value for name, value in vars(self).items() if name not in shared}
-        rate, strength = OPTIMIZERS[self.name].first_run
+        settings = {name: value for name, value in vars(self).items() if name not in shared}
+        default_lr, default_weight_decay = OPTIMIZERS[self.name].first_run
         plain = partial(
             named,
             self.name,
-            lr=rate if self.lr is None else self.lr,
-            weight_decay=strength if self.weight_decay is None else self.weight_decay,
+            lr=default_lr if self.lr is None else self.lr,
+            weight_decay=default_weight_decay if self.weight_decay is None else self.weight_decay,
             decay=self.decay,
-            settings=own,
+            settings=settings,
         )
-        *rates, _ = checked(
-            lambda: [] if self.layer_decay is None else [sf.optim.layer_decay(self.layer_decay)],
-            lambda: (
-                []
-                if self.base_width is None
-                else [sf.optim.width_scaling(base_width=self.base_width)]
-            ),
-            lambda: [] if not self.frozen else [sf.optim.frozen(*self.frozen)],
-            plain,
-        )
-        return plain(lr_multipliers=[multiplier for group in rates for multiplier in group])
+        multipliers: list[Callable[[], Any]] = []
+        if self.layer_decay is not None:
+            multipliers.append(partial(sf.optim.layer_decay, self.layer_decay))
+        if self.base_width is not None:
+            multipliers.append(partial(sf.optim.width_scaling, base_width=self.base_width))
+        if self.frozen:
+            multipliers.append(partial(sf.optim.frozen, *self.frozen))
+        *lr_multipliers, _ = checked(*multipliers, plain)
+        return plain(lr_multipliers=lr_multipliers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +156,11 @@ class Schedule:
 
     def spec(self) -> schedules.Schedule:
         """Return the schedule for `sf.Run`. Raises `ConfigError` for invalid values."""
-        own = dict(vars(self))
+        settings = dict(vars(self))
+        name = settings.pop("name")
         if self.warmup is None and not SHAPES[self.name].own_rise:
-            own["warmup"] = "5%"
-        return schedules.Schedule(own.pop("name"), **own)
+            settings["warmup"] = "5%"
+        return schedules.Schedule(name, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +185,10 @@ class EarlyStopping:
         """
         monitors: list[str | None] = [None]  # the recipe's metric
         if self.monitor is not None:
-            monitors = [given.strip() for given in self.monitor.split(",")]
+            monitors = [metric.strip() for metric in self.monitor.split(",")]
         rules = []
-        for own in monitors:
-            settings = vars(self) | {"monitor": own}
+        for metric in monitors:
+            settings = vars(self) | {"monitor": metric}
             rule = _watch_from_flags(sf.EarlyStopping, "early_stopping", settings, monitor)
             if rule is None:
                 return None
@@ -226,8 +226,11 @@ class Plateau:
 def _watch_from_flags(
     kind: Callable[..., Watching], name: str, settings: Mapping[str, Any], monitor: str
 ) -> Watching | None:
+    """Return the rule of `kind` that flags ask for; None without a flag."""
     flags = {key: value for key, value in settings.items() if value is not None}
-    if flags and "patience" not in flags:
+    if not flags:
+        return None
+    if "patience" not in flags:
         key, value = next(iter(flags.items()))
         raise sf.ConfigError(
             "setting-without-patience",
@@ -236,7 +239,8 @@ def _watch_from_flags(
             setting=f"{name}.{key}",
             value=value,
         )
-    return kind(**({"monitor": monitor} | flags)) if flags else None
+    flags.setdefault("monitor", monitor)
+    return kind(**flags)
 
 
 def refuse_default_data(preset: str | None, path: str | None, meant_for: Mapping[str, str]) -> None:
@@ -313,11 +317,10 @@ class RecipeSettings(TrainSettings):
         """Return the keywords of `Run` for these settings. `monitor` is the recipe's metric, or
         None if nothing is evaluated.
         """
-        return {
-            **self.train_settings(),
-            "parallel": self.strategy(),
-            **({} if monitor is None else self.steering(monitor)),
-        }
+        settings = self.train_settings() | {"parallel": self.strategy()}
+        if monitor is not None:
+            settings |= self.steering(monitor)
+        return settings
 
     def strategy(self) -> Strategy:
         """Return the parallel strategy. Raises `ConfigError` for settings of `ddp` under `fsdp`,
@@ -336,14 +339,13 @@ class RecipeSettings(TrainSettings):
         if plateau is not None:
             for rule in rules:
                 refuse_end_before_reduction(plateau, rule)
-        of_splits = [
-            rule.monitor for rule in rules if not is_of_training(parse_score(rule.monitor)[1], ())
-        ]
-        return {
-            "best": next(iter(of_splits), monitor),
-            "early_stopping": stopping,
-            "plateau": plateau,
-        }
+        best = monitor
+        for rule in rules:
+            _, metric = parse_score(rule.monitor)
+            if not is_of_training(metric, ()):
+                best = rule.monitor
+                break
+        return {"best": best, "early_stopping": stopping, "plateau": plateau}
 
 
 def note(text: str) -> None:

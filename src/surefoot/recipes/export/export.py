@@ -58,13 +58,11 @@ class ExportResult:
 
     def __str__(self) -> str:
         weights = "averaged" if self.averaged else "trained"
-        rows = (
-            f"  {file:<36} {in_words((self.directory / file).stat().st_size):>10}"
-            for file in self.files
-        )
-        return "\n".join(
-            [f"exported the {weights} weights of step {self.step:,} to {self.directory}", *rows]
-        )
+        lines = [f"exported the {weights} weights of step {self.step:,} to {self.directory}"]
+        for file in self.files:
+            size = in_words((self.directory / file).stat().st_size)
+            lines.append(f"  {file:<36} {size:>10}")
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
@@ -106,42 +104,59 @@ def export(
 
     def write_chosen() -> ExportResult:
         source, damaged = _newest_or_best(store, str(checkpoint), weights, model)
-        ((file, tensors_of_model),) = source.files.items()
-        averaged = file.partition("-")[0] == "ema"
+        (file,) = source.files
         if writes is not None and layout in ("auto", "transformers", "peft"):
-            written = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
-            return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
-        if layout == "peft":
-            written = write_adapter(run, source, file, out, model=model)
-            return ExportResult(out, tuple(written), source.step, averaged, tuple(damaged))
-        if layout == "transformers":
+            files = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
+        elif layout == "peft":
+            files = write_adapter(run, source, file, out, model=model)
+        elif layout == "transformers":
             raise _layout_misfit(layout, f"{run} was not started by surefoot train finetune")
-        tensors = [
-            Written(name, each)
-            for name, each in tensors_of_model.items()
-            if isinstance(each, Stored) and not name.startswith("extra/")
-        ]
-        aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
-        beside = list[tuple[str, bytes]]()
-        if layout == "gpt2":
-            aliases, beside = {}, [(SETTINGS, _settings_of_gpt2(source, run))]
-            named = [(*named_in_gpt2(each.name), each.stored) for each in tensors]
-            tensors = [
-                Written(name, each, turned and len(each.shape) == 2)
-                for name, turned, each in named
-                if name
-            ]
-        copied = [
-            each
-            for each in sorted(run.glob("*tokenizer*.json"))
-            if each.is_file() and not each.is_symlink()
-        ]
-        contents = chain(beside, ((each.name, each.read_bytes()) for each in copied))
-        files = write_weights(tensors, out, max_bytes=limit, aliases=aliases, beside=contents)
+        else:
+            files = _write(
+                run, source, file, out, is_gpt2=layout == "gpt2", max_bytes=limit, model=model
+            )
+        averaged = file.partition("-")[0] == "ema"
         return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
 
     # tensors are read while they are written: the run may train, and remove their checkpoint
     return store.choose(write_chosen)
+
+
+def _write(
+    run: Path,
+    source: Checkpoint,
+    file: str,
+    out: Path,
+    *,
+    is_gpt2: bool,
+    max_bytes: int,
+    model: str,
+) -> list[str]:
+    """Write the weights in a file of a checkpoint, with their own names or those of GPT-2, and the
+    tokenizers of the run. Return the files' names.
+    """
+    aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
+    beside = list[tuple[str, bytes]]()
+    if is_gpt2:
+        aliases = {}
+        beside.append((SETTINGS, _settings_of_gpt2(source, run)))
+    tensors = []
+    for name, stored in source.files[file].items():
+        if not isinstance(stored, Stored) or name.startswith("extra/"):
+            continue
+        if not is_gpt2:
+            tensors.append(Written(name, stored))
+            continue
+        name_in_gpt2, is_turned = named_in_gpt2(name)
+        if name_in_gpt2:
+            is_turned = is_turned and len(stored.shape) == 2
+            tensors.append(Written(name_in_gpt2, stored, is_turned))
+    tokenizers = []
+    for path in sorted(run.glob("*tokenizer*.json")):
+        if path.is_file() and not path.is_symlink():
+            tokenizers.append(path)
+    contents = chain(beside, ((path.name, path.read_bytes()) for path in tokenizers))
+    return write_weights(tensors, out, max_bytes=max_bytes, aliases=aliases, beside=contents)
 
 
 def _checked(
@@ -169,16 +184,17 @@ def _checked(
 
 
 def _is_step(which: str | int) -> bool:
-    return isinstance(which, int) or (which.isascii() and which.isdigit())
+    if isinstance(which, int):
+        return True
+    return which.isascii() and which.isdigit()
 
 
 def _newest_or_best(
     store: Store, which: str, weights: Weights, model: str
 ) -> tuple[Checkpoint, list[Damage]]:
     alone = World(torch.device("cpu"))
-    newest = store.newest_intact(
-        only=(), world=alone
-    )  # all checkpoints of a run have the same files
+    # all checkpoints of a run have the same files
+    newest = store.newest_intact(only=(), world=alone)
     if newest is None or newest[0].directory is None:
         raise without_checkpoint(store.directory.parent)
     only = [_file_of(newest[0].directory, weights, model)]
@@ -190,12 +206,16 @@ def _newest_or_best(
 
 
 def _file_of(path: Path, weights: Weights, model: str) -> str:
-    there = {logical_name(file.removesuffix(".safetensors")) for file in read_manifest(path).files}
-    trained, averaged = ("model", "ema") if model == "model" else (f"model-{model}", f"ema-{model}")
+    files = read_manifest(path).files
+    there = {logical_name(file.removesuffix(".safetensors")) for file in files}
+    trained = "model"
+    averaged = "ema"
+    if model != "model":
+        trained = f"model-{model}"
+        averaged = f"ema-{model}"
     if trained not in there:
-        names = sorted(
-            name.removeprefix("model-") for name in there if name.partition("-")[0] == "model"
-        )
+        models = [name for name in there if name.partition("-")[0] == "model"]
+        names = sorted(name.removeprefix("model-") for name in models)
         raise ConfigError(
             "model-not-in-run",
             problem=f"model = {model!r} is not a model of this run; available: {', '.join(names)}",
@@ -212,7 +232,9 @@ def _file_of(path: Path, weights: Weights, model: str) -> str:
             setting="weights",
             value=weights,
         )
-    return trained if weights == "trained" or averaged not in there else averaged
+    if weights == "trained" or averaged not in there:
+        return trained
+    return averaged
 
 
 def _layout_misfit(layout: str, why: str) -> ConfigError:
@@ -234,8 +256,10 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
         head = "" if shape.tie_embeddings else " with an untied head"
         raise _layout_misfit("gpt2", f"a model of the family {shape.family}{head} is not a GPT-2")
     path = run / "tokenizer.json"
+    eos_id = None
     try:
-        eos_id = from_json(path.read_text(encoding="utf-8")).eos_id if path.is_file() else None
+        if path.is_file():
+            eos_id = from_json(path.read_text(encoding="utf-8")).eos_id
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(
             "run-file-damaged",

@@ -30,23 +30,26 @@ def write_adapter(run: Path, source: Checkpoint, file: str, out: Path, *, model:
             path=run,
         )
     settings = json.loads(description.read_text(encoding="utf-8"))
-    if unlike := [key for key, own in settings["tensors"].items() if own is None]:
-        raise ConfigError(
-            "adapter-of-computed-tensors",
-            problem=f"layout = peft: {unlike[0]} is not a tensor of the model, but computed from"
-            " several",
-            reason=f"adapters of the type {settings['config'].get('peft_type')} are written by peft"
-            " alone",
-            remedy="type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program",
-            setting="layout",
-            value="peft",
-            tensor=unlike[0],
-        )
+    names = dict[str, str]()  # by the name that peft gives a tensor, that of the model
+    for key, name in settings["tensors"].items():
+        if name is None:
+            raise ConfigError(
+                "adapter-of-computed-tensors",
+                problem=f"layout = peft: {key} is not a tensor of the model, but computed from"
+                " several",
+                reason=f"adapters of the type {settings['config'].get('peft_type')} are written by"
+                " peft alone",
+                remedy="type sf.load(RUN).load_model(...).save_pretrained(DIR) in a program",
+                setting="layout",
+                value="peft",
+                tensor=key,
+            )
+        names[key] = name
     aliases = source.saved.aliases.get(model, {})
     stored = source.tensors(file)
-    tensors = {
-        key: stored[aliases.get(own, own)].contiguous() for key, own in settings["tensors"].items()
-    }
+    tensors = {}
+    for key, name in names.items():
+        tensors[key] = stored[aliases.get(name, name)].contiguous()
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / WEIGHTS, save(tensors, metadata={"format": "pt"}))

@@ -120,7 +120,9 @@ def _wait(process: int) -> int:
 def _cause(status: int) -> str:
     if status == -signal.SIGPROF:
         return "time"
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    if status < 0:
+        return signal.Signals(-status).name
+    return f"exit status {status}"
 
 
 def _work(function: Callable[[T], Any], items: Sequence[T], writer: int, parent: int) -> None:

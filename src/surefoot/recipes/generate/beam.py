@@ -16,9 +16,8 @@ from surefoot.errors import DataError, out_of_range
 from surefoot.models.seq2seq import PADDING, Decoding, Seq2Seq
 from surefoot.recipes.generate.sampling import logits_not_finite
 from surefoot.seeding import untouched
+from surefoot.tokenizers.subwords import BEGIN, END
 from surefoot.train.evaluate import evaluation_mode
-
-BEGIN, END = 1, 2  # as in `tokenizers/subwords.py`
 
 
 @dataclass(frozen=True)
@@ -88,20 +87,20 @@ def beam_search(
     """
     if batch_size < 1:
         raise out_of_range("batch_size", batch_size, "1 or more sources, searched at once")
-    if empty := [index for index, source in enumerate(sources) if not len(source)]:
-        raise DataError(
-            "source-empty",
-            problem=f"source {empty[0]} is empty",
-            reason="it must have at least an end token",
-            source=empty[0],
-        )
+    for index, source in enumerate(sources):
+        if not len(source):
+            raise DataError(
+                "source-empty",
+                problem=f"source {index} is empty",
+                reason="it must have at least an end token",
+                source=index,
+            )
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
     hypothesis_of: dict[int, Hypothesis] = {}
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
-        rows = [
-            torch.tensor(sources[index], device=model.embedding.weight.device) for index in group
-        ]
+        device = model.embedding.weight.device
+        rows = [torch.tensor(sources[index], device=device) for index in group]
         source_BS = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PADDING)
         hypotheses = _search_batch(
             model,
@@ -134,10 +133,10 @@ def _search_batch(
             length_penalty,
             "0 (none) or more, such as 0.6; a larger value favors longer outputs",
         )
-    limits = [
-        max(1, min(max_new_tokens_fn(tokens), model.shape.context))
-        for tokens in (source_BS != PADDING).sum(dim=1).tolist()
-    ]
+    limits = []
+    for source_tokens in (source_BS != PADDING).sum(dim=1).tolist():
+        limit = min(max_new_tokens_fn(source_tokens), model.shape.context)
+        limits.append(max(1, limit))
     with torch.no_grad(), untouched(), evaluation_mode([model]):
         search = _Search(model, source_BS, limits, beam_size=beam_size, alpha=length_penalty)
         while search.alive:
@@ -149,7 +148,9 @@ class _Search:
     def __init__(
         self, model: Seq2Seq, source_BS: Tensor, limits: list[int], *, beam_size: int, alpha: float
     ) -> None:
-        self.beam_size, self.alpha, self.limits = beam_size, alpha, limits
+        self.beam_size = beam_size
+        self.alpha = alpha
+        self.limits = limits
         self.decoding = Decoding(model, source_BS, hypotheses=1, max_tokens=max(limits))
         self.alive = list(range(len(limits)))
         self.tokens_BKT = torch.full((len(limits), 1, 1), BEGIN, device=source_BS.device)
@@ -161,37 +162,38 @@ class _Search:
         length = self.tokens_BKT.shape[2]  # with the new token, without the begin token
         scores_BC, parents_BC, tokens_BC = self._candidates()
         ends_BC = tokens_BC == END
-        ending_BC = ends_BC & (
-            torch.arange(ends_BC.shape[1], device=ends_BC.device) < self.beam_size
-        )
-        self._end(length, scores_BC.masked_fill(~ending_BC, -math.inf), parents_BC)
-        self.scores_BK, chosen_BK = scores_BC.masked_fill(ends_BC, -math.inf).topk(
-            min(self.beam_size, ends_BC.shape[1])
-        )
-        parents_BK, tokens_BK = parents_BC.gather(1, chosen_BK), tokens_BC.gather(1, chosen_BK)
-        before_BKT = self.tokens_BKT.gather(
-            1, parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2])
-        )
+        candidates = ends_BC.shape[1]
+        # of the candidates that end, only those among the best `beam_size` are finished
+        is_best_C = torch.arange(candidates, device=ends_BC.device) < self.beam_size
+        ended_scores_BC = scores_BC.masked_fill(~(ends_BC & is_best_C), -math.inf)
+        self._end(length, ended_scores_BC, parents_BC)
+        # the best of the others stay open
+        open_scores_BC = scores_BC.masked_fill(ends_BC, -math.inf)
+        self.scores_BK, chosen_BK = open_scores_BC.topk(min(self.beam_size, candidates))
+        parents_BK = parents_BC.gather(1, chosen_BK)
+        tokens_BK = tokens_BC.gather(1, chosen_BK)
+        parents_BKT = parents_BK[:, :, None].expand(-1, -1, self.tokens_BKT.shape[2])
+        before_BKT = self.tokens_BKT.gather(1, parents_BKT)
         self.tokens_BKT = torch.cat([before_BKT, tokens_BK[:, :, None]], dim=2)
 
         going_on = []
-        for row, (source, open_score) in enumerate(
-            zip(self.alive, self.scores_BK[:, 0].tolist(), strict=True)
-        ):
-            best, limit = self.best[source], self.limits[source]
+        best_open_B = self.scores_BK[:, 0].tolist()
+        for row, (source, open_score) in enumerate(zip(self.alive, best_open_B, strict=True)):
+            best = self.best[source]
+            limit = self.limits[source]
             # log-probabilities only fall, and the penalty is largest at the maximal length
             may_win = best is None or open_score / penalty(limit, self.alpha) > best.score
             if length == limit and best is None:
-                self.best[source] = Hypothesis(
-                    self.tokens_BKT[row, 0, 1:].tolist(), open_score / penalty(length, self.alpha)
-                )
+                tokens = self.tokens_BKT[row, 0, 1:].tolist()
+                self.best[source] = Hypothesis(tokens, open_score / penalty(length, self.alpha))
             elif length < limit and self.ended[source] < self.beam_size and may_win:
                 going_on.append(row)
         self.alive = [self.alive[row] for row in going_on]
         if going_on:
-            kept_B = torch.tensor(going_on, device=parents_BK.device)
-            self.scores_BK, self.tokens_BKT = self.scores_BK[kept_B], self.tokens_BKT[kept_B]
-            self.decoding.select(kept_B, parents_BK[kept_B])
+            rows_B = torch.tensor(going_on, device=parents_BK.device)
+            self.scores_BK = self.scores_BK[rows_B]
+            self.tokens_BKT = self.tokens_BKT[rows_B]
+            self.decoding.select(rows_B, parents_BK[rows_B])
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
         # 2 K extensions per source, best first: at most K of them end, so K stay open
@@ -204,19 +206,22 @@ class _Search:
         following = min(2 * self.beam_size, logits_BKV.shape[2])
         top_BKN, tokens_BKN = logits_BKV.topk(following)
         scores_BKN = top_BKN - total_BK1 + self.scores_BK[:, :, None]
-        scores_BC, places_BC = scores_BKN.flatten(1).topk(
-            min(2 * self.beam_size, scores_BKN[0].numel())
-        )
-        return scores_BC, places_BC // following, tokens_BKN.flatten(1).gather(1, places_BC)
+        candidates = min(2 * self.beam_size, scores_BKN[0].numel())
+        scores_BC, places_BC = scores_BKN.flatten(1).topk(candidates)
+        parents_BC = places_BC // following
+        tokens_BC = tokens_BKN.flatten(1).gather(1, places_BC)
+        return scores_BC, parents_BC, tokens_BC
 
     def _end(self, length: int, scores_BC: Tensor, parents_BC: Tensor) -> None:
         ended_B = scores_BC.isfinite().sum(dim=1).tolist()
         best_B, places_B = scores_BC.max(dim=1)
         parents_B = parents_BC.gather(1, places_B[:, None])[:, 0].tolist()
         for row, (source, score) in enumerate(zip(self.alive, best_B.tolist(), strict=True)):
+            if not ended_B[row]:
+                continue
             self.ended[source] += ended_B[row]
-            normed, best = score / penalty(length, self.alpha), self.best[source]
-            if ended_B[row] and (best is None or normed > best.score):
-                self.best[source] = Hypothesis(
-                    self.tokens_BKT[row, parents_B[row], 1:].tolist(), normed
-                )
+            normed = score / penalty(length, self.alpha)
+            best = self.best[source]
+            if best is None or normed > best.score:
+                tokens = self.tokens_BKT[row, parents_B[row], 1:].tolist()
+                self.best[source] = Hypothesis(tokens, normed)

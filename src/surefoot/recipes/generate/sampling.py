@@ -247,17 +247,20 @@ class _Sampler:
             # `cumsum - ordered` is the total probability of likelier tokens: the first token always
             # stays
             count = int((ordered_V.cumsum(0) - ordered_V < self.top_p).sum())
-            chances_V, candidates = ordered_V[:count], candidates[order[:count]]
+            chances_V = ordered_V[:count]
+            candidates = candidates[order[:count]]
         return int(candidates[torch.multinomial(chances_V, 1, generator=generator)])
 
 
 class _NextLogits:
     def __init__(self, model: nn.Module, *, context: int, use_cache: bool) -> None:
-        self.model, self.context, self.use_cache = model, context, use_cache
-        self.device = next(
-            (parameter.device for parameter in model.parameters()), torch.device("cpu")
-        )
-        self.first = self.cached = 0  # start of the model's window; end of the cached tokens
+        self.model = model
+        self.context = context
+        self.use_cache = use_cache
+        parameter = next(model.parameters(), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.first = 0  # start of the model's window
+        self.cached = 0  # end of the cached tokens
         self.cache: Any = None
 
     def next_logits(self, rows: Sequence[Sequence[int]]) -> Tensor:
