@@ -77,9 +77,9 @@ def write_tables(root: Path) -> None:
 
 def said_of_text(root: Path) -> list[str]:
     from surefoot.recipes.gpt.config import Data
-    from surefoot.recipes.gpt.corpus import corpus
+    from surefoot.recipes.gpt.corpus import read_corpus
 
-    read = corpus(Data(path=str(root), tokenizer="bytes", val_fraction=0.25, cache=False))
+    read = read_corpus(Data(path=str(root), tokenizer="bytes", val_fraction=0.25, cache=False))
     return read.in_words[:1]  # the line of the header
 
 

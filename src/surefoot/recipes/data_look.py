@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Look:
+class DataPreview:
     """What a recipe makes of a path: `about` is what the header of its run says of the data."""
 
     about: Sequence[str]
@@ -59,10 +59,10 @@ class Contents:
     odd: list[str] = field(default_factory=list)
 
 
-def look(name: str, config: Any, *, count: int) -> Look:
+def look(name: str, config: Any, *, count: int) -> DataPreview:
     """Return what a recipe makes of the data of a configuration, with `count` samples."""
     module = importlib.import_module(f"surefoot.recipes.{name}.look")
-    result: Look = module.look(config, count=count)
+    result: DataPreview = module.look(config, count=count)
     return result
 
 

@@ -22,7 +22,7 @@ from surefoot.data.order import Order
 from surefoot.errors import DataError
 from surefoot.recipes.readers.images.augmentation import Augmentation
 from surefoot.recipes.readers.images.dataset import ImageArrays, ImageFiles, normalize, read_image
-from surefoot.recipes.readers.images.folder import Files
+from surefoot.recipes.readers.images.folder import LabeledFiles
 from surefoot.recipes.readers.images.picture import Fitting
 
 CHANGES = Augmentation(crop_padding=2, flip=True, cutout=3, randaugment=1)
@@ -41,14 +41,16 @@ def in_memory(*, seed: int = 3, augmentation: Augmentation | None = CHANGES) -> 
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(tmp_path_factory: pytest.TempPathFactory) -> LabeledFiles:
     place = tmp_path_factory.mktemp("pictures")
     for number, image in enumerate(pixels()):
         Image.fromarray(image).save(place / f"{number:02d}.png")
-    return Files([place / f"{number:02d}.png" for number in range(NUMBER)], np.arange(NUMBER) % 4)
+    return LabeledFiles(
+        [place / f"{number:02d}.png" for number in range(NUMBER)], np.arange(NUMBER) % 4
+    )
 
 
-def in_files(files: Files, crop: Any = "padded") -> ImageFiles:
+def in_files(files: LabeledFiles, crop: Any = "padded") -> ImageFiles:
     return ImageFiles(files, Fitting(SIDE, 3, crop), **MOMENTS, augmentation=CHANGES)
 
 
@@ -96,12 +98,16 @@ def test_gathered_images_are_those_read_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_pictures_in_files_are_changed_as_those_in_memory(workers: int, files: Files) -> None:
+def test_pictures_in_files_are_changed_as_those_in_memory(
+    workers: int, files: LabeledFiles
+) -> None:
     assert same(batches(in_files(files), workers=workers), batches(in_memory()))
 
 
 @pytest.mark.parametrize("crop", ["padded", "resized"])
-def test_a_resumed_feed_sees_what_one_that_went_on_would_have_seen(crop: str, files: Files) -> None:
+def test_a_resumed_feed_sees_what_one_that_went_on_would_have_seen(
+    crop: str, files: LabeledFiles
+) -> None:
     whole = batches(in_files(files, crop))
     assert same(batches(in_files(files, crop), first=4), whole[4:])
     assert same(batches(in_memory(), first=4), batches(in_memory())[4:])
@@ -124,12 +130,12 @@ def test_without_augmentation_images_are_normalised_and_nothing_else() -> None:
     assert images.is_contiguous()
 
 
-def test_both_are_sound_data_sets(files: Files) -> None:
+def test_both_are_sound_data_sets(files: LabeledFiles) -> None:
     for dataset in (in_memory(), in_files(files), in_files(files, "resized")):
         assert check_samples(dataset, seed=0) == NUMBER
 
 
-def test_fingerprints_tell_images_labels_and_changes_apart(files: Files) -> None:
+def test_fingerprints_tell_images_labels_and_changes_apart(files: LabeledFiles) -> None:
     changed = pixels()
     changed[3, 2, 1] += 1
     found = [

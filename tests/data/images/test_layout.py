@@ -19,7 +19,7 @@ from refused import refused
 from surefoot.cli.main import main
 from surefoot.data import scan
 from surefoot.recipes.readers.images import layout
-from surefoot.recipes.readers.images.layout import Layout, layout_of_behavior_1, read_layout
+from surefoot.recipes.readers.images.layout import PictureLayout, layout_of_behavior_1, read_layout
 from surefoot.train.run_identity import refuse_differences, refuse_other_data
 
 TWO = ("cat", "dog")
@@ -42,11 +42,11 @@ def of(part: str, classes: tuple[str, ...] = TWO) -> list[str]:
     return [f"{part}/{name}" for name in classes]
 
 
-def read(root: Path, classes: tuple[str, ...] | None = None) -> Layout:
+def read(root: Path, classes: tuple[str, ...] | None = None) -> PictureLayout:
     return read_layout(root, classes)
 
 
-def used(found: Layout, part: str) -> dict[str, list[str]]:
+def used(found: PictureLayout, part: str) -> dict[str, list[str]]:
     """The pictures of a part below the root, by class."""
     files = found.parts[part]
     by_class: dict[str, list[str]] = {}
@@ -57,7 +57,7 @@ def used(found: Layout, part: str) -> dict[str, list[str]]:
     return by_class
 
 
-def left_out(found: Layout) -> dict[str, str]:
+def left_out(found: PictureLayout) -> dict[str, str]:
     return {entry.path.relative_to(found.path).as_posix(): entry.reason for entry in found.left_out}
 
 

@@ -139,7 +139,7 @@ def test_losses_are_those_of_a_plain_loop(
 def test_only_answers_are_targets_and_rows_are_not_joined(model: Path, chat: Path) -> None:
     asked = config(None, model, chat, **{"data.val_fraction": 0.0})
     tokenizer = texts.load_tokenizer(model, template=None)
-    rows = texts.corpus(asked, tokenizer, context=128, default=None).train
+    rows = texts.read_corpus(asked, tokenizer, context=128, default=None).train
     inputs_BT, targets_BT = rows.gather(np.array([0, len(rows) - 1]), np.zeros(2, np.int64))
     answers = [tokenizer.decode([each for each in row if each >= 0]) for row in targets_BT.tolist()]
     assert answers == ["0 plus 4 is 4.<|endoftext|>\n", "9.<|endoftext|>\n10 does.<|endoftext|>\n"]
@@ -148,7 +148,7 @@ def test_only_answers_are_targets_and_rows_are_not_joined(model: Path, chat: Pat
         tokenizer.decode(real)
         == "<|user|>\nWhat is 0 plus 4?<|endoftext|>\n<|assistant|>\n0 plus 4 is 4.<|endoftext|>"
     )
-    last = texts.corpus(
+    last = texts.read_corpus(
         config(None, model, chat, **{"data.val_fraction": 0.0, "data.train_on": "last"}),
         tokenizer,
         context=128,
@@ -181,7 +181,7 @@ def test_what_a_row_says_is_in_the_text_and_the_mask(model: Path, tmp_path: Path
     changes = {"data.val_fraction": 0.0, "data.template": str(template)}
     asked = config(None, model, write_chat(tmp_path / "chat.jsonl", rows), **changes)
     tokenizer = texts.load_tokenizer(model, template=str(template))
-    corpus = texts.corpus(asked, tokenizer, context=128, default=None)
+    corpus = texts.read_corpus(asked, tokenizer, context=128, default=None)
     data = corpus.train
     spans = [slice(data.starts[row], data.starts[row + 1]) for row in range(len(data))]
     assert tokenizer.decode(data.tokens[spans[0]]) == (
@@ -203,7 +203,9 @@ def test_what_a_row_says_is_in_the_text_and_the_mask(model: Path, tmp_path: Path
     assert (numbers_in(marks), marks.endswith(": <|assistant|>")) == ([1], True)
     only = write_chat(tmp_path / "only.jsonl", rows[2:3])
     with refused("chats-without-trained-answers", sf.DataError):
-        texts.corpus(config(None, model, only, **changes), tokenizer, context=128, default=None)
+        texts.read_corpus(
+            config(None, model, only, **changes), tokenizer, context=128, default=None
+        )
 
 
 def test_a_run_that_began_earlier_has_the_tokens_that_it_had(
@@ -220,7 +222,7 @@ def test_a_run_that_began_earlier_has_the_tokens_that_it_had(
     def data(rows: list[Any]) -> dict[str, Any]:
         chat = write_chat(tmp_path / "chat.jsonl", rows)
         asked = config(tmp_path / "run", model, chat, **{"data.val_fraction": 0.0})
-        return texts.corpus(asked, tokenizer, context=128, default=None).train.fingerprint()
+        return texts.read_corpus(asked, tokenizer, context=128, default=None).train.fingerprint()
 
     expected = data(plain)
     assert data(full) != expected
@@ -244,10 +246,10 @@ def test_files_of_a_validation_part_are_held_out(model: Path, tmp_path: Path) ->
     write_chat(place / "train.jsonl", rows[:4])
     write_chat(place / "validation.jsonl", rows[4:])
     tokenizer = texts.load_tokenizer(model, template=None)
-    corpus = texts.corpus(config(None, model, place), tokenizer, context=128, default=None)
+    corpus = texts.read_corpus(config(None, model, place), tokenizer, context=128, default=None)
     assert (len(corpus.rows), len(corpus.held_out)) == (4, 2)
     off = config(None, model, place, **{"data.val_fraction": 0.0})
-    corpus = texts.corpus(off, tokenizer, context=128, default=None)
+    corpus = texts.read_corpus(off, tokenizer, context=128, default=None)
     assert (len(corpus.rows), len(corpus.held_out)) == (4, 0)
     assert "read 1 of 2 files" in corpus.about
 
@@ -643,7 +645,7 @@ def test_a_plan_without_a_model_trains_and_writes_nothing(
     assert "1,088,256 frozen  1,219,328" in plan.out
     assert (
         documentation.small_config().vocab_size
-        == gpt_corpus.corpus(gpt.Data()).tokenizer.vocab_size
+        == gpt_corpus.read_corpus(gpt.Data()).tokenizer.vocab_size
     )
 
 

@@ -24,7 +24,7 @@ from surefoot.config.tree import layered
 from surefoot.data.text import token_cache
 from surefoot.program import find_program
 from surefoot.recipes import gpt
-from surefoot.recipes.gpt.corpus import corpus as read_corpus
+from surefoot.recipes.gpt.corpus import read_corpus
 from surefoot.recipes.shared_errors import read_inputs
 
 SENTENCE = "the cat sat on the mat and the dog ran to the cat while a bird sang in the old tree by the river bank"

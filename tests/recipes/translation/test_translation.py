@@ -26,7 +26,12 @@ from surefoot.metrics.contract import named_metrics
 from surefoot.recipes import translation
 from surefoot.recipes.generate.beam import BEGIN, END
 from surefoot.recipes.translation import corpus
-from surefoot.recipes.translation.predict import Search, corpus_metrics, sentences_of, translate
+from surefoot.recipes.translation.predict import (
+    TranslationSearch,
+    corpus_metrics,
+    sentences_of,
+    translate,
+)
 from surefoot.run.messages import header
 from surefoot.tracking.jsonl import records
 
@@ -177,7 +182,7 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
     scores, model = run.evaluate(), run.state.models["model"].eval()
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
-    search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
+    search = TranslationSearch(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
     said = [translate(model, [one], search)[0] for one, _ in sentences]
     references = [other for _, other in sentences]
     assert scores["val/bleu"] == pytest.approx(
@@ -500,7 +505,7 @@ def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
 def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
     run = trained(config(folder))
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
-    search = Search(tokenizer, tokenizer, beam_size=2, length_penalty=0.6)
+    search = TranslationSearch(tokenizer, tokenizer, beam_size=2, length_penalty=0.6)
     sentences = ["one two.", "", "three.", "  ", "four five six."]
     found = translate(run.state.models["model"], sentences, search, batch_size=2)
     assert len(found) == 5
@@ -517,7 +522,9 @@ def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     with refused("sentence-too-long", sf.DataError, sentence=2):
         translate(
-            run.state.models["model"], ["one.", "one " * 600], Search(tokenizer, tokenizer, 1, 1.0)
+            run.state.models["model"],
+            ["one.", "one " * 600],
+            TranslationSearch(tokenizer, tokenizer, 1, 1.0),
         )
 
 

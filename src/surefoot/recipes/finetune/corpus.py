@@ -42,7 +42,7 @@ _ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
-class Corpus:
+class ConversationCorpus:
     """Training and validation rows as tokens and as conversations, and the tokenizer."""
 
     train: Any
@@ -134,14 +134,14 @@ def _trained_rows(
     return rows, held_out, about
 
 
-def corpus(
+def read_corpus(
     config: Config,
     tokenizer: Any,
     *,
     context: int | None,
     default: list[Conversation] | None,
     max_rows: int | None = None,
-) -> Corpus:
+) -> ConversationCorpus:
     """Return the conversations of a configuration in tokens. `context` is the model's limit, None
     if it has none. Of training and of validation, at most `max_rows` evenly spaced rows are taken.
     """
@@ -173,7 +173,9 @@ def corpus(
         )
     for line in notes:
         note(f"note: {line}")
-    return Corpus(train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes)
+    return ConversationCorpus(
+        train, val, rows, scored, tokenizer, max_tokens, "; ".join(about), notes
+    )
 
 
 def _evenly(rows: list[Conversation], count: int) -> list[Conversation]:

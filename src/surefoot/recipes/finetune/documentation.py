@@ -97,7 +97,7 @@ def write_small_tokenizer(directory: Path) -> None:
     """Write the tokenizer of the small GPT into a directory. Nothing is trained but the tokenizer,
     which is cached.
     """
-    _write_tokenizer(gpt_corpus.corpus(gpt.Data()).tokenizer.to_json(), directory)
+    _write_tokenizer(gpt_corpus.read_corpus(gpt.Data()).tokenizer.to_json(), directory)
 
 
 def small_config() -> Any:

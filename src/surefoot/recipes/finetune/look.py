@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.extras import refuse_missing
-from surefoot.recipes.data_look import Look, Piece, evenly
+from surefoot.recipes.data_look import DataPreview, Piece, evenly
 from surefoot.recipes.finetune import corpus as texts
 from surefoot.recipes.finetune import model_directory, models
 from surefoot.recipes.finetune.config import Config
@@ -21,7 +21,7 @@ _NO_LIMIT = 1_000_000  # bytes of a row
 _LAID_OUT = 500  # rows of training, and of validation
 
 
-def look(config: Config, *, count: int) -> Look:
+def look(config: Config, *, count: int) -> DataPreview:
     """Read all rows as a new run does, and lay out some hundreds of them. Without a model, its
     tokenizer is one of bytes.
     """
@@ -43,12 +43,12 @@ def look(config: Config, *, count: int) -> Look:
             shape = models.model_config(directory / model_directory.CONFIG)
             context = models.context_of(shape)
         tokenizer = texts.load_tokenizer(directory, template=config.data.template)
-    corpus = texts.corpus(
+    corpus = texts.read_corpus(
         config, tokenizer, context=context, default=None, max_rows=max(count, _LAID_OUT)
     )
     rows = evenly(len(corpus.train), count)
     samples = [_pieces(corpus.train, row, tokenizer) for row in rows]
-    return Look(corpus.in_words, facts=facts, samples=samples)
+    return DataPreview(corpus.in_words, facts=facts, samples=samples)
 
 
 def _pieces(dialogues: Any, row: int, tokenizer: Any) -> list[Piece]:

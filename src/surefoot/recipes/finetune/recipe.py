@@ -83,7 +83,7 @@ def planned(config: Config) -> "sf.Run":
     shape = documentation.small_config()
     with TemporaryDirectory() as directory:
         documentation.write_small_tokenizer(Path(directory))
-        base = Base(
+        base = BaseModel(
             shape,
             settings=shape.to_json_string(),
             generation=None,
@@ -95,7 +95,7 @@ def planned(config: Config) -> "sf.Run":
         return _built(config, base, optimizer, schedule)
 
 
-def _built(config: Config, base: "Base", optimizer: Any, schedule: Any) -> "sf.Run":
+def _built(config: Config, base: "BaseModel", optimizer: Any, schedule: Any) -> "sf.Run":
     default = documentation.questions() if config.data.path is None else None
     tokenizer = texts.load_tokenizer(base.tokenizer, template=base.template)
     template = tokenizer.chat_template
@@ -106,7 +106,7 @@ def _built(config: Config, base: "Base", optimizer: Any, schedule: Any) -> "sf.R
     if date is not None:
         files[template_date.FILE] = date.isoformat()
         tokenizer.chat_template = template_date.with_date(template, date)
-    corpus = texts.corpus(
+    corpus = texts.read_corpus(
         config, tokenizer, context=models.context_of(base.config), default=default
     )
     _refuse_vocabulary(corpus, base)
@@ -240,7 +240,9 @@ def export(
     )
 
 
-def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple[Base, Any, Any]":
+def _tuned(
+    config: Config, run: Path, checkpoint: Any, *, device: str
+) -> "tuple[BaseModel, Any, Any]":
     from surefoot.train.model_weights import load_weights  # imports torch
 
     refuse_missing("the recipe finetune", "transformers", "peft", "tokenizers")
@@ -257,7 +259,7 @@ def _tuned(config: Config, run: Path, checkpoint: Any, *, device: str) -> "tuple
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseModel:
     """The model that is tuned: its configuration, and the directories of its weights and
     tokenizer.
     """
@@ -284,7 +286,7 @@ class Base:
         return [f"not used of the model's config.json: {', '.join(self.unused)}"]
 
 
-def _base(config: Config) -> Base:
+def _base(config: Config) -> BaseModel:
     run = started_run(config.run_dir)
     if run is not None:
         return _of_run(config, run)
@@ -297,7 +299,7 @@ def _base(config: Config) -> Base:
     settings = directory / model_directory.CONFIG
     model_config = models.model_config(settings)
     unused = model_directory.read_settings(settings).unused(model_config)
-    return Base(
+    return BaseModel(
         model_config,
         settings=settings.read_text(encoding="utf-8"),
         generation=model_directory.generation_in(directory),
@@ -309,7 +311,7 @@ def _base(config: Config) -> Base:
     )
 
 
-def _of_run(config: Config, run: Path) -> Base:
+def _of_run(config: Config, run: Path) -> BaseModel:
     file = run / models.SETTINGS
     if not file.is_file():
         raise sf.CheckpointError(
@@ -319,7 +321,7 @@ def _of_run(config: Config, run: Path) -> Base:
             remedy=["restore it", ("another", Setting("run_dir"))],
             path=str(file),
         )
-    return Base(
+    return BaseModel(
         models.model_config(file),
         settings=file.read_text(encoding="utf-8"),
         generation=model_directory.generation_in(run),
@@ -426,7 +428,7 @@ def _refuse_ineffective(config: Config) -> None:
         raise together(problems)
 
 
-def _refuse_vocabulary(corpus: texts.Corpus, base: Base) -> None:
+def _refuse_vocabulary(corpus: texts.ConversationCorpus, base: BaseModel) -> None:
     largest = int(corpus.train.tokens.max())
     if corpus.val is not None:
         largest = max(largest, int(corpus.val.tokens.max()))

@@ -80,7 +80,7 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
     return target_count / max(1, byte_count)
 
 
-def corpus(
+def read_corpus(
     data: Data,
     *,
     saved: Path | None = None,

@@ -7,9 +7,9 @@ import numpy as np
 
 import surefoot as sf
 from surefoot.config.paths import local_path
-from surefoot.recipes.data_look import Look, Piece, evenly
+from surefoot.recipes.data_look import DataPreview, Piece, evenly
 from surefoot.recipes.gpt.config import Config
-from surefoot.recipes.gpt.corpus import corpus
+from surefoot.recipes.gpt.corpus import read_corpus
 from surefoot.recipes.readers.text.token_files import find_token_files
 
 _END = "<|endoftext|>"
@@ -17,7 +17,7 @@ _ODD = {"\x00": "NUL", "\ufffd": "the replacement character U+FFFD", "\u200b": "
 _ENCODED = 1_000_000  # characters of training, and of validation
 
 
-def look(config: Config, *, count: int) -> Look:
+def look(config: Config, *, count: int) -> DataPreview:
     """Read all text as a run does, and encode its beginning. Without `data.tokenizer`, its bytes are
     the tokens, since nothing is trained here.
     """
@@ -29,7 +29,7 @@ def look(config: Config, *, count: int) -> Look:
     if data.tokenizer is None and not holds_tokens:
         data = replace(data, tokenizer="bytes", vocab_size=None)
         facts.append("tokens are bytes here; the recipe trains byte pairs, or --data.tokenizer")
-    read = corpus(data, max_characters=_ENCODED)
+    read = read_corpus(data, max_characters=_ENCODED)
     context = config.model.context
     windows = sf.data.TrainWindows(read.train, context=context, seed=config.seed)
     samples = []
@@ -44,7 +44,7 @@ def look(config: Config, *, count: int) -> Look:
     odd = [f"samples contain {name}" for letter, name in _ODD.items() if letter in shown]
     if read.tokenizer.eos_id is None:
         odd.append("the tokenizer has no end token: documents follow each other without a border")
-    return Look(read.in_words, facts=facts, samples=samples, odd=odd)
+    return DataPreview(read.in_words, facts=facts, samples=samples, odd=odd)
 
 
 def with_end_tokens(tokenizer: Any, tokens: list[int]) -> str:

@@ -85,7 +85,7 @@ def check(config: Config, *, reads_data: bool = True) -> list[Any]:
 def build(config: Config) -> "sf.Run":
     """Build the run of a configuration without starting it."""
     _, optimizer, schedule, *_ = check(config)
-    corpus = texts.corpus(
+    corpus = texts.read_corpus(
         config.data,
         saved=texts.saved_tokenizer_path(config.run_dir),
         init=config.init_from,

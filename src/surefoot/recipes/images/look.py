@@ -14,7 +14,7 @@ import numpy as np
 import surefoot as sf
 from surefoot.data.scan import printable
 from surefoot.errors import DataError, first_line
-from surefoot.recipes.data_look import Look, evenly
+from surefoot.recipes.data_look import DataPreview, evenly
 from surefoot.recipes.images.config import Config, Data
 from surefoot.recipes.images.recipe import in_words
 from surefoot.recipes.readers.images.folder import first_names, readable_files
@@ -32,7 +32,7 @@ _FEW = 5  # pictures of a class
 _UNEQUAL = 10  # times as many pictures of one class as of another
 
 
-def look(config: Config, *, count: int) -> Look:
+def look(config: Config, *, count: int) -> DataPreview:
     """Read the pictures as a run does. If they differ in size or channels, the samples have the
     size that the error names.
     """
@@ -59,7 +59,7 @@ def look(config: Config, *, count: int) -> Look:
     facts += _sizes(datasets.train)
     odd += _odd(datasets.classes, counts["training"])
     odd += _damaged(datasets)
-    return Look(
+    return DataPreview(
         in_words(datasets, config),
         facts=facts,
         odd=odd,

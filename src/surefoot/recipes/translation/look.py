@@ -4,7 +4,7 @@ sees.
 
 from collections.abc import Sequence
 
-from surefoot.recipes.data_look import Look, Piece, evenly
+from surefoot.recipes.data_look import DataPreview, Piece, evenly
 from surefoot.recipes.readers.pairs.files import load_pairs
 from surefoot.recipes.translation.config import Config
 
@@ -12,7 +12,7 @@ _LONGER = 3  # times the other side: perhaps no translation
 _LONG = 20  # characters; shorter sentences differ by chance
 
 
-def look(config: Config, *, count: int) -> Look:
+def look(config: Config, *, count: int) -> DataPreview:
     """Read the pairs as a run does. No tokenizer is trained."""
     data = config.data
     pairs = load_pairs(
@@ -33,7 +33,7 @@ def look(config: Config, *, count: int) -> Look:
         source, target = pairs.train[index]
         prompt = Piece(f"{data.source}: {source}<end>\n{data.target}: <begin>", is_target=False)
         samples.append([prompt, Piece(f"{target}<end>")])
-    return Look(about, samples=samples, odd=_odd(pairs.train))
+    return DataPreview(about, samples=samples, odd=_odd(pairs.train))
 
 
 def _odd(pairs: Sequence[tuple[str, str]]) -> list[str]:

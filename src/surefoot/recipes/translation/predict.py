@@ -35,7 +35,7 @@ class Predict:
 
 
 @dataclass(frozen=True)
-class Search:
+class TranslationSearch:
     """The tokenizers of both languages, and the settings of the beam search."""
 
     source: Any
@@ -52,7 +52,7 @@ class Search:
 
 
 def translate(
-    model: Any, sentences: Sequence[str], search: Search, *, batch_size: int = 32
+    model: Any, sentences: Sequence[str], search: TranslationSearch, *, batch_size: int = 32
 ) -> list[str]:
     """Translate each sentence to one line; an empty sentence stays empty. Raises `DataError` for a
     sentence that is too long.
@@ -112,7 +112,7 @@ def corpus_metrics(
 
 
 def panel(
-    model: Any, pairs: Sequence[tuple[str, str]], search: Search, *, language: str
+    model: Any, pairs: Sequence[tuple[str, str]], search: TranslationSearch, *, language: str
 ) -> "sf.report.Examples":
     """Return a panel of the best, the worst and some random translations of sentences in `pairs`,
     by sentence BLEU.
@@ -175,7 +175,9 @@ def sentences_of(inputs: Sequence[str], file: str | None) -> list[Sentence]:
     return sentences
 
 
-def answers(model: Any, inputs: Sequence[str], options: Predict, search: Search) -> Iterator[str]:
+def answers(
+    model: Any, inputs: Sequence[str], options: Predict, search: TranslationSearch
+) -> Iterator[str]:
     """Yield the translations, one per line. Failed lines are empty, and a final `DataError` counts
     them.
     """

@@ -21,7 +21,7 @@ from surefoot.recipes.translation import corpus as texts
 from surefoot.recipes.translation.config import MEANT_FOR, Config, Data
 from surefoot.recipes.translation.predict import (
     Predict,
-    Search,
+    TranslationSearch,
     answers,
     corpus_metrics,
     panel,
@@ -58,7 +58,9 @@ def build(config: Config) -> "sf.Run":
     _, optimizer, schedule, *_ = check(config)
     corpus = texts.bilingual(config, saved=saved_tokenizer_path(config.run_dir))
     network = _network_of(config, corpus.source, corpus.target)
-    at_end = Search(corpus.source, corpus.target, config.beam_size, config.length_penalty)
+    at_end = TranslationSearch(
+        corpus.source, corpus.target, config.beam_size, config.length_penalty
+    )
     while_training = replace(at_end, beam_size=config.val_beam_size)
     scored = corpus.val[: config.val_pairs]
 
@@ -121,7 +123,7 @@ def build(config: Config) -> "sf.Run":
 def _split(
     corpus: texts.Bilingual,
     sentences: list[tuple[str, str]],
-    search: Search,
+    search: TranslationSearch,
     *,
     language: str,
     at_end: bool,
@@ -244,7 +246,7 @@ def predict(
     source, target = texts.saved_tokenizers(run)
     network = _network_of(config, source, target)
     model = load_weights(sf.models.Seq2Seq(network), checkpoint, device=options.device)
-    search = Search(source, target, config.beam_size, config.length_penalty)
+    search = TranslationSearch(source, target, config.beam_size, config.length_penalty)
     return answers(model, inputs, options, search)
 
 

@@ -19,7 +19,7 @@ from surefoot.data.order import Ids, sample_bits
 from surefoot.data.stored_samples import Batch, rows_as_bytes
 from surefoot.errors import DataError
 from surefoot.recipes.readers.images.augmentation import Augmentation, augment
-from surefoot.recipes.readers.images.folder import Files
+from surefoot.recipes.readers.images.folder import LabeledFiles
 from surefoot.recipes.readers.images.picture import Fitting, ValueRange, open_picture, read_picture
 from surefoot.seeding import fold, seeded_bits, stream_key
 
@@ -126,7 +126,7 @@ class ImageFiles:
 
     def __init__(
         self,
-        files: Files,
+        files: LabeledFiles,
         fitting: Fitting,
         *,
         mean: tuple[float, ...],

@@ -30,7 +30,7 @@ _MEASURED_FILES = 2_000  # files whose values are read before training
 
 
 @dataclass(frozen=True)
-class Files:
+class LabeledFiles:
     """Paths of image files and their class indices."""
 
     paths: list[Path]
@@ -56,7 +56,7 @@ def evenly_spaced(paths: Sequence[Path], count: int = _MEASURED_FILES) -> Sequen
 
 
 def fitting(
-    files: Files,
+    files: LabeledFiles,
     *,
     size: int | None,
     channels: int | None,
@@ -79,7 +79,7 @@ def fitting(
 
 
 def _shape(
-    files: Files, *, size: int | None, channels: int | None, as_shown: bool
+    files: LabeledFiles, *, size: int | None, channels: int | None, as_shown: bool
 ) -> tuple[int, int]:
     """Return the size and the number of channels of the images, where they are not given."""
     sizes: dict[tuple[int, int], Path] = {}
@@ -124,7 +124,7 @@ def _shape(
     return width, depth
 
 
-def readable_files(files: Files, *, threads: int = 4) -> tuple[Files, list[Path]]:
+def readable_files(files: LabeledFiles, *, threads: int = 4) -> tuple[LabeledFiles, list[Path]]:
     """Return the files that Pillow can decode, and the paths of the others. Raises `DataError` if
     none can be decoded.
     """
@@ -151,7 +151,7 @@ def first_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:10])}{more}"
 
 
-def _none_readable(files: Files) -> DataError:
+def _none_readable(files: LabeledFiles) -> DataError:
     first = files.paths[0]
     return DataError(
         "images-unreadable",

@@ -28,7 +28,7 @@ from surefoot.data.scan import (
     scan_as_before,
 )
 from surefoot.errors import DataError, Setting
-from surefoot.recipes.readers.images.folder import Files, first_names
+from surefoot.recipes.readers.images.folder import LabeledFiles, first_names
 from surefoot.recipes.readers.images.labels_file import (
     LabelsFile,
     classes_of,
@@ -57,13 +57,13 @@ LabelsReader = Callable[[], list[LabelsFile]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class PictureLayout:
     """The labeled pictures of each part ("training", and "val" and "test" if they exist), and all
     classes.
     """
 
     path: Path
-    parts: dict[str, Files]
+    parts: dict[str, LabeledFiles]
     classes: tuple[str, ...]
     left_out: list[LeftOut] = field(default_factory=list)
     labels: list[LabelsFile] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Layout:
         return Scan(self.path, all_paths(self.parts), self.left_out).line()
 
 
-def all_paths(parts: Mapping[str, Files]) -> list[Path]:
+def all_paths(parts: Mapping[str, LabeledFiles]) -> list[Path]:
     """Return the pictures of all parts."""
     paths = []
     for files in parts.values():
@@ -144,7 +144,7 @@ def class_name(folder: str) -> str:
     return unicodedata.normalize("NFC", printable(folder))
 
 
-def read_layout(root: Path, classes: Sequence[str] | None) -> Layout:
+def read_layout(root: Path, classes: Sequence[str] | None) -> PictureLayout:
     """Find parts, classes and labels in a directory. `classes` are the names of all classes, in
     order, if the user gives them. Raises `DataError` if it could be read in two ways.
     """
@@ -171,7 +171,7 @@ def _read_parts(
     labels: _Labels | None,
     in_root: LabelsReader,
     given: tuple[str, ...] | None,
-) -> Layout:
+) -> PictureLayout:
     """Read a directory that has a folder for the training part."""
     if given is not None:
         names = given
@@ -203,7 +203,7 @@ def _read_parts(
                     labels_used[labels.file.path] = labels.file
                 left_out += _left_in(directory, parts[part], labels)
     left_out += _left_beside(top, {*used, *labels_used})
-    return Layout(root, parts, names, left_out, [*labels_used.values()])
+    return PictureLayout(root, parts, names, left_out, [*labels_used.values()])
 
 
 def _left_beside(top: Level, used: Collection[Path]) -> list[LeftOut]:
@@ -226,7 +226,7 @@ def _read_one_part(
     of_parts: list[_Directory],
     in_root: LabelsReader,
     given: tuple[str, ...] | None,
-) -> Layout:
+) -> PictureLayout:
     """Read a directory whose pictures are all for training."""
     top = _directory(root)
     for directory in of_parts:
@@ -240,7 +240,7 @@ def _read_one_part(
         _refuse_few(names, top, labels, in_root)
         files = _files_of(top, labels, names)
         left_out = _left_in(top, files, labels)
-        return Layout(root, {"training": files}, names, left_out, [labels.file])
+        return PictureLayout(root, {"training": files}, names, left_out, [labels.file])
     unlabeled = []
     for name in flat:
         is_training = name.lower() in PARTS["training"]
@@ -260,7 +260,7 @@ def _read_one_part(
     names = _classes_of_folders(top) if given is None else given
     _refuse_few(names, top, None, in_root)
     files = _files_of(top, None, names)
-    return Layout(root, {"training": files}, names, [*left_out, *_left_in(top, files, None)])
+    return PictureLayout(root, {"training": files}, names, [*left_out, *_left_in(top, files, None)])
 
 
 def _directory(path: Path) -> _Directory:
@@ -366,7 +366,9 @@ def _classes_of_labels(labels: _Labels) -> tuple[str, ...]:
     return classes_of(map(class_name, labels.of_picture.values()))
 
 
-def _files_of(directory: _Directory, labels: _Labels | None, classes: Sequence[str]) -> Files:
+def _files_of(
+    directory: _Directory, labels: _Labels | None, classes: Sequence[str]
+) -> LabeledFiles:
     """Return the pictures of a part with their labels, sorted by class and path."""
     of_class: dict[str, list[Path]] = {name: [] for name in classes}
     if labels is None:
@@ -387,10 +389,10 @@ def _files_of(directory: _Directory, labels: _Labels | None, classes: Sequence[s
     for pictures in of_class.values():
         paths += sorted(pictures, key=lambda picture: picture.parts)
         counts.append(len(pictures))
-    return Files(paths, np.repeat(np.arange(len(counts)), counts))
+    return LabeledFiles(paths, np.repeat(np.arange(len(counts)), counts))
 
 
-def _left_in(directory: _Directory, files: Files, labels: _Labels | None) -> list[LeftOut]:
+def _left_in(directory: _Directory, files: LabeledFiles, labels: _Labels | None) -> list[LeftOut]:
     """Return what is in a part and is not used."""
     used = {*files.paths}
     reason = NO_CLASS if labels is None else NO_ROW
@@ -548,7 +550,7 @@ def _begun_as_parts(top: _Directory) -> dict[str, str]:
     return begun if has_both else {}
 
 
-def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> Layout:
+def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> PictureLayout:
     """Find parts and classes as runs did that began before behavior 10."""
     found: dict[str, Path] = {}
     for part, part_names in _PARTS_BEFORE.items():
@@ -571,8 +573,8 @@ def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> Layout:
             pictures = scan_as_before(path / name, _SUFFIXES_BEFORE, ignore_case=True).files
             paths += pictures
             counts.append(len(pictures))
-        parts[part] = Files(paths, np.repeat(np.arange(len(names)), counts))
-    return Layout(root, parts, names)
+        parts[part] = LabeledFiles(paths, np.repeat(np.arange(len(names)), counts))
+    return PictureLayout(root, parts, names)
 
 
 def _folder_names_before(path: Path) -> list[str]:

@@ -28,7 +28,7 @@ from surefoot.recipes.readers.images.dataset import (
     scaled_with,
 )
 from surefoot.recipes.readers.images.folder import (
-    Files,
+    LabeledFiles,
     OnCorrupt,
     evenly_spaced,
     first_names,
@@ -36,7 +36,7 @@ from surefoot.recipes.readers.images.folder import (
     readable_files,
 )
 from surefoot.recipes.readers.images.layout import (
-    Layout,
+    PictureLayout,
     all_paths,
     layout_of_behavior_1,
     read_layout,
@@ -308,9 +308,9 @@ def _of_arrays(
 
 
 def _of_folders(
-    layout: Layout,
+    layout: PictureLayout,
     val_fraction: float,
-    fit: Callable[[Files], Fitting],
+    fit: Callable[[LabeledFiles], Fitting],
     *,
     augmentation: Augmentation | None,
     on_corrupt: OnCorrupt,

@@ -29,8 +29,8 @@ from surefoot.recipes.readers.pairs.part_files import (
     OTHER_LANGUAGES,
     OnEmpty,
     Origin,
+    PairReading,
     Part,
-    Reading,
     Sentences,
     plain_name,
     read_both,
@@ -125,7 +125,7 @@ def read_pairs(
     if source == target:
         raise of_one_language(source)
     path = local_path(path, setting="path")
-    reading = Reading(source, target, on_empty, as_meant=behavior >= PAIRS_AS_MEANT)
+    reading = PairReading(source, target, on_empty, as_meant=behavior >= PAIRS_AS_MEANT)
     if path.is_dir():
         training, validation, test, notes = _directory(path, reading)
     else:
@@ -187,7 +187,7 @@ def split_pairs(pairs: Sentences, *, val_fraction: float) -> tuple[Sentences, Se
 # --- the files of a directory ---------------------------------------------------------------------
 
 
-def _directory(path: Path, reading: Reading) -> tuple[Part, Part, Part, list[str]]:
+def _directory(path: Path, reading: PairReading) -> tuple[Part, Part, Part, list[str]]:
     """Return the parts for training, validation and test, and notes on which files were read."""
     validation = Part()
     test = Part()
@@ -215,14 +215,14 @@ def _directory(path: Path, reading: Reading) -> tuple[Part, Part, Part, list[str
     return training, validation, test, notes
 
 
-def _listing(path: Path, reading: Reading) -> Scan:
+def _listing(path: Path, reading: PairReading) -> Scan:
     languages = [f".{language}" for language in (reading.source, reading.target)]
     if reading.as_meant:
         return scan(path, [*_TABLES, *map(str.lower, languages)], documentation=())
     return scan_as_before(path, [*_TABLES, *languages, ".gz"])
 
 
-def _by_name(path: Path, files: Sequence[Path], reading: Reading) -> dict[str, Path]:
+def _by_name(path: Path, files: Sequence[Path], reading: PairReading) -> dict[str, Path]:
     """Return the files of a directory itself by their names without `.gz` or `.zst`. A plain file
     comes before a compressed one.
     """
@@ -243,7 +243,7 @@ def _without(listing: Scan, used: Sequence[Path]) -> Scan:
     return replace(listing, files=list(used), left_out=left_out)
 
 
-def _names(files: Mapping[str, Path], reading: Reading) -> list[str]:
+def _names(files: Mapping[str, Path], reading: PairReading) -> list[str]:
     """Return the names of the parts in a directory, such as train."""
     tables = set[str]()
     for end in _TABLES:
@@ -262,7 +262,7 @@ def _stems(names: Iterable[str], end: str) -> set[str]:
     return {name.removesuffix(end) for name in names if name.endswith(end)}
 
 
-def _test_name(names: Sequence[str], reading: Reading) -> str | None:
+def _test_name(names: Sequence[str], reading: PairReading) -> str | None:
     """Return the name of the test part, or None."""
     tests = [name for name in names if "test" in name]
     if reading.as_meant:  # WMT's are called newstest2014
@@ -273,7 +273,7 @@ def _test_name(names: Sequence[str], reading: Reading) -> str | None:
     return None
 
 
-def _part(name: str, path: Path, files: Mapping[str, Path], reading: Reading) -> Part:
+def _part(name: str, path: Path, files: Mapping[str, Path], reading: PairReading) -> Part:
     tables = [files[f"{name}{end}"] for end in _TABLES if f"{name}{end}" in files]
     sides = []
     for language in (reading.source, reading.target):
@@ -289,7 +289,7 @@ def _part(name: str, path: Path, files: Mapping[str, Path], reading: Reading) ->
     return part._replace(notes=[*part.notes, note])
 
 
-def _no_training_text(path: Path, reading: Reading) -> DataError:
+def _no_training_text(path: Path, reading: PairReading) -> DataError:
     names = sorted(printable(file.name) for file in path.iterdir())
     there = ", ".join(names[:_NAMES_SHOWN])
     return DataError(
@@ -305,7 +305,7 @@ def _no_training_text(path: Path, reading: Reading) -> DataError:
 # --- one file -------------------------------------------------------------------------------------
 
 
-def _file(path: Path, reading: Reading) -> Part:
+def _file(path: Path, reading: PairReading) -> Part:
     kind = kind_of(path)
     if kind in _TABLES and path.is_file():
         return read_pair_table(path, reading)

@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class PairReading:
     """The languages of the pairs, and how their files are read."""
 
     source: str
@@ -78,7 +78,7 @@ def is_blank(text: str) -> bool:
     return True
 
 
-def plain_name(name: str, reading: Reading) -> str:
+def plain_name(name: str, reading: PairReading) -> str:
     """Return the name of a file without `.gz` or `.zst`, and without case."""
     if not reading.as_meant:
         return name.removesuffix(".gz")
@@ -88,7 +88,7 @@ def plain_name(name: str, reading: Reading) -> str:
     return name
 
 
-def read_both(stem: Path, sides: Sequence[Path | None], reading: Reading) -> Part:
+def read_both(stem: Path, sides: Sequence[Path | None], reading: PairReading) -> Part:
     """Return the pairs of two files with aligned lines. `stem` is their path without the language.
     Raises `DataError` if one is None, or if their lines do not correspond.
     """
@@ -145,7 +145,7 @@ def _lines_with_text(lines: Sequence[str]) -> int:
     return count
 
 
-def read_pair_table(path: Path, reading: Reading) -> Part:
+def read_pair_table(path: Path, reading: PairReading) -> Part:
     """Return the pairs of one file of TSV or JSON lines. Raises `DataError` with the line of what
     is no pair.
     """
@@ -190,7 +190,7 @@ def _of_row(row: Sequence[str], where: str, *, columns: tuple[int, int]) -> tupl
     return row[columns[0]].strip(), row[columns[1]].strip()
 
 
-def _of_json(line: str, where: str, reading: Reading, unused: Counter[str]) -> tuple[str, str]:
+def _of_json(line: str, where: str, reading: PairReading, unused: Counter[str]) -> tuple[str, str]:
     """Return the pair of a line, and count the keys that are not used."""
     try:
         record = json.loads(line)
@@ -237,7 +237,7 @@ def _text(value: object, language: str, where: str) -> str:
         raise problem.inside(where) from None
 
 
-def _lines(path: Path, reading: Reading) -> list[str]:
+def _lines(path: Path, reading: PairReading) -> list[str]:
     with open_unpacked(path) as file:
         data = file.read()
     if not data.removeprefix(BOM_UTF8):
@@ -254,7 +254,7 @@ def _complete(
     numbers: Sequence[int],
     files: Sequence[Path],
     notes: Sequence[str],
-    reading: Reading,
+    reading: PairReading,
 ) -> Part:
     """Return the pairs with text on both sides; refuse the others, or leave them out."""
     is_empty = is_blank if reading.as_meant else _is_empty
