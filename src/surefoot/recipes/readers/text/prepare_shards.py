@@ -295,11 +295,12 @@ def _read_notes(
         if list(changed) == ["files"] and _is_unread(before["files"], settings, prepared):
             say(f"{_describe_changes(before['files'], changed['files'])}: no shard is affected")
             return prepared
-    differences = [_difference(name, before.get(name), now) for name, now in changed.items()]
+    lines = [_difference(name, before.get(name), now) for name, now in changed.items()]
+    differences = "; ".join(lines)
     raise DataError(
         "shards-of-other-texts",
         problem=f"{directory} holds {_shards(len(prepared))} from other settings or texts:"
-        f" {'; '.join(differences)}",
+        f" {differences}",
         remedy=f"choose another directory, or {anew}",
         path=directory,
         changed=[*changed],
