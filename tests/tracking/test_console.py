@@ -59,6 +59,14 @@ def test_scores_and_samples_are_never_left_out() -> None:
     ]
 
 
+def test_scores_that_come_before_their_training_record_bring_no_older_one_out() -> None:
+    scores = {"kind": "eval", "step": 40, "val/loss": 1.25}
+    for records in ([train(40), scores], [scores, train(40)]):
+        all_records = [train(10), train(20), train(30), *records]
+        found = lines(*all_records, at=tuple(place / 10 for place in range(len(all_records))))
+        assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100"]
+
+
 def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
     scores, sample = (
         {"kind": "eval", "step": 25, "val/loss": 1.25},

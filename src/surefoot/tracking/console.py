@@ -123,6 +123,8 @@ class Console:
         self.writer = TextWriter(stream)
         self.printed_at: float | None = None  # the last training record
         self.newest: dict[str, Record] = {}  # unprinted records of one step, by kind
+        # those of an earlier step, printed before a step that has scores and no training record
+        self.before: dict[str, Record] = {}
         self.is_complete = False  # the step of `newest` gets no other records
         self.what = ""
         self.activity_start: float | None = None  # None after the line of the current activity
@@ -143,8 +145,7 @@ class Console:
             if any(each["step"] != step for each in self.newest.values()):
                 if not self.is_complete:
                     self.step_recorded()
-                elif kind != "train":  # the lines stay in the order of steps
-                    self._print_newest()
+                self.before = self.newest
                 self.newest = {}
             self.newest[kind] = record
             self.is_complete = False
@@ -182,7 +183,15 @@ class Console:
         self._print_newest()
 
     def _print_newest(self) -> None:
-        records, self.newest = self.newest, {}
+        if not self.newest:
+            return
+        if "train" not in self.newest:
+            self._print_step(self.before)
+        self._print_step(self.newest)
+        self.before = {}
+        self.newest = {}
+
+    def _print_step(self, records: dict[str, Record]) -> None:
         if not records:
             return
         train, epoch, scored = (records.get(kind, {}) for kind in IN_ROWS)
