@@ -345,16 +345,28 @@ def _in_file(path: Path, function: str) -> Program:
 
 
 def _config_of(build: Callable[..., Any], path: Path) -> type[Any] | None:
-    parameters = list(inspect.signature(build).parameters)
-    if not parameters:
-        return None
-    kind = typing.get_type_hints(build).get(parameters[0])
-    if len(parameters) > 1 or not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+    """Return the dataclass that the first argument is annotated with, or None if the function can
+    be called without arguments. Raises `ConfigError` if it needs other ones.
+    """
+    parameters = list(inspect.signature(build).parameters.values())
+    required = [parameter.name for parameter in parameters if _is_required(parameter)]
+    if parameters:
+        first = parameters[0].name
+        kind = typing.get_type_hints(build).get(first)
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and required in ([], [first]):
+            return kind
+    if required:
         raise ConfigError(
             "program-arguments",
-            problem=f"{path}: {build.__name__} must take no argument,"
+            problem=f"{path}: {build.__name__} must take no argument without a default,"
             " or one argument annotated with a dataclass of its settings",
             path=path,
             function=build.__name__,
+            required=required,
         )
-    return kind
+    return None
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    is_of_several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_of_several

@@ -20,6 +20,7 @@ import surefoot
 from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.config import user_code
+from surefoot.program import Program, find_program
 from surefoot.tracking.format import number
 from surefoot.tracking.jsonl import records
 
@@ -173,6 +174,55 @@ def test_a_function_without_settings_is_trained_and_refuses_flags(
     assert max(Path("runs/plain/checkpoints").glob("step-*")).name == "step-00000008"
     assert refused("train", "program.py:plain", "--length", "9 steps") == 2
     assert "[program-without-settings]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ("", None),
+        ("steps=4, lr=0.1", None),
+        ("*numbers, **names", None),
+        ("config: Config", "Config"),
+        ("config: Config, steps=4", "Config"),
+        ("config: Config = Config(lr=0.1)", "Config"),
+    ],
+)
+def test_a_function_is_called_with_its_settings_or_without_an_argument(
+    arguments: str, settings: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    kind = program_with(arguments, tmp_path).config
+    assert (None if kind is None else kind.__name__) == settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "required"),
+    [
+        ("steps", ["steps"]),
+        ("config: Config, steps", ["config", "steps"]),
+        ("steps=4, *, lr", ["lr"]),
+    ],
+)
+def test_a_function_that_needs_other_arguments_is_refused(
+    arguments: str, required: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(surefoot.ConfigError) as error:
+        program_with(arguments, tmp_path)
+    assert error.value.code == "program-arguments"
+    assert error.value.fields["required"] == required
+
+
+def program_with(arguments: str, directory: Path) -> Program:
+    text = f"""
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Config:
+    lr: float
+def build({arguments}): ...
+"""
+    (directory / "with_arguments.py").write_text(text)
+    return find_program(f"{directory}/with_arguments.py:build")
 
 
 def test_a_function_that_returns_no_run_is_refused(
