@@ -124,7 +124,7 @@ def test_another_subcommand_shows_its_options_and_names_the_help_with_all_settin
     assert {*flags_shown(said)} | settings <= {*whole}
 
 
-@pytest.mark.parametrize("verb", ["compare", "plan"])
+@pytest.mark.parametrize("verb", ["compare", "plan", "profile", "submit"])
 def test_a_subcommand_with_many_options_shows_those_that_its_declaration_marks(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,11 +1,12 @@
 """`surefoot profile`: the time of each part of a training step, and measured speedups."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from surefoot.cli.find_lr import TriedRunOptions, tried_options, tried_run
 from surefoot.cli.options import limited
 from surefoot.cli.processes import Several
 from surefoot.config.paths import run_path
+from surefoot.config.tree import MOST_USED
 from surefoot.program import status_line
 
 
@@ -21,18 +22,18 @@ class Profile(Several, TriedRunOptions):
       surefoot profile gpt --preset gpt2-124m --data.path DIR --peak-flops 989e12
     """
 
-    speedups: str = "usual"
+    speedups: str = field(default="usual", metadata=MOST_USED)
     """Speedups to measure: usual (all but compile, which takes 20 s), none, all, or some of
     workers, precision, fused, checkpointing, channels-last, micro-batch, compile."""
-    steps: int = limited(12, min_value=4)
+    steps: int = limited(12, min_value=4, most_used=True)
     """Number of timed steps after a warm-up."""
     max_seconds: float = 20.0
     """Approximate duration limit of the profile in seconds."""
-    peak_flops: str | None = None
+    peak_flops: str | None = field(default=None, metadata=MOST_USED)
     """Peak FLOP/s of this device. Default: measured."""
     shapes: bool = False
     """Distinguish operators by the shapes of their inputs."""
-    out: str = "runs/profile"
+    out: str = field(default="runs/profile", metadata=MOST_USED)
     """Directory of profile.json, profile.txt, trace.json.gz (for ui.perfetto.dev), memory.svg, and
     with the extra plots memory.png.
     """

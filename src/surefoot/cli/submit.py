@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from surefoot.cli.settings import program_settings
 from surefoot.cli.train import AcceptChange, Train
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import run_path
+from surefoot.config.tree import MOST_USED
 from surefoot.errors import ConfigError, Setting, first_line, out_of_range
 from surefoot.program import find_program
 from surefoot.tracking.commands import without_directory
@@ -84,19 +85,19 @@ class Submit(AcceptChange, ProgramOptions):
       surefoot submit gpt --hours 12 --run-dir runs/large --dry-run
     """
 
-    hours: float | None = None
+    hours: float | None = field(default=None, metadata=MOST_USED)
     """Time limit of each start of the job, in hours. Required."""
-    nodes: int = limited(1, min_value=1)
+    nodes: int = limited(1, min_value=1, most_used=True)
     """Number of machines."""
-    gpus_per_node: int = limited(0, min_value=0)
+    gpus_per_node: int = limited(0, min_value=0, most_used=True)
     """GPUs per machine, with one process each."""
     tasks_per_node: int | None = limited(None, min_value=1)
     """Processes per machine without GPUs. Default: 1."""
     cpus_per_task: int | None = limited(None, min_value=1)
     """CPU cores per process. Default: the cluster's number."""
-    partition: str | None = None
+    partition: str | None = field(default=None, metadata=MOST_USED)
     """Slurm partition. Default: the cluster's choice."""
-    sbatch: UseAppendAction[tuple[str, ...]] = ()
+    sbatch: UseAppendAction[tuple[str, ...]] = field(default=(), metadata=MOST_USED)
     """NAME=VALUE, another option of sbatch. Repeatable."""
     requeues: int = limited(10, min_value=0)
     """Maximum number of requeues."""
@@ -104,7 +105,7 @@ class Submit(AcceptChange, ProgramOptions):
     """Directory of logs and submitit's files, with one subdirectory per job."""
     local: bool = False
     """Run the job on this machine, for a test."""
-    dry_run: bool = False
+    dry_run: bool = field(default=False, metadata=MOST_USED)
     """Print the batch script, also without Slurm, and submit nothing."""
 
     @property
