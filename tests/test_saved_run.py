@@ -219,6 +219,14 @@ def test_a_missing_run_is_the_same_error_everywhere(
         use(sf.load(of_script.parent / "rum"))
 
 
+@pytest.mark.parametrize("use", [*READING.values(), *EXECUTING.values()])
+def test_a_run_that_was_handed_over_and_never_trained_is_not_a_wrong_path(
+    use: Callable[[sf.SavedRun], object], tmp_path: Path
+) -> None:
+    with refused("run-not-trained", run=str(tmp_path / "run")):
+        use(sf.load(build(tmp_path / "run")))
+
+
 def test_records_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with refused("records-unreadable", path=tmp_path / "metrics.jsonl"):
         sf.load(tmp_path).records()
@@ -358,6 +366,18 @@ def test_a_run_that_was_handed_over_is_what_it_was(
     use(sf.load(run))
     assert run.state.step == 0
     assert [tensor.tolist() for tensor in run.state.models["model"].parameters()] == before
+
+
+def other_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return 2 * loss(model, batch)
+
+
+def test_a_run_that_is_handed_over_with_other_code_is_used_and_verify_finds_it(
+    of_script: Path,
+) -> None:
+    saved = sf.load(build(of_script, loss=other_loss))
+    assert saved.evaluate("val")["val/loss"] == 2 * sf.load(of_script).metrics["val/loss"]
+    assert saved.verify().exit_status == 8
 
 
 def contents(directory: Path) -> dict[Path, tuple[bytes, int]]:

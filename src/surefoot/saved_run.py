@@ -52,8 +52,9 @@ def load(run: str | os.PathLike[str] | Run, *, run_changed_program: bool = False
     """Return the saved run in a directory, without reading its files.
 
     `run` can also be a `Run` that is not open. Pass a `Run` if only your script can build the run
-    again. Methods that execute the run's program raise an error if the program has changed, unless
-    `run_changed_program` is True.
+    again. It is used as it is: if its code has changed since the run was trained, `verify` finds
+    other values. With a directory, methods that execute the run's program raise an error if the
+    program has changed, unless `run_changed_program` is True.
     """
     if isinstance(run, str | bytes | os.PathLike):
         path = run_path(run, setting="run")
@@ -537,10 +538,24 @@ class SavedRun:
     def _directory(self) -> Path:
         from surefoot.tracking.run_reader import missing_run, refuse_other_format
 
+        self._refuse_untrained()
         if not self.path.is_dir():
             raise missing_run(self.path, self.path.parent)
         refuse_other_format(self.path)
         return self.path
+
+    def _refuse_untrained(self) -> None:
+        """Raise `ConfigError` if the `Run` passed to `load` has written nothing yet."""
+        if self.built is None:
+            return
+        if any((self.path / name).exists() for name in ("config.toml", "metrics.jsonl")):
+            return
+        raise ConfigError(
+            "run-not-trained",
+            problem=f"this run was not trained yet: nothing is in {self.path}",
+            remedy="call run.train() first",
+            run=str(self.path),
+        )
 
     def __repr__(self) -> str:
         try:
@@ -561,6 +576,7 @@ class SavedRun:
     def _read(self) -> ReportedRun:
         from surefoot.tools.report.series import read_reported_run
 
+        self._refuse_untrained()
         return read_reported_run(self.path)
 
     def rebuild(self, *, one_process: bool, sharded: bool = False) -> Run:

@@ -324,7 +324,7 @@ def missing_run(path: Path, runs: Path) -> ConfigError:
         if path.is_dir()
         else f"no run {shown}",
         reason=there,
-        remedy="give the directory that was passed as run_dir",
+        remedy="give the directory that was passed as run_dir; a run has it once it trains",
         run=shown,
         nearest=nearest,
     )
