@@ -61,6 +61,7 @@ def test_a_run_that_was_deleted_after_this_one_was_built_is_not_begun_by_its_pla
     shutil.rmtree(tmp_path / "run")
     with refused("run-gone", sf.CheckpointError, run=str(tmp_path / "run")):
         late.train()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_trains_twice_goes_on_from_its_own_state(tmp_path: Path) -> None:

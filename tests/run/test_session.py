@@ -27,6 +27,7 @@ from stated import numbers_in
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.data.order import Order
+from surefoot.errors import Setting
 from surefoot.run.components import RunComponents
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import OWN
@@ -714,8 +715,9 @@ def test_a_second_run_of_this_process_is_refused_the_directory(tmp_path: Path) -
     """
     first = build(tmp_path / "run")
     with first:
-        with refused("run-in-training", process="this"):
+        with refused("run-in-training", process="this") as error:
             build(tmp_path / "run").__enter__()
+        assert error.value.remedies[1] == Setting("run_dir", str(tmp_path / "run-2"))
         next(iter(first))
     build(tmp_path / "run").train()
 

@@ -89,6 +89,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
 
 
 def _open_directory(directory: RunDirectory, parts: RunComponents) -> None:
+    if not parts.plan.is_new and not directory.path.exists():
+        raise _gone(directory)  # before it is made again
     directory.refuse_files_of_others(parts.files)
     directory.open()
     directory.remember("config.toml", *parts.files)
@@ -193,13 +195,7 @@ def _begin_in(
     from surefoot.train import state_check
 
     if not parts.plan.is_new:
-        raise CheckpointError(
-            "run-gone",
-            problem=f"the run that was in {directory.shown} when this Run was built is gone",
-            reason="this Run would begin with the learning rates and the precision of that one",
-            remedy="build the Run again",
-            run=str(directory.shown),
-        )
+        raise _gone(directory)
     opened = _begin(parts)
     refuse_lossy(parts.state)
     parts.fingerprints = state_check.fingerprints(parts, at_beginning=True)
@@ -215,6 +211,16 @@ def _begin_in(
             directory.write_bytes(name, content.encode() if isinstance(content, str) else content)
     checkpointing.finish(0, parts.packed)
     return opened
+
+
+def _gone(directory: RunDirectory) -> CheckpointError:
+    return CheckpointError(
+        "run-gone",
+        problem=f"the run that was in {directory.shown} when this Run was built is gone",
+        reason="this Run would begin with the learning rates and the precision of that one",
+        remedy="build the Run again",
+        run=str(directory.shown),
+    )
 
 
 def _resume(

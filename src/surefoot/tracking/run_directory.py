@@ -25,6 +25,7 @@ from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.config.paths import NO_LOCKS, absolute_path, open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.tracking.appended_file import is_named
+from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.run_reader import (
     HELD,
     Session,
@@ -99,10 +100,11 @@ class RunDirectory:
         HELD.add(resolved)
 
     def _in_training(self, process: str) -> ConfigError:
+        free = free_directory(self.shown)
         return ConfigError(
             "run-in-training",
             problem=f"{process} process is training into {self.shown}",
-            remedy=["wait for it", Setting("run_dir", "DIR")],
+            remedy=["wait for it", Setting("run_dir", str(free))],
             setting="run_dir",
             value=str(self.shown),
             process=process,
