@@ -5,6 +5,8 @@ seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,7 +18,9 @@ import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
 from small_runs import build
+from stated import numbers_in
 from surefoot.distributed.shards import held_of
+from surefoot.errors import Command
 from surefoot.tools.tune import lr_search as module
 
 
@@ -62,6 +66,42 @@ def test_a_quadratic_diverges_past_two() -> None:
     assert found.diverged_at > 2.0
     assert found.suggested is not None
     assert found.suggested < 2.0
+
+
+def test_a_run_that_is_not_open_says_that_its_directory_is_further(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def tested(run: sf.Run) -> list[float]:
+        capsys.readouterr()
+        sf.tune.find_lr(run, min_lr=1e-3, max_lr=1e-2, steps=10)
+        said = capsys.readouterr().out
+        return numbers_in(said) if "note: " in said else []
+
+    def again() -> sf.Run:
+        return quadratic(run_dir=tmp_path / "run", console=True, report=False, length="40 steps")
+
+    assert tested(again()) == []
+    trained = quadratic(run_dir=tmp_path / "run", stop_after="3 steps", length="40 steps")
+    trained.train()
+    assert tested(trained) == []
+    assert tested(again()) == [3]
+    with again() as run:
+        assert tested(run) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "verb"),
+    [
+        (sf.tune.find_lr, "find-lr"),
+        (sf.tune.find_batch_size, "find-batch-size"),
+        (sf.profile.measure, "profile"),
+    ],
+)
+def test_a_path_is_no_run(call: Callable[[Any], object], verb: str) -> None:
+    with refused("call-needs-a-run", value="str") as error:
+        call("runs/a")
+    _, (_, command) = error.value.remedies
+    assert command == Command(f"surefoot {verb} RUN")
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000])

@@ -14,7 +14,7 @@ from surefoot.config.keywords import attribute_error, known_keywords
 from surefoot.config.setting import KeywordsDoc, ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.data.dataset_checks import check_split
-from surefoot.errors import ConfigError, at_boundary, cut_frames, ending_scripts
+from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, ending_scripts
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
@@ -366,6 +366,21 @@ def _without_function(setting: str) -> ConfigError:
 
 
 Run.__doc__ = KeywordsDoc(Run.__doc__)  # type: ignore[assignment]
+
+
+def check_run(run: object, *, call: str, verb: str) -> None:
+    """Raise `ConfigError` if what was passed to a function of steps is no run, such as a path;
+    `verb` is the subcommand that takes a path.
+    """
+    if not isinstance(run, Run):
+        raise ConfigError(
+            "call-needs-a-run",
+            problem=f"{call} was passed a {type(run).__name__}",
+            reason="it makes steps, and needs the sf.Run that has their model, data and loss",
+            remedy=["pass the sf.Run", ("for a directory, type", Command(f"surefoot {verb} RUN"))],
+            call=call,
+            value=type(run).__name__,
+        )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from surefoot.config.paths import local_path
 from surefoot.errors import first_line, out_of_range
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
-from surefoot.run.run import Run, trial_steps
+from surefoot.run.run import Run, check_run, trial_steps
 from surefoot.tools.profile.flops import count_flops, measure_peak_flops
 from surefoot.tools.profile.result import Profile, VariantGain, middle_half, write_profile
 from surefoot.tools.profile.timed_step import Stepping
@@ -82,6 +82,7 @@ def measure(
 
     Raises `ConfigError` if the run has no loss function, or is in the middle of a step.
     """
+    check_run(run, call="sf.profile.measure()", verb="profile")
     if steps < _LEAST_STEPS:
         meaning = f"{_LEAST_STEPS} or more: the mean of the middle half needs them"
         raise out_of_range("steps", steps, meaning)

@@ -11,7 +11,7 @@ from surefoot.data.pipeline import planned_sizes
 from surefoot.errors import ConfigError, Setting
 from surefoot.memory import free_bytes, in_words, parsed_bytes
 from surefoot.models.layers import Dropout
-from surefoot.run.run import Run, trial_steps
+from surefoot.run.run import Run, check_run, trial_steps
 from surefoot.tools.tune.batch_size_search import (
     BatchSizeSearch,
     SizeTrial,
@@ -59,6 +59,7 @@ def find_batch_size(
 
     Raises `ConfigError` if no size fits, for a run without a `loss`, and in the middle of a step.
     """
+    check_run(run, call="sf.tune.find_batch_size()", verb="find-batch-size")
     if run.world_size > 1:
         raise ConfigError(
             "find-batch-size-on-ranks",

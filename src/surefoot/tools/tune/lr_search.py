@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surefoot.errors import Command, ConfigError
 from surefoot.run.components import RunComponents
-from surefoot.run.run import Run, trial_steps
+from surefoot.run.run import Run, check_run, trial_steps
 from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.tools.tune.lr_range_test import (
     Curve,
@@ -25,6 +25,7 @@ from surefoot.tools.tune.lr_range_test import (
     far,
     suggest,
 )
+from surefoot.tracking.run_reader import newest_state
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import State, Step, forward_backward, update
 
@@ -65,8 +66,11 @@ def find_lr(
     >>> test.end, 0.01 < test.suggested < 2
     ('diverged', True)
 
-    Raises `ConfigError` if the run is finished, has no `loss`, or is in the middle of a step.
+    A run that is not open starts with its initial weights, also if its directory has later ones;
+    inside `with run:` it starts from its newest checkpoint. Raises `ConfigError` if the run is
+    finished, has no `loss`, or is in the middle of a step.
     """
+    check_run(run, call="sf.tune.find_lr()", verb="find-lr")
     check_range(min_lr, max_lr, steps)
     if run.parts.finished:
         raise ConfigError(
@@ -76,6 +80,8 @@ def find_lr(
             remedy=["test an earlier checkpoint of the run", Command("surefoot find-lr RECIPE")],
             step=run.state.step,
         )
+    if run.session is None:
+        _note_initial_weights(run.parts)
     rates = np.geomspace(min_lr, max_lr, steps)
     losses: list[float] = []
     bad: int | None = None  # index of the first loss that is not finite or has diverged
@@ -104,6 +110,18 @@ def find_lr(
         else "not finite",
         diverged_at=float(rates[bad - 1]) if bad else None,
     )
+
+
+def _note_initial_weights(parts: RunComponents) -> None:
+    """Say that the test does not start from the newest checkpoint of the run's directory."""
+    if parts.directory is None or parts.state.step > 0:
+        return
+    newest_step, _ = newest_state(parts.directory.path)
+    if newest_step > 0:
+        parts.say(
+            f"note: the test starts from the initial weights; to start from step {newest_step:,},"
+            " call it inside `with run:`"
+        )
 
 
 def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
