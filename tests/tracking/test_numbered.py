@@ -6,6 +6,7 @@ import gc
 import json
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
 from surefoot.cli.main import main
-from surefoot.errors import Setting
+from surefoot.cli.resume import _beginning
+from surefoot.cli.train import whole_commands
+from surefoot.errors import Command, Setting
 from surefoot.run.resume import _naming_directories
 from surefoot.tracking.commands import commands, resume_command
 from surefoot.tracking.numbered import choose_directory, free_directory, give_back
@@ -161,8 +164,8 @@ def test_the_header_and_the_page_name_what_resumes_the_run(
     monkeypatch.setattr(sys, "argv", ["train.py", "--out", "runs/a-{n}"])
     monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
     build("runs/a-{n}", console=True, stop_after="2 steps").train()
-    line = resume_command(Path("runs/a-1"), numbered="runs/a-{n}")
-    assert line.endswith("train.py --out runs/a-1")
+    line = resume_command(Path("runs/a-1"), numbered="runs/a-{n}", stops=True)
+    assert line.partition("  # ")[0].endswith("train.py --out runs/a-1")
     said = capsys.readouterr().out
     assert f"resume     {line}\n" in said
     assert f"resume with:  {line}" in said
@@ -172,6 +175,30 @@ def test_the_header_and_the_page_name_what_resumes_the_run(
     assert len([end for end in ends if "{n}" in end]) == 1  # begins again
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
     assert 'run_dir="runs/a-1"' in resume_command(Path("runs/a-1"), numbered="runs/a-{n}")
+
+
+def test_what_resumes_a_script_does_not_stop_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["--stop-after", "2 steps"], ["--stop_after=2 steps"]):
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, "--seed", "1"])
+        monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
+        command, _, remark = resume_command(Path("run"), stops=True).partition("  # ")
+        assert command.endswith("train.py --seed 1")
+        assert ("stop_after" in remark) == (words == [])
+        assert "#" not in resume_command(Path("run"))
+
+
+def test_the_page_repeats_no_stop_of_an_earlier_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--stop-after", "2 steps", "--seed", "1"])
+    build("run", stop_after="2 steps").train()
+    shown = commands(read_run(Path("run")), finished=False)
+    assert len(shown) == 3
+    assert [text for text in shown.values() if "stop-after" in text] == []
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -295,4 +322,31 @@ def test_a_program_that_sets_its_directory_is_told_to_set_another(
     program.write_text(fixed.replace('length="4 steps", **', 'length="4 steps", seed=1, **'))
     with pytest.raises(SystemExit):
         typed("train", "program.py:fixed")
-    assert ': run_dir="runs/b-2"' in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert ': run_dir="runs/b-2"' in said
+    assert "--init-from" not in said
+
+
+def test_a_setting_that_a_program_does_not_take_is_no_flag() -> None:
+    @dataclass(frozen=True)
+    class Config:
+        run_dir: str = "runs/a"
+        seed: int = 0
+
+    weights = ("start from its weights:", Setting("init_from", "runs/a"))
+    accepted = ("to resume with this change:", Setting("accept_change", "loss"))
+    remedy = [Setting("run_dir", "runs/b"), weights, accepted, Setting("seed", 1)]
+    problem = sf.CheckpointError("settings-changed", problem="", remedy=remedy)
+    with pytest.raises(sf.CheckpointError) as error, whole_commands(["a.py:build"], Config()):
+        raise problem
+    another, changed, *others = error.value.remedies
+    assert another == Command("surefoot train a.py:build --run-dir runs/b")
+    assert changed[-1] == 'init_from="runs/a"'
+    assert others == [accepted, Setting("seed", 1)]
+
+
+def test_a_command_for_another_run_repeats_no_stop_of_the_first_session(tmp_path: Path) -> None:
+    command = ["surefoot", "train", "gpt", "--stop-after", "2 steps", "--seed", "1"]
+    environment = {"sessions": [{"command": command}]}
+    (tmp_path / "environment.json").write_text(json.dumps(environment))
+    assert _beginning(tmp_path, but=[]) == ["gpt", "--seed", "1"]

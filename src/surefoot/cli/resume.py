@@ -84,11 +84,13 @@ def resume(arguments: list[str]) -> None:
 
 
 def _beginning(run: Path, *, but: Sequence[str]) -> list[str]:
-    """Return the words behind `surefoot train` that began a run, without the flags in `but`."""
+    """Return the words behind `surefoot train` that began a run, without the flags in `but`, and
+    without the stop of its first session.
+    """
     try:
         command = read_sessions(run)[0]["command"]
     except (OSError, ValueError, LookupError):
         command = []
     if command[:2] != ["surefoot", "train"]:
         return ["..."]
-    return without(command[2:], [name for name, _ in by_flag(but) if name])
+    return without(command[2:], ["stop_after", *(name for name, _ in by_flag(but) if name)])

@@ -4,7 +4,7 @@ import atexit
 import dataclasses
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from surefoot.config.accepted_changes import change_names
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.distributed.environment import placed
-from surefoot.errors import Command, ConfigError, Setting, SurefootError
+from surefoot.errors import Command, ConfigError, Remedy, Setting, SurefootError
 from surefoot.program import Program, build_run
 from surefoot.tracking.commands import without_directory
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
@@ -72,23 +72,44 @@ def train(arguments: list[str]) -> None:
 @contextmanager
 def whole_commands(words: Sequence[str], config: Any) -> Iterator[None]:
     """Let an error that names a free directory name the whole command: `surefoot train` with
-    `words`, in that directory. A program without the setting sets it by itself.
+    `words`, in that directory. A setting of runs that the program does not take is named as its
+    code would have it.
     """
     try:
         yield
     except SurefootError as problem:
         others = without_directory(without(words, ["alert", "alert_test"]))
-        remedies = list(problem.remedies)
-        for index, remedy in enumerate(remedies):
-            if not isinstance(remedy, Setting) or remedy.name != "run_dir":
-                continue
-            if config is None or "run_dir" not in flatten(config):
-                remedies[index] = f"in the program: {remedy.as_keyword()}"
-            elif isinstance(remedy.value, str):
-                line = ["surefoot", "train", *others, "--run-dir", remedy.value]
-                remedies[index] = Command(shlex.join(line))
+        names = {field.name for field in dataclasses.fields(TrainSettings)}
+        if config is not None:
+            names -= flatten(config).keys()
+        remedies: list[Remedy] = []
+        for remedy in problem.remedies:
+            known = _in_program(remedy, names)
+            match known:
+                case Setting(name="run_dir", value=str(directory)):
+                    line = ["surefoot", "train", *others, "--run-dir", directory]
+                    remedies.append(Command(shlex.join(line)))
+                case _:
+                    remedies.append(known)
         problem.remedies = tuple(remedies)
         raise
+
+
+def _in_program(remedy: Remedy, names: Collection[str]) -> Remedy:
+    """Return a remedy with the settings in `names` as keywords, because they are no flags here."""
+    if isinstance(remedy, Setting) and remedy.name in names:
+        return f"in the program: {remedy.as_keyword()}"
+    if not isinstance(remedy, tuple):
+        return remedy
+    parts: list[str | Setting | Command] = []
+    for part in remedy:
+        if isinstance(part, Setting) and part.name in names:
+            parts.append(part.as_keyword())
+        else:
+            parts.append(part)
+    if tuple(parts) == remedy:
+        return remedy
+    return ("in the program,", *parts)
 
 
 def in_numbered_directory(config: Any) -> tuple[Any, Path | None]:

@@ -67,7 +67,7 @@ def header(parts: RunComponents, *, resumed: bool) -> str:
     run_dir = "not set, so nothing is saved" if directory is None else directory.shown
     lines.append(wrap(f"{'run_dir':<{_LABEL}}{run_dir}", indent=_LABEL))
     if directory is not None and directory.numbered is not None:
-        lines.append(f"{'resume':<{_LABEL}}{_resuming(directory)}")
+        lines.append(f"{'resume':<{_LABEL}}{_resuming(parts, directory)}")
     if directory is not None:
         lines.append(wrap(f"{'writes':<{_LABEL}}{', '.join(_written(parts))}", indent=_LABEL))
     for note in _notes(parts):
@@ -296,7 +296,7 @@ def standing(parts: RunComponents) -> str:
     if parts.directory is None or parts.saved_step is None:
         return "nothing was saved"
     how = "; resume" if parts.saved_step else ", so no training is saved; start again"
-    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {_resuming(parts.directory)}"
+    return f"the newest checkpoint is at step {parts.saved_step}{how} with: {_resuming(parts, parts.directory)}"
 
 
 def script_toml(described: Mapping[str, Any]) -> str:
@@ -370,7 +370,7 @@ def _next_commands(
 ) -> list[str]:
     path = shlex.quote(str(directory.shown))
     if not finished:
-        return [f"saved; resume with:  {_resuming(directory)}"]
+        return [f"saved; resume with:  {_resuming(parts, directory)}"]
     lines = []
     if parts.settings.report:
         lines.append(f"see {shlex.quote(str(directory.shown / 'report.html'))}")
@@ -384,8 +384,9 @@ def _next_commands(
     return lines
 
 
-def _resuming(directory: RunDirectory) -> str:
-    return resume_command(directory.shown, numbered=directory.numbered)
+def _resuming(parts: RunComponents, directory: RunDirectory) -> str:
+    stops = parts.settings.stop_after is not None
+    return resume_command(directory.shown, numbered=directory.numbered, stops=stops)
 
 
 def _optimizers(parts: RunComponents) -> str:

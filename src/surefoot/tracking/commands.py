@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from surefoot.tracking.run_reader import RunFiles, Session
@@ -15,21 +14,25 @@ _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py"}
 _SCRIPT = '# in the script that builds the run:\nprint(sf.load(run).evaluate(checkpoint="best"))'
 
 
-def resume_command(directory: Path, *, numbered: str | None = None) -> str:
+def resume_command(directory: Path, *, numbered: str | None = None, stops: bool = False) -> str:
     """Return the command that resumes a run, or a sentence if no command can restart the code of
     the run. `numbered` is the run_dir with {n} for which the same code would choose another number.
+    `stops`: this session has a `stop_after`, where the same code would stop again.
     """
     if by_command():
         return f"{typed(Path(sys.argv[0]))} resume {shlex.quote(str(directory))}"
-    words = sys.orig_argv[1:]  # sys.argv omits the interpreter's -m
+    words = without_flag(sys.orig_argv[1:], "stop_after")  # sys.argv omits the interpreter's -m
+    stops_in_code = stops and words == sys.orig_argv[1:]
+    remark = ", without stop_after" if stops_in_code else ""
     if numbered is not None:
         there = [word.replace(numbered, str(directory)) for word in words]
         if there == words:
-            return f'the same code, with run_dir="{directory}"'
+            return f'the same code, with run_dir="{directory}"{remark}'
         words = there
     elif Path(sys.argv[0]).name in _TYPED_IN:
-        return "the same code again"
-    return f"{typed(Path(sys.executable), 'python')} {shlex.join(words)}"
+        return f"the same code again{remark}"
+    command = f"{typed(Path(sys.executable), 'python')} {shlex.join(words)}"
+    return f"{command}  # without stop_after" if stops_in_code else command
 
 
 def replay_command(directory: Path, step: int) -> str:
@@ -86,24 +89,28 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     """Return the shell commands for a run by purpose, or {} if the first command of the run is
     unknown.
     """
-    first, last = (run.sessions[index] if run.sessions else Session() for index in (0, -1))
-    began = first.get("command")
-    if not began:
+    first = run.sessions[0] if run.sessions else Session()
+    last = run.sessions[-1] if run.sessions else Session()
+    if not first.get("command"):
         return {}
-    path, by_verb = shlex.quote(str(run.path)), began[0] == "surefoot" and not run.config.script
-    if by_verb:
-        go_on = f"surefoot resume {path}"
-    else:
-        go_on = _with_place(_continued(last.get("command") or began, last, run.path), last)
+    # a session's stop_after is no part of the run
+    began = without_flag(first["command"], "stop_after")
+    continued = without_flag(last.get("command") or began, "stop_after")
+    path = shlex.quote(str(run.path))
+    by_verb = began[0] == "surefoot" and not run.config.script
     again = began if "numbered" in first else _without_out(began)
-    texts = {
-        "Train it again": _with_place(_again(again), first),
-        "Continue from the newest checkpoint": "" if finished else go_on,
-        "Evaluate it again": f"surefoot evaluate {path} --checkpoint best"
-        if by_verb
-        else _SCRIPT * run.config.script,
-    }
-    return {what: lines for what, lines in texts.items() if lines}
+    texts = {"Train it again": _with_place(_again(again), first)}
+    if by_verb:
+        texts["Continue from the newest checkpoint"] = f"surefoot resume {path}"
+        texts["Evaluate it again"] = f"surefoot evaluate {path} --checkpoint best"
+    else:
+        go_on = _with_place(_continued(continued, last, run.path), last)
+        texts["Continue from the newest checkpoint"] = go_on
+    if run.config.script:
+        texts["Evaluate it again"] = _SCRIPT
+    if finished:
+        del texts["Continue from the newest checkpoint"]
+    return texts
 
 
 def _again(words: list[str]) -> str:
@@ -135,17 +142,25 @@ def _without_out(words: list[str]) -> list[str]:
 
 
 def without_directory(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without --run-dir and its value.
+    """Return the words of a command without --run-dir and its value."""
+    return without_flag(words, "run_dir")
 
-    >>> without_directory(["train", "gpt", "--run-dir", "runs/a", "--seed", "1", "--run-dir=b"])
-    ['train', 'gpt', '--seed', '1']
+
+def without_flag(words: Sequence[str], name: str) -> list[str]:
+    """Return the words of a command without a flag and its value.
+
+    >>> without_flag(["gpt", "--run-dir", "runs/a", "--seed", "1", "--run_dir=b"], "run_dir")
+    ['gpt', '--seed', '1']
     """
-    return [
-        word
-        for before, word in pairwise(["", *words])
-        if not re.fullmatch("--run[-_]dir", before)
-        and not re.fullmatch(r"--run[-_]dir(=.*)?", word)
-    ]
+    kept = []
+    is_value = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        is_flag = flag.startswith("--") and flag[2:].replace("-", "_") == name
+        if not is_flag and not is_value:
+            kept.append(word)
+        is_value = is_flag and not equals
+    return kept
 
 
 def _with_place(line: str, session: Session) -> str:
