@@ -91,8 +91,10 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    if device.type == "cpu" and (available := _available_bytes(Path("/proc/meminfo"))) is not None:
-        return min([available, *_left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))])
+    available = _available_bytes(Path("/proc/meminfo")) if device.type == "cpu" else None
+    if available is not None:
+        groups = _left_in_groups(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+        return min([available, *groups])
     raise ConfigError(
         "free-memory-unknown",
         problem=f"the free memory of {device} cannot be measured on this machine",
@@ -103,9 +105,8 @@ def free_bytes(device: torch.device) -> int:
 
 def _host_bytes() -> dict[str, int]:
     with suppress(OSError, IndexError, ValueError):  # only Linux has such a file
-        return {
-            "host_memory_bytes": int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        }
+        resident_pages = int(_STATM.read_bytes().split()[1])
+        return {"host_memory_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE")}
     try:
         import resource
     except ImportError:  # Windows has none
@@ -150,9 +151,7 @@ def parsed_bytes(text: str, *, setting: str) -> int:
     >>> parsed_bytes("8GB", setting="memory"), parsed_bytes("1.5 KiB", setting="memory")
     (8000000000, 1536)
     """
-    match = re.fullmatch(
-        r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", str(text), re.ASCII | re.IGNORECASE
-    )
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", str(text), re.ASCII)
     if match is None or match[2].upper() not in _UNITS or float(match[1]) == 0:
         raise ConfigError(
             "not-a-size-in-bytes",
@@ -165,9 +164,12 @@ def parsed_bytes(text: str, *, setting: str) -> int:
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages from the operator that returns them until they are freed."""
+
     def __init__(self, device: torch.device, measured: Peak) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device, self.measured = device, measured
+        self.device = device
+        self.measured = measured
         self.known: set[int] = set()  # addresses of all known storages
         self.now = 0
 
@@ -180,22 +182,21 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _know(self, nest: Any, *, are_new: bool) -> None:
         for tensor in tree_iter(nest):
-            if (
-                isinstance(tensor, Tensor)
-                and tensor.device.type == self.device.type
-                and tensor.layout == torch.strided
-            ):
-                storage = tensor.untyped_storage()
-                address = storage._cdata  # `data_ptr()` is 0 on the meta device
-                if address not in self.known:
-                    self.known.add(address)
-                    number = storage.nbytes() if are_new else 0
-                    self.now += number
-                    weakref.finalize(storage, self._freed, address, number).atexit = False
+            if not isinstance(tensor, Tensor) or tensor.device.type != self.device.type:
+                continue
+            if tensor.layout != torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            address = storage._cdata  # `data_ptr()` is 0 on the meta device
+            if address not in self.known:
+                self.known.add(address)
+                size = storage.nbytes() if are_new else 0
+                self.now += size
+                weakref.finalize(storage, self._forget, address, size).atexit = False
 
-    def _freed(self, address: int, number: int) -> None:
+    def _forget(self, address: int, size: int) -> None:
         self.known.discard(address)
-        self.now -= number
+        self.now -= size
 
 
 def _available_bytes(meminfo: Path) -> int | None:
@@ -204,26 +205,31 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 
 def _left_in_groups(root: Path, own: Path) -> list[int]:
-    free: list[int] = []
+    """Return the bytes that each control group around this process still allows, with version 1 or
+    2 of control groups. `own` is the file with the process's groups.
+    """
+    left: list[int] = []
     names = {
         "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         "": ("memory.max", "memory.current"),
     }
-    for _, controllers, path in (line.split(":", 2) for line in _text(own).splitlines()):
+    for line in _text(own).splitlines():
+        _, controllers, path = line.split(":", 2)
         if controllers not in names:
             continue
+        limit_name, used_name = names[controllers]
         top = root / controllers
         innermost = top / path.lstrip("/")
         for folder in [innermost, *innermost.parents]:
-            limit, used = (_number(folder / name) for name in names[controllers])
+            limit = _number(folder / limit_name)
+            used = _number(folder / used_name)
             if folder.is_relative_to(top) and limit is not None and used is not None:
-                cache = re.search(
-                    r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.MULTILINE
-                )
-                free.append(
-                    max(0, limit - used + (int(cache[1]) if cache else 0))
-                )  # file cache counts as free
-    return free
+                statistics = _text(folder / "memory.stat")
+                file_cache = re.search(r"^(?:total_)?inactive_file (\d+)", statistics, re.MULTILINE)
+                if file_cache is not None:  # it counts as free
+                    used -= int(file_cache[1])
+                left.append(max(0, limit - used))
+    return left
 
 
 def _number(file: Path) -> int | None:
@@ -247,13 +253,15 @@ def instruction_set() -> str:
     except AttributeError:  # torch 2.11 may lack it; drop when a later one is the minimum
         return "unknown"
     if has.get("architecture") != "x86_64":
-        return "arm_bf16" if has.get("bf16") else "none" if "bf16" in has else "unknown"
+        if "bf16" not in has:
+            return "unknown"
+        return "arm_bf16" if has["bf16"] else "none"
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()  # of the instructions that oneDNN uses
-    unlimited = limit in ("", "ALL", "DEFAULT")
-    if has.get("amx_bf16") and (unlimited or "AMX" in limit):
+    is_unlimited = limit in ("", "ALL", "DEFAULT")
+    if has.get("amx_bf16") and (is_unlimited or "AMX" in limit):
         return "amx_bf16"
-    allowed = unlimited or any(name in limit for name in ("AMX", "AVX10", "BF16", "FP16"))
-    return "avx512_bf16" if has.get("avx512_bf16") and allowed else "none"
+    allows_bf16 = is_unlimited or any(name in limit for name in ("AMX", "AVX10", "BF16", "FP16"))
+    return "avx512_bf16" if has.get("avx512_bf16") and allows_bf16 else "none"
 
 
 def equal_on_cpu(one: Tensor, other: Tensor) -> bool:
@@ -268,16 +276,14 @@ def equal_on_cpu(one: Tensor, other: Tensor) -> bool:
     """
     if not (one.is_cpu and other.is_cpu):
         raise RuntimeError(f"equal_on_cpu received tensors on {one.device} and {other.device}")
-    return (
-        one.nbytes == other.nbytes and _memcmp()(one.data_ptr(), other.data_ptr(), one.nbytes) == 0
-    )
+    if one.nbytes != other.nbytes:
+        return False
+    return _memcmp()(one.data_ptr(), other.data_ptr(), one.nbytes) == 0
 
 
 @cache
 def _memcmp() -> Callable[[int, int, int], int]:
     function = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcmp
-    function.argtypes, function.restype = (
-        [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t],
-        ctypes.c_int,
-    )
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    function.restype = ctypes.c_int
     return function

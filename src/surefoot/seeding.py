@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ import torch
 from surefoot.errors import ConfigError
 
 _MASK = (1 << 64) - 1
+# the first number of each generator after seed 0
 _AFTER_0 = {
     "python": random.Random(0).random(),
     "numpy": np.random.RandomState(0).random(),
     "torch": torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).item(),
-}  # the first number after seed 0
+}
 _HOLDERS: Counter[tuple[int, int]] = Counter()  # (process, thread) pairs that hold the generators
 _HOLDERS_LOCK = threading.Lock()
 
@@ -128,13 +129,10 @@ class LazySeeding:
                 torch.default_generator.manual_seed(0)
 
     def drawn(self) -> bool:
-        before, undrawn = (
-            self.undrawn,
-            [name for name in self.undrawn if _NUMBERS[name]() == _AFTER_0[name]],
-        )
-        if (
-            undrawn != before or _reads["seed"] != self.seed_reads
-        ):  # code that draws may also use `torch.initial_seed()`
+        before = self.undrawn
+        undrawn = [name for name in before if _NUMBERS[name]() == _AFTER_0[name]]
+        # code that draws may also use `torch.initial_seed()`
+        if undrawn != before or _reads["seed"] != self.seed_reads:
             self.undrawn = [name for name in undrawn if name != "torch"]
         return self.undrawn != before
 
@@ -150,26 +148,23 @@ class LazySeeding:
             "torch": seed_torch if has_devices else torch.default_generator.manual_seed,
         }
         drawn = [seed for name, seed in seed_fns.items() if name not in self.undrawn]
-        return (
-            None
-            if not drawn
-            else drawn[0]
-            if len(drawn) == 1
-            else lambda bits: [seed(bits) for seed in drawn]
-        )
+        if not drawn:
+            return None
+        if len(drawn) == 1:
+            return drawn[0]
+        return lambda bits: [seed(bits) for seed in drawn]
 
     def torch_seed_fns(self) -> list[Callable[[int], Any]]:
         """Return two functions that seed torch's generators differently, and the drawn generators
         alike.
         """
-        seed, seed_torch_alone = (
-            self.seed_fn() or seed_torch,
-            cast(Callable[[int], Any], seed_torch),
-        )
-        return [
-            partial(lambda n, bits: (seed(bits), seed_torch_alone(fold(bits, n))), change)
-            for change in (0, 1)
-        ]
+        seed = self.seed_fn() or seed_torch
+
+        def seed_both(change: int, bits: int) -> None:
+            seed(bits)
+            seed_torch(fold(bits, change))
+
+        return [partial(seed_both, 0), partial(seed_both, 1)]
 
 
 @contextmanager
@@ -177,18 +172,17 @@ def hold_generators() -> Iterator[None]:
     """Reserve the process's global generators for this thread. Raises `ConfigError` if another
     thread holds them.
     """
-    holder = (
-        os.getpid(),
-        threading.get_ident(),
-    )  # a forked worker inherits the table but has its own generators
+    # with the process, because a forked worker inherits the table but has its own generators
+    holder = (os.getpid(), threading.get_ident())
     with _HOLDERS_LOCK:
-        if any(process == holder[0] and thread != holder[1] for process, thread in _HOLDERS):
-            raise ConfigError(
-                "runs-in-two-threads",
-                problem="a run is open or being built in another thread of this process",
-                reason="both would use the same random generators, so neither could be reproduced",
-                remedy="run them one after the other, or each in its own process",
-            )
+        for process, thread in _HOLDERS:
+            if process == holder[0] and thread != holder[1]:
+                raise ConfigError(
+                    "runs-in-two-threads",
+                    problem="a run is open or being built in another thread of this process",
+                    reason="both would use the same random generators, so neither could be reproduced",
+                    remedy="run them one after the other, or each in its own process",
+                )
         _HOLDERS[holder] += 1
     try:
         yield
@@ -228,12 +222,12 @@ def global_generators() -> list[GlobalGenerator]:
         GlobalGenerator("numpy.random", np.random.get_state, np.random.set_state),
         GlobalGenerator("torch", torch.get_rng_state, torch.set_rng_state),
     ]
-    cuda, mps = torch.cuda, torch.mps
+    cuda = torch.cuda
     if cuda.is_initialized():  # type: ignore[no-untyped-call]
-        generators.append(
-            GlobalGenerator("torch.cuda", cuda.get_rng_state_all, cuda.set_rng_state_all)
-        )
+        all_devices = GlobalGenerator("torch.cuda", cuda.get_rng_state_all, cuda.set_rng_state_all)
+        generators.append(all_devices)
     if _mps():
+        mps = torch.mps
         generators.append(GlobalGenerator("torch.mps", mps.get_rng_state, mps.set_rng_state))
     return generators
 
