@@ -34,10 +34,8 @@ _NO_KEYWORDS = {
     "port",
     "traceback",
 }
-_NAMESPACES = {
-    "optimizer": "optim",
-    "schedule": "schedules",
-}  # --schedule.name cosine is sf.schedules.cosine(...)
+# --schedule.name cosine is sf.schedules.cosine(...)
+_NAMESPACES = {"optimizer": "optim", "schedule": "schedules"}
 _MOST_PROBLEMS = 16  # of several, in one message
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # terminal control characters
 _speech = {"flags": False}  # True: messages name command-line flags; False: keyword arguments
@@ -80,7 +78,8 @@ class Setting:
         if self.value is ABSENT:
             return flag
         values = self.value if isinstance(self.value, tuple | list) else (self.value,)
-        return " ".join([flag, *(shlex.quote(str(value)) for value in values)])
+        quoted = [shlex.quote(str(value)) for value in values]
+        return " ".join([flag, *quoted])
 
     def as_keyword(self) -> str:
         namespace, _, leaf = self.name.rpartition(".")
@@ -289,7 +288,8 @@ class RankLostError(SurefootError):
 @contextlib.contextmanager
 def speaking_in_flags() -> Iterator[None]:
     """Make messages inside the block name command-line flags instead of keyword arguments."""
-    before, _speech["flags"] = _speech["flags"], True
+    before = _speech["flags"]
+    _speech["flags"] = True
     try:
         yield
     finally:
@@ -301,16 +301,16 @@ def message(error: SurefootError) -> str:
 
     Settings are keywords, or flags inside `speaking_in_flags`.
     """
+    places = "".join(f"{place}: " for place in error.places)
     if error.problems:
         texts = [str(problem) for problem in error.problems[:_MOST_PROBLEMS]]
         more = len(error.problems) - len(texts)
         if more:
             texts.append(f"and {more} more problems")
-        return "".join(f"{place}: " for place in error.places) + "\n".join(texts)
-    place = "".join(f"{place}: " for place in error.places)
+        return places + "\n".join(texts)
     if error.problem is None:
-        return place + Exception.__str__(error)
-    lines = [place + error.problem]
+        return places + Exception.__str__(error)
+    lines = [places + error.problem]
     if error.reason is not None:
         lines.append(error.reason)
     to_try = []
@@ -333,8 +333,11 @@ def together(problems: Sequence[SurefootError]) -> SurefootError:
     """Return the only problem, or one `ConfigError` that stands for all of them."""
     if len(problems) == 1:
         return problems[0]
+    singles: list[SurefootError] = []
+    for problem in problems:
+        singles += _singles(problem)
     error = ConfigError("several-problems", problem="several settings are wrong")
-    error.problems = tuple(single for problem in problems for single in _singles(problem))
+    error.problems = tuple(singles)
     return error
 
 
@@ -419,6 +422,7 @@ def cut_frames(problem: BaseException) -> None:
 
 
 def _cut(problem: BaseException) -> TracebackType | None:
+    """Return the traceback of an error without surefoot's frames."""
     entries: list[TracebackType] = []
     entry = problem.__traceback__
     while entry is not None:
@@ -447,8 +451,10 @@ def _plain_value(value: Any) -> Any:
     """Return a value that can be pickled: anything else than plain values as its text."""
     if value is None or isinstance(value, bool | int | float | str | Path):
         return value
-    if isinstance(value, tuple | list):
-        return type(value)(map(_plain_value, value)) if type(value) in (tuple, list) else str(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain_value, value))
+    if isinstance(value, tuple | list):  # of a class of its own, such as a torch.Size
+        return str(value)
     if isinstance(value, dict):
         return {_plain_value(key): _plain_value(entry) for key, entry in value.items()}
     return repr(value)
@@ -491,10 +497,11 @@ def error_of_dict(
     >>> str(error_of_dict(error.to_dict())) == str(error), error_of_dict(error.to_dict()).fields
     (True, {'row': 3})
     """
-    kinds = (ConfigError, DataError, CheckpointError, DivergedError, RankLostError)
-    by_status = {each.exit_status: each for each in kinds}
     if kind is None:
-        kind = by_status.get(described["exit_status"], SurefootError)
+        kind = SurefootError
+        for subclass in (ConfigError, DataError, CheckpointError, DivergedError, RankLostError):
+            if subclass.exit_status == described["exit_status"]:
+                kind = subclass
     error = kind(described["message"])
     error.places = tuple(described.get("places", ()))
     error.problems = tuple(error_of_dict(problem) for problem in described.get("problems", ()))
@@ -551,7 +558,8 @@ def first_line(problem: BaseException) -> str:
     ... )
     ('too long', '')
     """
-    return (str(problem).splitlines() or [""])[0]
+    lines = str(problem).splitlines()
+    return lines[0] if lines else ""
 
 
 def visible(text: str) -> str:
@@ -565,10 +573,8 @@ def visible(text: str) -> str:
 
 def error_lines(problem: BaseException) -> str:
     """Return an exception's message with the prefix "error:" on each line that is not indented."""
-    return "\n".join(
-        line if line.startswith(" ") else f"error: {line}"
-        for line in str(problem).splitlines() or [""]
-    )
+    lines = str(problem).splitlines() or [""]
+    return "\n".join(line if line.startswith(" ") else f"error: {line}" for line in lines)
 
 
 def error_as_json(problem: BaseException) -> dict[str, Any]:
@@ -591,7 +597,9 @@ def behind(problem: BaseException) -> BaseException | None:
     """Return the cause of an exception, or its context if Python would print the context. Returns
     None if both are absent.
     """
-    return problem.__cause__ or (None if problem.__suppress_context__ else problem.__context__)
+    if problem.__cause__ is not None or problem.__suppress_context__:
+        return problem.__cause__
+    return problem.__context__
 
 
 def comes_of_user(problem: BaseException) -> bool:
@@ -600,25 +608,25 @@ def comes_of_user(problem: BaseException) -> bool:
     """
     if isinstance(problem, RankLostError):
         return False
-    own = (
-        problem.of_user
-        if isinstance(problem, SurefootError)
-        else line_of_user(problem.__traceback__) != ""
-    )
-    before = behind(problem)
-    return own or (before is not None and comes_of_user(before))
+    if isinstance(problem, SurefootError):
+        is_of_user = problem.of_user
+    else:
+        is_of_user = line_of_user(problem.__traceback__) != ""
+    if is_of_user:
+        return True
+    cause = behind(problem)
+    return cause is not None and comes_of_user(cause)
 
 
 def line_of_user(trace: TracebackType | None) -> str:
     """Return the file and line of the innermost user frame, to append to a message. Returns ""
     without a user frame.
     """
-    lines = [
-        (frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(trace)
-        if _is_users(frame)
-    ]
-    return f"\n  {lines[-1][0]}, line {lines[-1][1]}" if lines else ""
+    place = ""
+    for frame, line in traceback.walk_tb(trace):
+        if _is_users(frame):
+            place = f"\n  {frame.f_code.co_filename}, line {line}"
+    return place
 
 
 def print_uncaught(problem: BaseException, trace: TracebackType | None, others: Hook) -> None:
@@ -672,6 +680,8 @@ def name_rank(problem: Exception, rank: int | str) -> None:
 
 
 class _Refusals:
+    """The hook that prints a refusal without its traceback; `others` is the hook before it."""
+
     def __init__(self, others: Hook) -> None:
         self.others = others
 
@@ -679,23 +689,22 @@ class _Refusals:
         self, _kind: type[BaseException], problem: BaseException, trace: TracebackType | None
     ) -> None:
         is_asked_first = sys.excepthook is self  # the hook of ranks knows who speaks
-        if is_asked_first and isinstance(problem, SurefootError) and self._is_in_charge():
+        is_in_charge = self.others.__module__ in _HOOKS
+        if is_asked_first and is_in_charge and isinstance(problem, SurefootError):
             wait_for_first_rank(problem)
         print_uncaught(problem, trace, self.others)
         if is_refusal(problem, self.others):
             leave_script(problem)
 
-    def _is_in_charge(self) -> bool:
-        return self.others.__module__ in _HOOKS
-
 
 def passed_others(problem: BaseException) -> bool:
     """Return True if a traceback contains code outside surefoot, torch and the standard library."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
-        package = re.search(
-            r"(?:site|dist)-packages/(\w+)", Path(frame.f_code.co_filename).as_posix()
-        )
-        if _is_users(frame) if package is None else package[1] not in ("surefoot", "torch"):
+        path = Path(frame.f_code.co_filename).as_posix()
+        package = re.search(r"(?:site|dist)-packages/(\w+)", path)
+        if package is not None and package[1] not in ("surefoot", "torch"):
+            return True
+        if package is None and _is_users(frame):
             return True
     return False
 
@@ -703,15 +712,15 @@ def passed_others(problem: BaseException) -> bool:
 def _is_users(frame: FrameType) -> bool:
     path = Path(frame.f_code.co_filename)
     # `python -c` has no file; `Path.is_file` raises in a directory that cannot be looked into
-    is_file = os.path.isfile(path)
-    return (is_file or frame.f_globals.get("__name__") == "__main__") and is_own(path)
+    is_code = os.path.isfile(path) or frame.f_globals.get("__name__") == "__main__"
+    return is_code and is_own(path)
 
 
 def is_own(path: Path) -> bool:
     """Return True for a file of the user, False for a file of the standard library, an installed
     package or surefoot.
     """
-    others = (Path(__file__).parent, Path(traceback.__file__).parent)
-    return {"site-packages", "dist-packages"}.isdisjoint(path.parts) and not any(
-        map(path.is_relative_to, others)
-    )
+    if "site-packages" in path.parts or "dist-packages" in path.parts:
+        return False
+    standard_library = Path(traceback.__file__).parent
+    return not path.is_relative_to(_PACKAGE) and not path.is_relative_to(standard_library)

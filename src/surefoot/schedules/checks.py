@@ -148,10 +148,10 @@ def in_a_run(shape: str, explicit: Settings, length: Length) -> Fall:
             value=written["cycle"],
         )
     if any(later <= earlier for earlier, later in pairwise((warmup, *drops, steps))):
-        texts = map(as_text, drops, written["milestones"])
+        milestones = ", ".join(map(as_text, drops, written["milestones"]))
         raise ConfigError(
             "schedule-milestones-out-of-order",
-            problem=f"schedule.milestones = {', '.join(texts)} in a run of {steps} steps"
+            problem=f"schedule.milestones = {milestones} in a run of {steps} steps"
             f" with a warm-up of {warmup}",
             reason="each must be later than the previous one, after warm-up and before the end",
             remedy=Setting("schedule.milestones", ("50%", "75%")),
