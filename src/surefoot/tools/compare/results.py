@@ -5,7 +5,7 @@ meaning.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from statistics import fmean
 from typing import Any
 
@@ -69,32 +69,36 @@ def compared(
             problem=f"the runs are ranked by different scores: {listed}",
             remedy=Setting("metric", "min SPLIT/METRIC"),
         )
-    watch = next(iter(watches), None)
-    direction, score = watch or ("min", None)
-    names = dict.fromkeys(run.variant.group for run in runs)
-    groups = {name: [run for run in runs if run.variant.group == name] for name in names}
-    rows = {
-        name: _row(name, groups[name], label)
-        for name, label in group_labels([run.variant for run in runs]).items()
-    }
-    first = next((row for row in rows.values() if row.best is not None), None)
-    notes = (
-        []
-        if first is None
-        else [_of_target(target, first, is_first=first is next(iter(rows.values())))]
-    )
-    target = first.best if target is None and first is not None else target
+    direction: Direction = "min"
+    score = None
+    if watches:
+        direction, score = watches.pop()
+    sign = 1 if direction == "min" else -1
+    labels = group_labels([run.variant for run in runs])
+    groups: dict[str, list[Compared]] = {name: [] for name in labels}
+    for run in runs:
+        groups[run.variant.group].append(run)
+    rows = {name: _row(name, groups[name], label) for name, label in labels.items()}
+    scored = [row for row in rows.values() if row.best is not None]
+    notes = []
+    if scored:
+        first = scored[0]
+        has_others = first is not next(iter(rows.values()))
+        notes.append(_of_target(target, first, has_others=has_others))
+        target = first.best if target is None else target
     if target is not None:
         rows = {name: _timed(row, groups[name], target) for name, row in rows.items()}
-    sign = 1 if direction == "min" else -1
     ranked = sorted(rows.values(), key=lambda row: (row.best is None, sign * (row.best or 0.0)))
-    if first is not None:
+    if scored:
         refuse_baseline(baseline, {row.name: row.label for row in ranked})
-        named = {row.label: row for row in ranked} | rows | {"best": ranked[0], "first": first}
-        rows, more = _with_differences(
-            rows, groups, named[baseline], sign=sign, chosen=baseline == "best"
+        standards = {row.label: row.name for row in ranked}
+        standards |= {name: name for name in rows}
+        standards |= {"best": ranked[0].name, "first": scored[0].name}
+        is_best = baseline == "best"
+        rows, of_differences = _with_differences(
+            rows, groups, standards[baseline], sign=sign, chosen=is_best
         )
-        notes += more
+        notes += of_differences
     notes += _of_what_is_shared(runs)
     return Comparison(
         score, direction, target, [rows[row.name] for row in ranked], notes, runs, settled or {}
@@ -102,84 +106,109 @@ def compared(
 
 
 def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
+    finished = [run for run in runs if run.status == "finished"]
     unlike = [run for run in runs if run.status != "finished"]
-    counted = [
-        run for run in runs if run.status == "finished"
-    ] or runs  # unfinished runs would bias the mean
-    best = [point for run in counted if (point := run.trained.best) is not None]
-    some = f"{len(unlike)} of {len(runs)} " if len(runs) > 1 else ""
-    status = (
-        f"{some}{unlike[0].status} at step {unlike[0].trained.last_step}" if unlike else "finished"
-    )
-    best_score, best_error = mean_and_error([score for _, score in best])
-    final_score, final_error = mean_and_error([run.trained.final for run in counted])
+    status = "finished"
+    said = ""
+    if unlike:
+        status = f"{unlike[0].status} at step {unlike[0].trained.last_step}"
+        said = unlike[0].said
+        if len(runs) > 1:
+            status = f"{len(unlike)} of {len(runs)} {status}"
+    counted = finished or runs  # unfinished runs would bias the mean
+    best_steps = []
+    best_scores = []
+    for run in counted:
+        if run.trained.best is not None:
+            step, score = run.trained.best
+            best_steps.append(step)
+            best_scores.append(score)
+    best, best_error = mean_and_error(best_scores)
+    best_step, _ = mean_and_error(best_steps)
+    final, final_error = mean_and_error([run.trained.final for run in counted])
+    training_s, _ = mean_and_error([run.trained.training_s for run in counted if run.trained.times])
+    targets_per_s, _ = mean_and_error([run.trained.targets_per_s for run in counted])
     return Row(
         name=name,
         varied=runs[0].variant.varied,
         status=status,
-        said=unlike[0].said if unlike else "",
+        said=said,
         repeats=len(runs),
         label=label,
-        best=best_score,
+        best=best,
         best_error=best_error,
-        best_step=mean_and_error([step for step, _ in best])[0],
-        final=final_score,
+        best_step=best_step,
+        final=final,
         final_error=final_error,
-        training_s=mean_and_error([run.trained.training_s for run in counted if run.trained.times])[
-            0
-        ],
-        targets_per_s=mean_and_error([run.trained.targets_per_s for run in counted])[0],
+        training_s=training_s,
+        targets_per_s=targets_per_s,
     )
 
 
 def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
-    times = [arrival for run in runs if (arrival := run.trained.reached(target)) is not None]
-    if not times or len(times) < len(runs):
-        return replace(row, reached=len(times))
-    steps, seconds = (mean_and_error(values)[0] for values in zip(*times, strict=True))
-    return replace(row, reached=len(times), target_step=steps, target_s=seconds)
+    """Return a row with how many of its runs reached the target and, if all did, when."""
+    steps = []
+    seconds = []
+    for run in runs:
+        arrival = run.trained.reached(target)
+        if arrival is not None:
+            step, training_s = arrival
+            steps.append(step)
+            seconds.append(training_s)
+    if not steps or len(steps) < len(runs):
+        return replace(row, reached=len(steps))
+    target_step, _ = mean_and_error(steps)
+    target_s, _ = mean_and_error(seconds)
+    return replace(row, reached=len(steps), target_step=target_step, target_s=target_s)
 
 
 def _with_differences(
-    rows: dict[str, Row],
+    rows: Mapping[str, Row],
     groups: Mapping[str, Sequence[Compared]],
-    standard: Row,
+    standard: str,
     *,
     sign: int,
     chosen: bool,
 ) -> tuple[dict[str, Row], list[str]]:
-    # a baseline chosen as the best (`chosen`) needs a correction for all pairs
-    finished = {name: list(filter(_is_finished, groups[name])) for name in rows}
-    pairs = [
-        pair
-        for pair in combinations([name for name in rows if finished[name]], 2)
-        if chosen or standard.name in pair
-    ]
-    measured = [_measured(finished[one], finished[other], rows) for one, other in pairs]
-    p_values = holm([each.p_value for each in measured])
+    """Return the rows with their differences from the one named `standard`, and notes on them.
+
+    A standard that was `chosen` as the best needs a correction for all pairs.
+    """
+    finished = {name: [run for run in groups[name] if _is_finished(run)] for name in rows}
+    measured: dict[tuple[str, str], _Measured] = {}
+    for one, other in combinations([name for name in rows if finished[name]], 2):
+        if chosen or standard in (one, other):
+            measured[one, other] = _measured(finished[one], finished[other], rows)
+    corrected = holm([pair.p_value for pair in measured.values()])
     done = dict(rows)
-    for (one, other), each, p in zip(pairs, measured, p_values, strict=True):
-        if standard.name not in (one, other):
+    of_standard = []
+    for ((one, other), pair), p in zip(measured.items(), corrected, strict=True):
+        if standard not in (one, other):
             continue
-        name = other if one == standard.name else one
-        difference = each.difference
-        if difference is not None and one == standard.name:
-            difference = replace(difference, mean=0.0 - difference.mean)  # 0, not -0
-        verdict = _verdict(difference, p, sign) if each.is_tested else ONE_SEED
-        if rows[name].best == standard.best:
-            verdict = "tie"
-        if _have_equal_bits(finished[name], finished[standard.name]):
+        of_standard.append(pair)
+        difference = pair.difference
+        name = one
+        if one == standard:
+            name = other
+            if difference is not None:
+                difference = replace(difference, mean=0.0 - difference.mean)  # 0, not -0
+        if _have_equal_bits(finished[name], finished[standard]):
             verdict = EQUAL_BITS
-        known = None if math.isnan(p) else p
-        done[name] = replace(rows[name], difference=difference, p=known, verdict=verdict)
-    own = "best" if chosen else "baseline"
-    if chosen and any(row.verdict in TIES for row in done.values()):
-        own = "tie"
-    done[standard.name] = replace(rows[standard.name], verdict=own)
+        elif rows[name].best == rows[standard].best:
+            verdict = "tie"
+        else:
+            verdict = _verdict(difference, p, sign) if pair.is_tested else ONE_SEED
+        known_p = None if math.isnan(p) else p
+        done[name] = replace(rows[name], difference=difference, p=known_p, verdict=verdict)
+    verdict = "baseline"
+    if chosen:
+        has_tie = any(row.verdict in TIES for row in done.values())
+        verdict = "tie" if has_tie else "best"
+    done[standard] = replace(rows[standard], verdict=verdict)
     notes = _of_differences(
-        [each for pair, each in zip(pairs, measured, strict=True) if standard.name in pair],
+        of_standard,
         counts=_counts_of_all(finished),
-        comparisons=sum(not math.isnan(p) for p in p_values),
+        comparisons=sum(not math.isnan(p) for p in corrected),
         chosen=chosen,
     )
     uneven = [row.label for row in rows.values() if row.repeats > 1 and row.status != "finished"]
@@ -212,28 +241,30 @@ class _Measured:
 def _measured(
     first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, Row]
 ) -> _Measured:
-    of_split = None
-    why = ""
-    split = _over_split(first, second, rows)
-    if isinstance(split, str):
-        why = split
+    over_split = _over_split(first, second, rows)
+    if isinstance(over_split, str):
+        why = over_split
+        of_split = None
     else:
-        of_split = split
+        why = ""
+        of_split = over_split
     if min(len(first), len(second)) < 2:
         return _Measured(of_split, is_tested=False, why=why)
     scores = _scores_by_seed(first)
     others = _scores_by_seed(second)
     shared = [seed for seed in scores if seed in others]
-    if len(shared) < _FEWEST_PAIRS:
-        seeds = unpaired_difference(list(scores.values()), list(others.values()))
-    else:
-        seeds = paired_difference(
+    paired = len(shared) >= _FEWEST_PAIRS
+    if paired:
+        difference = paired_difference(
             [scores[seed] for seed in shared],
             [others[seed] for seed in shared],
             counts=[1.0] * len(shared),
         )
-    difference = seeds if of_split is None else with_split(seeds, of_split)
-    return _Measured(difference, is_tested=True, why=why, paired=len(shared) >= _FEWEST_PAIRS)
+    else:
+        difference = unpaired_difference(list(scores.values()), list(others.values()))
+    if of_split is not None:
+        difference = with_split(difference, of_split)
+    return _Measured(difference, is_tested=True, why=why, paired=paired)
 
 
 def _is_finished(run: Compared) -> bool:
@@ -260,38 +291,48 @@ def _over_split(
     why there is none.
     """
     for run in [*first, *second]:
-        if (run.batches or {}).get("best") is None:
-            why = (
-                "has no checkpoint of its best step" if run.batches else "has no metrics per batch"
-            )
-            return str((run.batches or {}).get("why", f"{rows[run.variant.group].label} {why}"))
-    evaluated = [run.batches or {} for run in [*first, *second]]
-    split, counts, best = (evaluated[0][name] for name in ("split", "counts", "best"))
-    kind = "means" if "means" in best else "resampled"
-    for each in evaluated:
-        if each["split"] != split or each["counts"] != counts or kind not in each["best"]:
+        batches = run.batches or {}
+        if batches.get("best") is None and "why" in batches:
+            return str(batches["why"])
+        if batches.get("best") is None:
+            label = rows[run.variant.group].label
+            if batches:
+                return f"{label} has no checkpoint of its best step"
+            return f"{label} has no metrics per batch"
+    evaluations = [run.batches or {} for run in [*first, *second]]
+    split = evaluations[0]["split"]
+    counts = evaluations[0]["counts"]
+    kind = "means" if "means" in evaluations[0]["best"] else "resampled"
+    for evaluation in evaluations:
+        is_same = evaluation["split"] == split and evaluation["counts"] == counts
+        if not is_same or kind not in evaluation["best"]:
             return "the variants are not evaluated on the same batches"
     if len(counts) < 2:
         return "the split is too small to be cut into batches"
-    values = np.array([each["best"][kind] for each in evaluated])
+    values = np.array([evaluation["best"][kind] for evaluation in evaluations])
     if not np.isfinite(values).all():
         return "the scores of some batches are not finite"
-    ours, theirs = values[: len(first)].mean(axis=0), values[len(first) :].mean(axis=0)
+    of_first = values[: len(first)].mean(axis=0)
+    of_second = values[len(first) :].mean(axis=0)
     if kind == "means":
-        return paired_difference(ours.tolist(), theirs.tolist(), counts=counts)
+        return paired_difference(of_first.tolist(), of_second.tolist(), counts=counts)
     mean = fmean(map(_best_score, first)) - fmean(map(_best_score, second))
-    error = float(np.std(ours - theirs, ddof=1))
+    error = float(np.std(of_first - of_second, ddof=1))
     return Difference(mean, error, len(counts), len(counts) - 1)
 
 
 def _have_equal_bits(runs: Sequence[Compared], others: Sequence[Compared]) -> bool:
     """Return True if the runs of two variants computed the same, seed by seed."""
-    in_order = [sorted(each, key=lambda run: str(_seed(run))) for each in (runs, others)]
-    if len(runs) > 1 and [*map(_seed, in_order[0])] != [*map(_seed, in_order[1])]:
+    if len(runs) != len(others):
         return False
-    return len(runs) == len(others) and all(
-        same_bits(run.trained, other.trained) for run, other in zip(*in_order, strict=True)
-    )
+    runs = sorted(runs, key=lambda run: str(_seed(run)))
+    others = sorted(others, key=lambda run: str(_seed(run)))
+    for run, other in zip(runs, others, strict=True):
+        if len(runs) > 1 and _seed(run) != _seed(other):
+            return False
+        if not same_bits(run.trained, other.trained):
+            return False
+    return True
 
 
 def _verdict(difference: Difference | None, p: float, sign: int) -> str:
@@ -302,70 +343,85 @@ def _verdict(difference: Difference | None, p: float, sign: int) -> str:
     return "worse" if sign * difference.mean > 0 else "better"
 
 
-def _of_target(target: float | None, first: Row, *, is_first: bool) -> str:
+def _of_target(target: float | None, first: Row, *, has_others: bool) -> str:
+    """Say the target, which is the best score of the `first` variant with a score by default."""
     if target is not None:
-        return f"target: {as_typed(target)}, as specified; reached at the first evaluation that is at least as good"
-    assert first.best is not None
-    which = f"{first.label}, the first variant{'' if is_first else ' with a metric'}"
-    return f"target: {first.best:.5g}, the best metric of {which}; reached at the first evaluation that is at least as good"
+        what = f"{as_typed(target)}, as specified"
+    else:
+        which = "the first variant with a metric" if has_others else "the first variant"
+        what = f"{first.best:.5g}, the best metric of {first.label}, {which}"
+    return f"target: {what}; reached at the first evaluation that is at least as good"
 
 
 def _of_differences(
     measured: Sequence[_Measured], *, counts: Sequence[float], comparisons: int, chosen: bool
 ) -> list[str]:
     notes = []
-    untested = {
-        each.difference.pairs for each in measured if not each.is_tested and each.difference
-    }
+    tested = [pair.difference for pair in measured if pair.is_tested and pair.difference]
+    untested = [pair.difference for pair in measured if not pair.is_tested and pair.difference]
     if untested:
-        batches = " to ".join(map(str, sorted(untested)))
+        batches = _numbers_of_pairs(untested)
         notes.append(
             f"difference: best weights, paired over {batches} {_kind_of_pairs(counts)};"
             " the standard error covers the evaluation data only"
         )
-    tested = [each for each in measured if each.is_tested and each.difference is not None]
     if tested:
-        seeds = sorted({each.difference.pairs for each in tested if each.difference})
-        pairs = "paired by seed" if all(each.paired for each in tested) else "not paired"
-        covers = "seeds" if any(each.why for each in tested) else "seeds and evaluation data"
+        seeds = _numbers_of_pairs(tested)
+        is_paired = all(pair.paired for pair in measured if pair.is_tested)
+        covers_data = not any(pair.why for pair in measured if pair.is_tested)
         notes.append(
-            f"difference: best scores of {' to '.join(map(str, seeds))} seeds, {pairs};"
-            f" the standard error covers {covers}"
+            f"difference: best scores of {seeds} seeds, {'paired by seed' if is_paired else 'not paired'};"
+            f" the standard error covers {'seeds and evaluation data' if covers_data else 'seeds'}"
         )
-        why = " (all pairs, because the best is chosen from the same metrics)"
-        of_all = why if chosen and comparisons > 1 else ""
-        notes.append(
+        correction = (
             f"{INSIDE_NOISE}: not significant in a t test at {LEVEL:.0%}, with Holm's correction for"
-            f" {counted(comparisons, 'comparison')}{of_all}"
+            f" {counted(comparisons, 'comparison')}"
         )
-    if not all(each.is_tested for each in measured):
+        if chosen and comparisons > 1:
+            correction += " (all pairs, because the best is chosen from the same metrics)"
+        notes.append(correction)
+    if not all(pair.is_tested for pair in measured):
         notes.append(
             f"{ONE_SEED}: another seed may change a score by more than this; compare several seeds"
         )
-    for each in measured:
-        kind = "the standard error covers seeds only" if each.is_tested else "no paired difference"
-        note = f"{kind}: {each.why}"
-        if each.why and note not in notes:
+    for pair in measured:
+        if not pair.why:
+            continue
+        if pair.is_tested:
+            note = f"the standard error covers seeds only: {pair.why}"
+        else:
+            note = f"no paired difference: {pair.why}"
+        if note not in notes:
             notes.append(note)
     return notes
 
 
+def _numbers_of_pairs(differences: Sequence[Difference]) -> str:
+    numbers = sorted({difference.pairs for difference in differences})
+    return " to ".join(str(number) for number in numbers)
+
+
 def _counts_of_all(groups: Mapping[str, Sequence[Compared]]) -> list[float]:
     """Return the targets of each evaluation batch if all runs have the same batches, else []."""
-    batches = [run.batches for runs in groups.values() for run in runs if run.batches is not None]
-    known = [each["counts"] for each in batches if "counts" in each]
-    return known[0] if known and all(each == known[0] for each in known) else []
+    known: list[list[float]] = []
+    for run in chain.from_iterable(groups.values()):
+        if run.batches is not None and "counts" in run.batches:
+            known.append(run.batches["counts"])
+    if not known or any(counts != known[0] for counts in known):
+        return []
+    return known[0]
 
 
 def _kind_of_pairs(counts: Sequence[float]) -> str:
     """Name what was evaluated in each pair: a held-out sample, or a batch of so many targets."""
     if not counts:
         return "shared evaluation batches"
-    min_count, max_count = int(min(counts)), int(max(counts))
-    if max_count == 1:
+    fewest = int(min(counts))
+    most = int(max(counts))
+    if most == 1:
         return "held-out samples"
-    each = f"{min_count:,}" if min_count == max_count else f"{min_count:,} to {max_count:,}"
-    return f"shared evaluation batches of {each} targets, {int(sum(counts)):,} in all"
+    size = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    return f"shared evaluation batches of {size} targets, {int(sum(counts)):,} in all"
 
 
 def _models_that_differ(runs: Sequence[Compared]) -> list[str]:
@@ -381,36 +437,43 @@ def _models_that_differ(runs: Sequence[Compared]) -> list[str]:
 
 
 def _of_what_is_shared(runs: Sequence[Compared]) -> list[str]:
-    unknown = [
-        f"unknown: the initial weights and sample order of {run.variant.name}, whose checkpoint at step 0 is missing"
-        for run in runs
-        if run.trained.order is None and run.trained.scores
-    ]
-    repeated = len({run.variant.group for run in runs}) < len(runs)
-    orders = [
-        (run.trained.order.get("seed") if repeated else None, run.trained.order)
-        for run in runs
-        if run.trained.order is not None
-    ]
-    unknown = [*_models_that_differ(runs), *unknown]
-    if len({seed for seed, _ in orders}) == len(orders):
+    """Return a line for each thing that all runs with the same seed share, or do not."""
+    unknown = _models_that_differ(runs)
+    orders = []  # by seed if there are repeats
+    is_repeated = len({run.variant.group for run in runs}) < len(runs)
+    for run in runs:
+        order = run.trained.order
+        if order is not None:
+            orders.append((order.get("seed") if is_repeated else None, order))
+        elif run.trained.scores:
+            unknown.append(
+                f"unknown: the initial weights and sample order of {run.variant.name}, whose checkpoint at step 0 is missing"
+            )
+    seeds = {seed for seed, _ in orders}
+    if len(seeds) == len(orders):
         return unknown
 
     def differs(name: str) -> bool:
-        return len({(seed, repr(order.get(name))) for seed, order in orders}) > len(
-            {seed for seed, _ in orders}
-        )
+        """Return True if two runs with the same seed differ in a part of their beginning."""
+        return len({(seed, repr(order.get(name))) for seed, order in orders}) > len(seeds)
 
-    weights = not differs("weights")
+    lines = []
+    if differs("precision"):
+        lines.append("not shared: the precision")
+    lines += unknown
+    by_seed = ", seed by seed" if is_repeated else ""
+    has_other_weights = differs("weights")
     other = [name for name in ("seed", "batch_size", "data") if differs(name)]
-    rounded = ["not shared: the precision"] if differs("precision") else []
-    seeds = ", seed by seed" if repeated else ""
-    if weights and not other:
-        return [f"shared: the initial weights and the sample order{seeds}", *rounded, *unknown]
-    lines = [*rounded, *unknown, *([] if weights else [f"not shared: the initial weights{seeds}"])]
+    if not has_other_weights and not other:
+        return [f"shared: the initial weights and the sample order{by_seed}", *lines]
+    if has_other_weights:
+        lines.append(f"not shared: the initial weights{by_seed}")
     if other:
         lines.append(
-            f"not shared: the sample order{seeds}, because of different {', '.join(other)}"
+            f"not shared: the sample order{by_seed}, because of different {', '.join(other)}"
         )
-    shared = ["the sample order"] * (not other) + ["the initial weights"] * weights
-    return [*lines, *(f"shared: {what}{seeds}" for what in shared)]
+    else:
+        lines.append(f"shared: the sample order{by_seed}")
+    if not has_other_weights:
+        lines.append(f"shared: the initial weights{by_seed}")
+    return lines
