@@ -27,160 +27,157 @@ _ALIKE = 4  # maximum number of named variants that tie, or are as good as the b
 def text(comparison: Comparison) -> str:
     """Return a comparison as a table for the terminal."""
     cells = _cells(comparison)
-    return visible(
-        "\n".join(
-            [
-                _title(comparison),
-                *text_table(cells, left=(0, len(cells[0]) - 1)),
-                *_below(comparison),
-            ]
-        )
-    )
+    table = text_table(cells, left=(0, len(cells[0]) - 1))
+    return visible("\n".join([_title(comparison), *table, *_below(comparison)]))
 
 
 def markdown(comparison: Comparison) -> str:
     """Return a comparison as a table in Markdown."""
-    head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in _cells(comparison)]
-    table = [
-        f"| {' | '.join(line)} |"
-        for line in (head, ["---", *["---:"] * (len(head) - 2), "---"], *rows)
-    ]
-    return (
-        "\n".join(
-            [_title(comparison), "", *table, "", *(f"* {note}" for note in _below(comparison))]
-        )
-        + "\n"
-    )
+    head, *rows = _cells(comparison)
+    rule = ["---", *["---:"] * (len(head) - 2), "---"]
+    lines = [_title(comparison), ""]
+    for row in (head, rule, *rows):
+        escaped = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(escaped)} |")
+    lines.append("")
+    lines += [f"* {note}" for note in _below(comparison)]
+    return "\n".join(lines) + "\n"
 
 
 def tsv(comparison: Comparison) -> str:
     """Format all values with full precision as tab-separated values, one line per group of
     repeats.
     """
-    settings = sorted({name for row in comparison.rows for name in row.varied})
-    rows = [
-        {**{name: row.varied.get(name) for name in settings}, **_values(row)}
-        for row in comparison.rows
-    ]
-    lines = [
-        ["" if value is None else in_line(as_typed(value)) for value in row.values()]
-        for row in rows
-    ]
-    return "".join("\t".join(line) + "\n" for line in [*map(list, rows[:1]), *lines])
+    settings: set[str] = set()
+    for row in comparison.rows:
+        settings.update(row.varied)
+    lines: list[list[str]] = []
+    for row in comparison.rows:
+        values = {name: row.varied.get(name) for name in sorted(settings)} | _values(row)
+        if not lines:
+            lines.append(list(values))
+        lines.append([_in_cell(value) for value in values.values()])
+    return "".join("\t".join(line) + "\n" for line in lines)
+
+
+def _in_cell(value: Any) -> str:
+    return "" if value is None else in_line(as_typed(value))
 
 
 def as_json(comparison: Comparison) -> str:
     """Format the comparison as JSON, with each run of every variant; NaN becomes null."""
-    runs = [
-        {
-            "name": run.variant.name,
-            "variant": run.variant.group,
-            "settings": dict(run.variant.settings),
-            "status": run.status,
-            "said": run.said,
-            **dict(zip(("best_step", "best"), run.trained.best or (None, None), strict=True)),
-            **{
-                name: getattr(run.trained, name)
-                for name in ("final", "training_s", "targets_per_s", "scores")
-            },
-        }
-        for run in comparison.runs
-    ]
     document = {
         "score": comparison.score,
         "direction": comparison.direction,
         "target": comparison.target,
         "variants": [{"settings": dict(row.varied), **_values(row)} for row in comparison.rows],
-        "runs": runs,
+        "runs": [_run_values(run) for run in comparison.runs],
         "notes": list(comparison.notes),
     }
     finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
     return json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def _run_values(run: Compared) -> dict[str, Any]:
+    trained = run.trained
+    best_step, best = trained.best or (None, None)
+    return {
+        "name": run.variant.name,
+        "variant": run.variant.group,
+        "settings": dict(run.variant.settings),
+        "status": run.status,
+        "said": run.said,
+        "best_step": best_step,
+        "best": best,
+        "final": trained.final,
+        "training_s": trained.training_s,
+        "targets_per_s": trained.targets_per_s,
+        "scores": trained.scores,
+    }
+
+
 def _best_settings(comparison: Comparison) -> list[str]:
-    best = comparison.rows[0] if comparison.rows else None
-    if best is None or best.best is None:
+    """Return a line with the settings of the best variant and how certain that is, or nothing."""
+    if not comparison.rows or comparison.rows[0].best is None:
         return []
+    best = comparison.rows[0]
     equal = [row for row in comparison.rows if row.best == best.best]
     if len(equal) > 1:
         labels = _some([row.label for row in equal])
         return [f"tie: {labels} have the same {comparison.score}, so none of them is the best"]
     if not best.varied:
         return []
-    fixed = {
-        name: value
-        for name, value in comparison.settled.items()
-        if best.varied.get(name) in (None, "auto")
-    }
-    notes = []
+    settings = dict(best.varied)
+    for name, value in comparison.settled.items():
+        if settings.get(name) in (None, "auto"):
+            settings[name] = value
     no_better = {INSIDE_NOISE: "baseline", "best": INSIDE_NOISE}.get(best.verdict)
-    tied = [row.label for row in comparison.rows if row.verdict == no_better]
-    if tied:
-        notes.append(f"not significantly better on this data than {_some(tied)}")
+    alike = [row.label for row in comparison.rows if row.verdict == no_better]
+    notes = []
+    if alike:
+        notes.append(f"not significantly better on this data than {_some(alike)}")
     if any(row.verdict == ONE_SEED for row in comparison.rows):
         notes.append(ONE_SEED)
-    note = f" ({'; '.join(notes)})" if notes else ""
-    return [f"best settings: {flags({**best.varied, **fixed})}{note}"]
+    line = f"best settings: {flags(settings)}"
+    return [f"{line} ({'; '.join(notes)})" if notes else line]
 
 
 def _some(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - _ALIKE} more" if len(labels) > _ALIKE else ""
-    return ", ".join(map(in_line, labels[:_ALIKE])) + more
+    text = ", ".join(in_line(label) for label in labels[:_ALIKE])
+    if len(labels) > _ALIKE:
+        text += f" and {len(labels) - _ALIKE} more"
+    return text
 
 
 def _title(comparison: Comparison) -> str:
-    title = (
-        f"{comparison.score}: {'lower' if comparison.direction == 'min' else 'higher'} is better"
-    )
-    return (
-        "no metric is monitored: the table shows training only, and nothing is compared"
-        if comparison.score is None
-        else title
-    )
+    if comparison.score is None:
+        return "no metric is monitored: the table shows training only, and nothing is compared"
+    better = "lower" if comparison.direction == "min" else "higher"
+    return f"{comparison.score}: {better} is better"
 
 
 def _below(comparison: Comparison) -> list[str]:
-    return [
-        *(f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said),
-        *comparison.notes,
-        *_best_settings(comparison),
-    ]
+    said = [f"{in_line(row.label)}: {in_line(row.said)}" for row in comparison.rows if row.said]
+    return [*said, *comparison.notes, *_best_settings(comparison)]
 
 
 def _cells(comparison: Comparison) -> list[list[str]]:
-    untold = dict.fromkeys(
-        name for row in comparison.rows for name in row.varied if "=" not in row.name
-    )
+    """Return the table with its head. Columns without values are left out."""
+    names: dict[str, None] = {}  # of settings that the name of a variant does not list
+    for row in comparison.rows:
+        if "=" not in row.name:
+            names |= dict.fromkeys(row.varied)
     columns: list[tuple[str, Callable[[Row], str]]] = [
-        ("variant", lambda row: in_line(row.label)),
-        *((title, partial(_setting, name)) for name, title in short_names(untold).items()),
+        *((title, partial(_setting, name)) for name, title in short_names(names).items()),
         ("best", lambda row: _with_error(row.best, row.best_error)),
-        ("at step", lambda row: "" if row.best_step is None else f"{row.best_step:,.0f}"),
+        ("at step", lambda row: _whole(row.best_step)),
         ("final", lambda row: _with_error(row.final, row.final_error)),
         ("to target", _to_target),
         ("trained", lambda row: "" if row.training_s is None else duration(row.training_s)),
-        ("targets/s", lambda row: "" if row.targets_per_s is None else f"{row.targets_per_s:,.0f}"),
+        ("targets/s", lambda row: _whole(row.targets_per_s)),
         ("difference", _of_difference),
-        (
-            "",
-            lambda row: ", ".join(
-                part for part in (row.status, row.verdict) if part not in ("", "finished")
-            ),
-        ),
     ]
-    filled = [[title, *map(cell, comparison.rows)] for title, cell in columns]
-    nonempty = [cells for cells in filled if cells in (filled[0], filled[-1]) or any(cells[1:])]
-    return [list(row) for row in zip(*nonempty, strict=True)]
+    table = [["variant", *(in_line(row.label) for row in comparison.rows)]]
+    for title, cell in columns:
+        cells = [cell(row) for row in comparison.rows]
+        if any(cells):
+            table.append([title, *cells])
+    table.append(["", *(_remark(row) for row in comparison.rows)])
+    return [list(row) for row in zip(*table, strict=True)]
 
 
 def _setting(name: str, row: Row) -> str:
     return in_line(as_typed(row.varied.get(name), digits=4))
 
 
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
 def _with_error(value: float | None, error: float | None) -> str:
-    short = "" if value is None else number(value)
-    return _to_digits(value, error) if value is not None and error else short
+    if value is None:
+        return ""
+    return _to_digits(value, error) if error else number(value)
 
 
 def _to_target(row: Row) -> str:
@@ -194,10 +191,18 @@ def _to_target(row: Row) -> str:
 def _of_difference(row: Row) -> str:
     if row.difference is None:
         return ""
-    mean, error = row.difference.mean, row.difference.standard_error
-    return (
-        f"{mean:+.4g}" if math.isnan(error) or error == 0.0 else _to_digits(mean, error, sign="+")
-    )
+    mean = row.difference.mean
+    error = row.difference.standard_error
+    if math.isnan(error) or error == 0.0:
+        return f"{mean:+.4g}"
+    return _to_digits(mean, error, sign="+")
+
+
+def _remark(row: Row) -> str:
+    remarks = [row.verdict] if row.verdict else []
+    if row.status not in ("", "finished"):
+        remarks.insert(0, row.status)
+    return ", ".join(remarks)
 
 
 def _to_digits(value: float, error: float, *, sign: str = "") -> str:
@@ -214,12 +219,9 @@ def _values(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = {"variant": row.name, "label": row.label}
     for name, value in vars(row).items():
         if name == "difference":
-            of_difference = (
-                (None, None, None)
-                if value is None
-                else (value.mean, value.standard_error, value.pairs)
-            )
-            values |= zip(("difference", "difference_error", "pairs"), of_difference, strict=True)
+            values["difference"] = None if value is None else value.mean
+            values["difference_error"] = None if value is None else value.standard_error
+            values["pairs"] = None if value is None else value.pairs
         elif name in ("best_step", "target_step") and value is not None and value.is_integer():
             values[name] = int(value)
         elif name not in ("name", "label", "varied", "reached"):
@@ -235,60 +237,101 @@ def charts(comparison: Comparison) -> list[Chart]:
     Values that would flatten the other variants are off the scale, and the legend marks their
     variants.
     """
-    groups = {
-        row.name: [run for run in comparison.runs if run.variant.group == row.name]
-        for row in comparison.rows
-    }
+    groups: dict[str, list[Compared]] = {row.name: [] for row in comparison.rows}
+    for run in comparison.runs:
+        groups[run.variant.group].append(run)
     loss = "training loss" if any(run.trained.loss for run in comparison.runs) else ""
     score = comparison.score or ""
     if score and not score.endswith("loss"):
-        fields = [(loss, True, False), (score, False, True)]
-    else:
         fields = [
-            (f"{loss} (lines), {score} (points)" if loss and score else loss or score, True, True)
+            _VariantChart(loss, groups, losses=True, scores=False),
+            _VariantChart(score, groups, losses=False, scores=True),
         ]
-    bounds = [
-        _bounds({name: _visible_points(runs, *field[1:]) for name, runs in groups.items()})
-        for field in fields
-    ]
-    beyond = {name: note for _, off in bounds for name, note in off.items()}
-    varied = dict.fromkeys(setting for row in comparison.rows for setting in row.varied)
-    unlike = [
-        name for name in varied if len({repr(row.varied.get(name)) for row in comparison.rows}) > 1
-    ]
-    names = [
-        _legend_name(row, unlike or list(varied), off=beyond.get(row.name))
-        for row in comparison.rows
-    ]
-    chart_list = []
-    for (title, losses, scores), (within, _) in zip(fields, bounds, strict=True):
+    else:
+        title = f"{loss} (lines), {score} (points)" if loss and score else loss or score
+        fields = [_VariantChart(title, groups, losses=True, scores=True)]
+    off_scale: dict[str, str] = {}
+    for field in fields:
+        off_scale |= field.off_scale
+    unlike = _settings_that_differ(comparison.rows)
+    names = []
+    for row in comparison.rows:
+        names.append(_legend_name(row, unlike, off_scale=off_scale.get(row.name)))
+    return [field.chart(names) for field in fields]
+
+
+def _settings_that_differ(rows: Sequence[Row]) -> list[str]:
+    """Return the settings that differ between rows, or all if none does."""
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row.varied)
+    unlike = []
+    for name in names:
+        values = {repr(row.varied.get(name)) for row in rows}
+        if len(values) > 1:
+            unlike.append(name)
+    return unlike or list(names)
+
+
+class _VariantChart:
+    """A chart of the runs of each variant: their losses as lines, their scores as points, or
+    both.
+    """
+
+    def __init__(
+        self, title: str, groups: Mapping[str, Sequence[Compared]], *, losses: bool, scores: bool
+    ) -> None:
+        self.title = title
+        self.groups = groups
+        self.losses = losses
+        self.scores = scores
+        visible_points = {name: self._visible_points(runs) for name, runs in groups.items()}
+        # the axis, and a note for each variant with values beyond it
+        self.within, self.off_scale = _bounds(visible_points)
+
+    def _visible_points(self, runs: Sequence[Compared]) -> list[float]:
+        points: list[float] = []
+        for run in runs:
+            if self.losses and run.trained.loss:
+                last_step, _ = run.trained.loss[-1]
+                points += [loss for step, loss in _smoothed(run) if step >= _HEAD * last_step]
+            if self.scores:
+                points += [score for _, score in _finite(run.trained.scores)]
+        return points
+
+    def chart(self, names: Sequence[str]) -> Chart:
+        """Return the chart; `names` are those of the variants in its legend."""
         lines = []
-        for series, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):
+        for series, (name, runs) in enumerate(zip(names, self.groups.values(), strict=True)):
             for run in runs:
-                if losses:
-                    lines.append(Line(name, tuple(_smoothed(run)), series, faint=True, named=False))
-                if scores:
+                if self.losses:
+                    points = tuple(_smoothed(run))
+                    lines.append(Line(name, points, series, faint=True, named=False))
+                if self.scores:
+                    points = tuple(_finite(run.trained.scores))
                     named = series < _SHOWN and run is runs[-1]
-                    lines.append(
-                        Line(
-                            name, tuple(_finite(run.trained.scores)), series, dots=True, named=named
-                        )
-                    )
-        more = f"{len(names) - _SHOWN} more, not named" if scores and len(names) > _SHOWN else ""
-        chart_list.append(Chart(title, title, tuple(lines), note=more, wide=True, within=within))
-    return chart_list
+                    lines.append(Line(name, points, series, dots=True, named=named))
+        note = ""
+        if self.scores and len(names) > _SHOWN:
+            note = f"{len(names) - _SHOWN} more, not named"
+        return Chart(self.title, self.title, tuple(lines), note=note, wide=True, within=self.within)
 
 
-def _legend_name(row: Row, settings: Sequence[str], *, off: str | None) -> str:
+def _legend_name(row: Row, settings: Sequence[str], *, off_scale: str | None) -> str:
     name = in_line(row.label)
     if row.varied and "=" not in row.name:
-        short = short_names(settings)
-        own = [setting for setting in settings if setting in row.varied]
-        name += ": " + ", ".join(
-            f"{short[each]}={in_line(as_typed(row.varied[each], digits=3))}" for each in own
-        )
-    notes = [row.status] * (row.status != "finished") + ([] if off is None else [off])
-    return shortened(name, _LONGEST, keep="both") + (f" ({', '.join(notes)})" if notes else "")
+        values = []
+        for setting, short in short_names(settings).items():
+            if setting in row.varied:
+                values.append(f"{short}={in_line(as_typed(row.varied[setting], digits=3))}")
+        name += f": {', '.join(values)}"
+    name = shortened(name, _LONGEST, keep="both")
+    notes = []
+    if row.status != "finished":
+        notes.append(row.status)
+    if off_scale is not None:
+        notes.append(off_scale)
+    return f"{name} ({', '.join(notes)})" if notes else name
 
 
 def _finite(points: Iterable[Point]) -> list[Point]:
@@ -296,46 +339,44 @@ def _finite(points: Iterable[Point]) -> list[Point]:
 
 
 def _smoothed(run: Compared) -> list[Point]:
+    """Return the training loss as at most `_POINTS` means of adjacent records."""
     points = _finite(run.trained.loss)
-    size = -(-len(points) // _POINTS) or 1
-    pieces = [points[start : start + size] for start in range(0, len(points), size)]
-    return [(piece[-1][0], math.fsum(loss for _, loss in piece) / len(piece)) for piece in pieces]
-
-
-def _visible_points(runs: Sequence[Compared], losses: bool, scores: bool) -> list[float]:
-    points: list[float] = []
-    for run in runs:
-        last = run.trained.loss[-1][0] if run.trained.loss else 0
-        points += [loss for step, loss in _smoothed(run) if step >= _HEAD * last] if losses else []
-        points += [score for _, score in _finite(run.trained.scores)] if scores else []
-    return points
+    size = math.ceil(len(points) / _POINTS) or 1
+    means = []
+    for first in range(0, len(points), size):
+        piece = points[first : first + size]
+        last_step, _ = piece[-1]
+        means.append((last_step, math.fsum(loss for _, loss in piece) / len(piece)))
+    return means
 
 
 def _bounds(
     points: Mapping[str, Sequence[float]],
 ) -> tuple[tuple[float, float] | None, dict[str, str]]:
+    """Return the ends of an axis that shows the better variants, and a note for each variant with
+    values beyond it.
+    """
     known = {name: values for name, values in points.items() if values}
     if not known:
         return None, {}
-    third = (
-        len(known) - 1
-    ) // 3  # bounds of the inner 33% of variants, because most may have diverged
-    high = sorted(max(values) for values in known.values())[third]
-    low = min(high, sorted((min(values) for values in known.values()), reverse=True)[third])
-    room = _FAR * max(
-        high - low, sorted(max(values) - min(values) for values in known.values())[third], abs(high)
-    )
-    inside = {
-        name: [value for value in values if low - room <= value <= high + room]
-        for name, values in known.items()
-    }
-    bottom, top = (
-        min(map(min, filter(None, inside.values()))),
-        max(map(max, filter(None, inside.values()))),
-    )
+    # bounds of the inner 33% of variants, because most may have diverged
+    third = (len(known) - 1) // 3
+    highest = sorted(max(values) for values in known.values())
+    lowest = sorted((min(values) for values in known.values()), reverse=True)
+    ranges = sorted(max(values) - min(values) for values in known.values())
+    high = highest[third]
+    low = min(high, lowest[third])
+    room = _FAR * max(high - low, ranges[third], abs(high))
+    inside: list[float] = []
+    notes = {}
+    for name, values in known.items():
+        near = [value for value in values if low - room <= value <= high + room]
+        inside += near
+        if not near:
+            notes[name] = "off the scale"
+        elif len(near) < len(values):
+            notes[name] = "partly off the scale"
+    bottom = min(inside)
+    top = max(inside)
     margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.05
-    return (bottom - margin, top + margin), {
-        name: "partly off the scale" if inside[name] else "off the scale"
-        for name, values in known.items()
-        if len(inside[name]) < len(values)
-    }
+    return (bottom - margin, top + margin), notes
