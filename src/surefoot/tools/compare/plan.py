@@ -56,12 +56,12 @@ class Planned:
     @property
     def settled(self) -> dict[str, Any]:
         """The automatic choices of precision and compilation, as settings of all runs."""
-        marks = {"precision": "chosen", "compile": "compile"}.items()
-        return {
-            name: self.found[name]
-            for name, mark in marks
-            if mark in self.found and self.base.get(name) == "auto"
-        }
+        choices = {}
+        if "chosen" in self.found and self.base.get("precision") == "auto":
+            choices["precision"] = self.found["precision"]
+        if "compile" in self.found and self.base.get("compile") == "auto":
+            choices["compile"] = self.found["compile"]
+        return choices
 
     @property
     def watch(self) -> tuple[Direction, str] | None:
@@ -73,16 +73,21 @@ class Planned:
         """Return the settings of a variant; the common settings of all runs if no variant has that
         name.
         """
-        return {
-            **self.base,
-            **next((variant.settings for variant in self.variants if variant.name == name), {}),
-        }
+        settings = dict(self.base)
+        for variant in self.variants:
+            if variant.name == name:
+                settings |= variant.settings
+        return settings
 
 
 def to_text(plan: Planned, config: Any) -> str:
     """Serialize a plan to TOML; `config` has the values of `plan.base`."""
-    names = ("threads", "started_in", *_OPTIONAL)
-    table = _toml({name: value for name in names if (value := getattr(plan, name)) is not None})
+    known = {}
+    for name in ("threads", "started_in", *_OPTIONAL):
+        value = getattr(plan, name)
+        if value is not None:
+            known[name] = value
+    table = _toml(known)
     rows = tomlkit.aot()
     rows.extend(_toml(vars(variant)) for variant in plan.variants)
     table.add("variants", rows)
@@ -96,13 +101,13 @@ def from_text(text: str, *, where: str) -> Planned:
     """Parse a plan from the text of `to_text`; raise `ConfigError` for any other text."""
     try:
         table: Any = tomllib.loads(text)[_TABLE]
+        settings = {}
+        for name, value in values(text, where=where).items():
+            if not name.startswith(f"{_TABLE}."):
+                settings[name] = value
         plan = Planned(
             program=program(text, where=where),
-            base={
-                name: value
-                for name, value in values(text, where=where).items()
-                if not name.startswith(f"{_TABLE}.")
-            },
+            base=settings,
             origins=origins(text),
             variants=[Variant(**_plain(row)) for row in table["variants"]],
             threads=table["threads"],
@@ -149,21 +154,16 @@ def continue_plan(old: Planned, new: Planned, *, where: Path, threads_given: boo
     if (old.search is None) != (new.search is None):
         problems.append("only one of the two comparisons is a search")
     elif old.search is not None and new.search is not None:
-        unlike = [
-            name
-            for name in ("space", "sampler", "pruner", "seed")
-            if old.search[name] != new.search[name]
-        ]
-        problems += [f"the {name} of the search differs" for name in unlike]
+        for name in ("space", "sampler", "pruner", "seed"):
+            if old.search[name] != new.search[name]:
+                problems.append(f"the {name} of the search differs")
         problems += _of_settings(old.base, new.base)
     else:
-        are = {name: new.settings(name) for name in new.names}
         for name in old.names:
-            problems += (
-                _of_settings(old.settings(name), are[name])
-                if name in are
-                else [f"{name} is no longer among the variants"]
-            )
+            if name in new.names:
+                problems += _of_settings(old.settings(name), new.settings(name))
+            else:
+                problems.append(f"{name} is no longer among the variants")
     if problems:
         differences = list(dict.fromkeys(problems))
         raise ConfigError(
@@ -191,10 +191,14 @@ def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> 
     """
     lines = []
     if "chosen" in facts:
-        name, last = facts["precision"], facts.get("channels_last", False)
-        fixed = f"; --precision {name} keeps it" if "precision" in settings and not last else ""
+        choice = name = facts["precision"]
+        fixed = ""
+        if facts.get("channels_last", False):
+            choice += ", channels last"
+        elif "precision" in settings:
+            fixed = f"; --precision {name} keeps it"
         lines.append(
-            f"precision: {name}{', channels last' * last}, chosen once for all runs ({facts['chosen']});"
+            f"precision: {choice}, chosen once for all runs ({facts['chosen']});"
             f" another machine may choose differently{fixed}"
         )
     if "compile" in facts:
@@ -207,25 +211,27 @@ def automatic_choices(facts: Mapping[str, Any], *, settings: Container[str]) -> 
 
 def some_of(lines: list[str]) -> list[str]:
     """Return the first three lines, and a line with the number of the others."""
-    return [*lines[:3], *([f"... and {len(lines) - 3} more"] if len(lines) > 3 else [])]
+    if len(lines) <= 3:
+        return lines
+    return [*lines[:3], f"... and {len(lines) - 3} more"]
 
 
 def _of_program(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    lines = [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
-    return (
-        [f"{now['path']} has changed since the comparison started"]
-        if changed == ["sha256"]
-        else lines
-    )
+    if changed == ["sha256"]:
+        return [f"{now['path']} has changed since the comparison started"]
+    return [f"{name} was {before.get(name)}, now {now.get(name)}" for name in changed]
 
 
 def _of_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [  # compared as text, because a list in a file is a tuple in a configuration
-        f"was {flags({name: before.get(name)})}, now {flags({name: now.get(name)})}"
-        for name in {**before, **now}
-        if name != "run_dir" and as_typed(before.get(name)) != as_typed(now.get(name))
-    ]
+    lines = []
+    for name in {**before, **now}:
+        old = before.get(name)
+        new = now.get(name)
+        # compared as text, because a list in a file is a tuple in a configuration
+        if name != "run_dir" and as_typed(old) != as_typed(new):
+            lines.append(f"was {flags({name: old})}, now {flags({name: new})}")
+    return lines
 
 
 def _toml(value: Any) -> Any:
@@ -233,8 +239,9 @@ def _toml(value: Any) -> Any:
         table = tomlkit.table()
         table.update({name: _toml(entry) for name, entry in value.items()})
         return table
-    # TOML has no null
-    return "None" if value is None else list(value) if isinstance(value, tuple) else value
+    if value is None:  # TOML has no null
+        return "None"
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _plain(table: Any) -> Any:

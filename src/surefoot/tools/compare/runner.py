@@ -2,6 +2,7 @@
 terminal.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,9 @@ from surefoot.tracking.run_reader import read_run
 _LOOK_S = 0.2
 _BETWEEN_S = 10.0  # minimum interval between plain lines of one variant
 _NAME = 20  # minimum characters of a name on a narrow terminal
-_ABOVE, _ERASE_BELOW = "\x1b[{}A\r", "\x1b[J"
+# of a terminal: to the start of a line above, and clear what is below
+_ABOVE = "\x1b[{}A\r"
+_ERASE_BELOW = "\x1b[J"
 
 
 class Lines:
@@ -32,7 +35,8 @@ class Lines:
     def __init__(
         self, stream: TextIO | None = None, *, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self.writer, self.now = TextWriter(stream), now
+        self.writer = TextWriter(stream)
+        self.now = now
         self.printed: dict[str, tuple[float, list[str]]] = {}
 
     def say(self, text: str) -> None:
@@ -56,7 +60,8 @@ class Board:
     """
 
     def __init__(self, stream: TextIO | None = None, *, width: int | None = None) -> None:
-        self.writer, self.width = TextWriter(stream), width
+        self.writer = TextWriter(stream)
+        self.width = width
         self.drawn: list[str] = []
 
     def leave(self) -> None:
@@ -68,19 +73,17 @@ class Board:
         self._draw(self.drawn)
 
     def show(self, standing: Mapping[str, Standing]) -> None:
-        names = {name: in_line(name) for name in standing}
-        values = {
-            name: how.values() if how.step > 0 else ["starting"] for name, how in standing.items()
-        }
+        columns = {}  # by name: its progress, which begins after the column of names
+        for name, how in standing.items():
+            values = how.values() if how.step > 0 else ["starting"]
+            columns[in_line(name)] = "  ".join(["", *values])
         room = (self.width or get_terminal_size().columns) - 1
-        longest = max((len("  ".join(["", *texts])) for texts in values.values()), default=0)
-        wide = min(
-            max((len(name) for name in names.values()), default=0), max(_NAME, room - longest)
-        )
-        lines = [
-            "  ".join([shortened(names[name], wide, keep="both").ljust(wide), *texts])[:room]
-            for name, texts in values.items()
-        ]
+        longest = max((len(text) for text in columns.values()), default=0)
+        longest_name = max((len(name) for name in columns), default=0)
+        width = min(longest_name, max(_NAME, room - longest))
+        lines = []
+        for name, text in columns.items():
+            lines.append(f"{shortened(name, width, keep='both'):<{width}}{text}"[:room])
         if lines != self.drawn:
             self._draw(lines, self._start())
 
@@ -141,9 +144,16 @@ class Session:
         stopping: Callable[[], bool],
         labels: Mapping[str, str],
     ) -> None:
-        self.chooser, self.trials, self.jobs, self.score = chooser, trials, jobs, score
-        self.screen, self.stopping, self.labels = screen, stopping, labels
-        self.done, self.estimated, self.announced_stop = 0, False, False
+        self.chooser = chooser
+        self.trials = trials
+        self.jobs = jobs
+        self.score = score
+        self.screen = screen
+        self.stopping = stopping
+        self.labels = labels
+        self.done = 0
+        self.estimated = False
+        self.announced_stop = False
 
     def train(self) -> None:
         """Train all variants; after a stop request, each running variant saves a checkpoint and
@@ -160,36 +170,46 @@ class Session:
                 for trial, outcome in self.trials.ended():
                     self._look(trial)
                     self._end(trial, outcome)
-                self.screen.show(
-                    {
-                        self.labels.get(name, name): on.standing
-                        for name, on in self.trials.running.items()
-                    }
-                )
+                running = self.trials.running.values()
+                self.screen.show({self._label(trial): trial.standing for trial in running})
         finally:
             self.trials.close()
             self.screen.close()
 
+    def _label(self, trial: Trial) -> str:
+        return self.labels.get(trial.name, trial.name)
+
     def _begin(self) -> bool:
+        """Start variants while there is room for them; return True if any was started."""
         if self.stopping():
             for trial in self.trials.running.values():
                 self.trials.stop(trial, "stopped")
             return False
-        before = len(self.trials.running)
-        while len(self.trials.running) < self.jobs and (name := self.chooser.next()) is not None:
+        has_begun = False
+        while len(self.trials.running) < self.jobs:
+            name = self.chooser.next()
+            if name is None:
+                break
             self.trials.start(name)
-        return len(self.trials.running) > before
+            has_begun = True
+        return has_begun
 
     def _look(self, trial: Trial) -> None:
+        """Read the new records of a variant; stop it if its score is not worth going on."""
         how = trial.standing
         for record in trial.new_records():
             if how.steps is None:
                 files = read_run(self.trials.directory.path / trial.name)
-                how.steps, self.score = files.planned_steps, self.score or watched(files)
-            how.take(record, score=None if self.score is None else self.score[1])
-            if record["kind"] == "eval" and self.score is not None:
+                how.steps = files.planned_steps
+                self.score = self.score or watched(files)
+            if self.score is None:
+                how.take(record, score=None)
+                continue
+            _, score = self.score
+            how.take(record, score=score)
+            if record["kind"] == "eval":
                 refuse_missing_score(self.score, record, of=trial.name)
-                if self.chooser.saw(trial.name, int(record["step"]), float(record[self.score[1]])):
+                if self.chooser.saw(trial.name, int(record["step"]), float(record[score])):
                     self.trials.stop(trial, "pruned")
         if not self.estimated and trial.fresh and how.eta_s is not None:
             self._estimate(trial, how.eta_s)
@@ -198,22 +218,21 @@ class Session:
         self.estimated = True
         left = self.chooser.total - self.chooser.over - self.done
         if left > 1:
-            whole_s = (time.monotonic() - trial.started + eta_s) * -(-left // self.jobs)
+            of_one_s = time.monotonic() - trial.started + eta_s
+            whole_s = of_one_s * math.ceil(left / self.jobs)
             self.screen.say(
                 f"about {duration(whole_s)} for the remaining {left} runs, estimated from the first"
             )
 
     def _end(self, trial: Trial, outcome: Outcome) -> None:
         how = trial.standing
-        self.done += outcome.status != "stopped"
-        score = (
-            ""
-            if how.score is None or self.score is None
-            else f", {self.score[1]} {number(how.score)}"
-        )
-        message, name = (
-            f": {outcome.said}" if outcome.said else "",
-            self.labels.get(trial.name, trial.name),
-        )
-        self.screen.say(f"{name}: {outcome.status} at step {how.step}{score}{message}")
+        if outcome.status != "stopped":
+            self.done += 1
+        line = f"{self._label(trial)}: {outcome.status} at step {how.step}"
+        if how.score is not None and self.score is not None:
+            _, name = self.score
+            line += f", {name} {number(how.score)}"
+        if outcome.said:
+            line += f": {outcome.said}"
+        self.screen.say(line)
         self.chooser.ended(trial.name, outcome)

@@ -50,18 +50,22 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
             )
         return {"kind": "choice", "of": choices}
     ends, _, scale = text.partition(",")
-    low, high = (_end(part, setting, text) for part in ends.split("..", 1))
-    if scale.strip() not in ("", "log", "linear"):
+    start, _, end = ends.partition("..")
+    low = _end(start, setting, text)
+    high = _end(end, setting, text)
+    scale = scale.strip()
+    if scale not in ("", "log", "linear"):
         raise ConfigError(
             "vary-scale-unknown",
-            problem=f"vary = {setting}={text}: {scale.strip()!r} is no scale of a range",
+            problem=f"vary = {setting}={text}: {scale!r} is no scale of a range",
             remedy=f"write {ends},log or {ends},linear",
             setting=setting,
             value=text,
-            scale=scale.strip(),
+            scale=scale,
         )
     if isinstance(low, float) or isinstance(high, float):
-        low, high = float(low), float(high)
+        low = float(low)
+        high = float(high)
     if not low < high:
         raise ConfigError(
             "vary-range-empty",
@@ -72,7 +76,7 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
             low=low,
             high=high,
         )
-    if scale.strip() == "log" and low <= 0:
+    if scale == "log" and low <= 0:
         raise ConfigError(
             "vary-log-range-not-positive",
             problem=f"vary = {setting}={text}: a logarithmic range must start above 0",
@@ -81,7 +85,9 @@ def parameter(setting: str, text: str) -> dict[str, Any]:
             value=text,
             low=low,
         )
-    log = scale.strip() == "log" or (scale.strip() == "" and low > 0 and high / low >= _LOG_FROM)
+    log = scale == "log"
+    if scale == "":
+        log = low > 0 and high / low >= _LOG_FROM
     return {"kind": "range", "low": low, "high": high, "log": log}
 
 
@@ -98,25 +104,21 @@ def corners(space: Space) -> list[dict[str, str]]:
     """Return the settings that validate a search space: all combinations of choices, at the low and
     the high ends of all ranges.
 
-    >>> corners(
-    ...     {
-    ...         "a": {"kind": "choice", "of": ["x", "y"]},
-    ...         "b": {"kind": "range", "low": 1, "high": 2, "log": False},
-    ...     }
-    ... )
+    >>> choice = {"kind": "choice", "of": ["x", "y"]}
+    >>> corners({"a": choice, "b": {"kind": "range", "low": 1, "high": 2, "log": False}})
     [{'a': 'x', 'b': '1'}, {'a': 'y', 'b': '1'}, {'a': 'x', 'b': '2'}, {'a': 'y', 'b': '2'}]
     """
     combinations: list[dict[str, str]] = []
     for end in ("low", "high"):
-        values = {
-            setting: [str(choice) for choice in spec["of"]]
-            if spec["kind"] == "choice"
-            else [repr(spec[end])]
-            for setting, spec in space.items()
-        }
-        combinations += [
-            combination for combination in grid(values) if combination not in combinations
-        ]
+        values = {}
+        for setting, spec in space.items():
+            if spec["kind"] == "choice":
+                values[setting] = [str(choice) for choice in spec["of"]]
+            else:
+                values[setting] = [repr(spec[end])]
+        for combination in grid(values):
+            if combination not in combinations:  # of choices only
+                combinations.append(combination)
     return combinations
 
 
@@ -138,8 +140,12 @@ class Search:
         begin: Callable[[str, dict[str, str]], None],
     ) -> None:
         self.optuna = _imported()
-        self.directory, self.total, self.seed, self.sampler = directory, trials, seed, sampler
-        self.space, self.begin = space, begin
+        self.directory = directory
+        self.space = space
+        self.total = trials
+        self.seed = seed
+        self.sampler = sampler
+        self.begin = begin
         pruners = {
             "median": self.optuna.pruners.MedianPruner(n_startup_trials=_STARTUP),
             "halving": self.optuna.pruners.SuccessiveHalvingPruner(),
@@ -164,27 +170,24 @@ class Search:
         while self.left_running:
             frozen = self.left_running.pop(0)
             self.study.sampler = self._sampler(frozen.number)
-            name = self._choose(
-                self.optuna.Trial(self.study, frozen._trial_id)
-            )  # keeps stored settings
+            trial = self.optuna.Trial(self.study, frozen._trial_id)
+            name = self._choose(trial)  # keeps stored settings
             outcome = outcome_of(self.directory, name)
             if outcome is None or outcome["status"] not in TO_THE_END:
                 return name
-            self.ended(
-                name, Outcome(outcome["status"])
-            )  # the trial ended, but Optuna was not informed
+            # the trial ended, but Optuna was not informed
+            self.ended(name, Outcome(outcome["status"]))
             self.over += 1
         number = len(self.study.get_trials(deepcopy=False))
+        if number >= self.total:
+            return None
         self.study.sampler = self._sampler(number)
-        return self._choose(self.study.ask()) if number < self.total else None
+        return self._choose(self.study.ask())
 
     def saw(self, name: str, step: int, score: float) -> bool:
         """Report a score to Optuna, and return True if the trial should be pruned."""
         trial = self.going[name]
-        if (
-            math.isfinite(score)
-            and step not in self.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        ):
+        if math.isfinite(score) and step not in self._scores(trial):
             trial.report(score, step)
         return bool(trial.should_prune())
 
@@ -192,24 +195,29 @@ class Search:
         """Report the outcome of a trial to Optuna. A diverged trial counts as pruned. A stopped
         trial continues in a later session.
         """
-        trial, states = self.going.pop(name), self.optuna.trial.TrialState
-        scores = self.study.get_trials(deepcopy=False)[trial.number].intermediate_values.values()
+        trial = self.going.pop(name)
+        states = self.optuna.trial.TrialState
+        scores = self._scores(trial).values()
         match outcome.status:
             case "stopped":
                 return
             case "finished" if scores:
-                self.study.tell(
-                    trial, min(scores) if self.study.direction.name == "MINIMIZE" else max(scores)
-                )
+                is_smallest_best = self.study.direction.name == "MINIMIZE"
+                self.study.tell(trial, min(scores) if is_smallest_best else max(scores))
             case "pruned" | "diverged":
                 self.study.tell(trial, state=states.PRUNED)
             case _:
                 self.study.tell(trial, state=states.FAIL)
 
+    def _scores(self, trial: Any) -> dict[int, float]:
+        """Return the scores of a trial that were reported, by step."""
+        stored = self.study.get_trials(deepcopy=False)[trial.number]
+        scores: dict[int, float] = stored.intermediate_values
+        return scores
+
     def _sampler(self, number: int) -> Any:
-        seed = (
-            self.seed * 1_000_003 + number
-        ) % 2**32  # random numbers depend only on seed and trial number
+        # random numbers depend only on seed and trial number
+        seed = (self.seed * 1_000_003 + number) % 2**32
         if self.sampler == "random":
             return self.optuna.samplers.RandomSampler(seed=seed)
         return self.optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)

@@ -6,10 +6,9 @@ that a later resume superseded are not part of a curve.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +64,12 @@ class Trained:
         """The step and value of the best score, or of the first best score if several are equal;
         None without scores.
         """
-        known = [
-            (self._sign * score, step, score) for step, score in self.scores if math.isfinite(score)
-        ]
-        return min(known)[1:] if known else None
+        known = [(step, score) for step, score in self.scores if math.isfinite(score)]
+        return min(known, key=lambda point: (self._sign * point[1], point[0]), default=None)
 
     @property
     def _sign(self) -> int:
+        """-1 if a score is better when larger, else 1."""
         return -1 if self.watch is not None and self.watch[0] == "max" else 1
 
     @property
@@ -81,20 +79,18 @@ class Trained:
     @property
     def last_step(self) -> int:
         """The last step that is known to be complete, from the records or the newest checkpoint."""
+        steps = [step for step, _ in [*self.times, *self.scores]]
         saved_step = None if self.store is None else self.store.newest_step()
-        return max((saved_step or 0, *(step for step, _ in [*self.times, *self.scores])))
+        return max([saved_step or 0, *steps])
 
     def reached(self, target: float) -> tuple[int, float] | None:
         """Return step and seconds of training at the first evaluation as good as `target`; None if
         no score reaches `target`.
         """
-        known = ((step, score) for step, score in self.scores if math.isfinite(score))
-        good = (
-            (step, self.seconds_at(step))
-            for step, score in known
-            if self._sign * score <= self._sign * target
-        )
-        return next(good, None)
+        for step, score in self.scores:
+            if math.isfinite(score) and self._sign * score <= self._sign * target:
+                return step, self.seconds_at(step)
+        return None
 
     def seconds_at(self, step: int) -> float:
         """Return the seconds of training until a step, interpolated linearly between records.
@@ -116,44 +112,54 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     metrics = path / "metrics.jsonl"
     lines = records(metrics) if metrics.is_file() else []
     scored = [record for record in lines if record["kind"] == "eval"]
+    watch: tuple[Direction, str] | None
     if metric is not None:
-        watch: tuple[Direction, str] | None = parse_score(metric)
+        watch = parse_score(metric)
         if scored:
-            refuse_missing_score(parse_score(metric), scored[-1], of=path)
+            refuse_missing_score(watch, scored[-1], of=path)
     else:
-        losses_scored = (
-            name for name in (scores_in(scored[0]) if scored else {}) if name.endswith("/loss")
-        )
-        watch = watched(read_run_files(path)) or next(
-            (("min", name) for name in losses_scored), None
-        )
-    train_records = [record for record in lines if record["kind"] == "train"]
-    spent_s = accumulate(
-        record.get("training_s", 0.0) + record.get("data_wait_s", 0.0) for record in train_records
-    )
-    losses = [
-        (int(record["step"]), record.get("loss_applied", record.get("loss")))
-        for record in train_records
-    ]
-    name = "" if watch is None else watch[1]
+        watch = watched(read_run_files(path)) or _first_loss(scored)
+    scores = []
+    if watch is not None:
+        _, name = watch
+        for record in scored:
+            if name in record:
+                scores.append((int(record["step"]), float(record[name])))
+    losses = []
+    times = []
+    targets = []
+    spent_s = 0.0
+    for record in lines:
+        if record["kind"] != "train":
+            continue
+        step = int(record["step"])
+        loss = record.get("loss_applied", record.get("loss"))
+        if loss is not None:
+            losses.append((step, float(loss)))
+        spent_s += record.get("training_s", 0.0) + record.get("data_wait_s", 0.0)
+        times.append((step, spent_s))
+        targets.append(record.get("targets", 0.0) - record.get("starting_targets", 0.0))
     settings = read_settings(path) if (path / "config.toml").is_file() else None
     return Trained(
         settings={} if settings is None else settings.flat,
         watch=watch,
-        loss=[(step, float(loss)) for step, loss in losses if loss is not None],
-        scores=[(int(record["step"]), float(record[name])) for record in scored if name in record],
-        times=[
-            (int(record["step"]), seconds)
-            for record, seconds in zip(train_records, spent_s, strict=True)
-        ],
-        targets=math.fsum(
-            record.get("targets", 0.0) - record.get("starting_targets", 0.0)
-            for record in train_records
-        ),
+        loss=losses,
+        scores=scores,
+        times=times,
+        targets=math.fsum(targets),
         order=_beginning(path),
         store=Store(path / "checkpoints"),
         of_script=settings is not None and settings.script,
     )
+
+
+def _first_loss(scored: Sequence[Record]) -> tuple[Direction, str] | None:
+    """Return the first loss of the first evaluation, to be minimized."""
+    if scored:
+        for name in scores_in(scored[0]):
+            if name.endswith("/loss"):
+                return "min", name
+    return None
 
 
 def same_bits(one: Trained, other: Trained) -> bool:
@@ -173,16 +179,18 @@ def _last_weights(run: Trained) -> list[str] | None:
     """Return the hashes of all tensors of the newest models in ascending order, or None without a
     checkpoint.
     """
-    step = None if run.store is None else run.store.newest_step()
-    if run.store is None or step is None or step != run.last_step:
+    if run.store is None:
         return None
-    checkpoint = opened(run.store.path(step))
+    step = run.store.newest_step()
+    if step is None or step != run.last_step:
+        return None
     hashes = []
-    for file, tensors in checkpoint.files.items():
-        if file.partition("-")[0] == "model":
-            hashes += [
-                _hash_of(tensor) for tensor in tensors.values() if isinstance(tensor, Stored)
-            ]
+    for file, tensors in opened(run.store.path(step)).files.items():
+        if file.partition("-")[0] != "model":
+            continue
+        for tensor in tensors.values():
+            if isinstance(tensor, Stored):
+                hashes.append(_hash_of(tensor))
     return sorted(hashes)
 
 
@@ -195,14 +203,16 @@ def _hash_of(tensor: Stored) -> str:
 
 def refuse_missing_score(score: tuple[Direction, str], record: Record, *, of: Path | str) -> None:
     """Raise `ConfigError` if a record does not have a score."""
-    if score[1] not in record:
+    _, name = score
+    if name not in record:
+        metric = " ".join(score)
         there = ", ".join(scores_in(record)) or "none"
         raise ConfigError(
             "score-missing",
-            problem=f"metric = {' '.join(score)!r}: {of} does not have this score",
+            problem=f"metric = {metric!r}: {of} does not have this score",
             reason=f"available: {there}",
             setting="metric",
-            value=" ".join(score),
+            value=metric,
             run=str(of),
             available=scores_in(record),
         )
@@ -217,20 +227,28 @@ def watched(files: RunFiles) -> tuple[Direction, str] | None:
 
 
 def _beginning(path: Path) -> dict[str, Any] | None:
+    """Return what a run began with: the settings of its sample order, and hashes and size of its
+    weights. None if its checkpoint at step 0 cannot be read.
+    """
     state = read_state(path, 0)
+    if state is None:
+        return None
     try:
         files = read_manifest(Store(path / "checkpoints").path(0)).files
     except (CheckpointError, DamageError):
         return None
-    if state is None:
-        return None
-    models = {file: entry for file, entry in sorted(files.items()) if file.startswith("model")}
-    beginning = {
-        name: state.identity.get(name) for name in ("seed", "batch_size", "data", "precision")
+    weights = []
+    model_bytes = 0
+    for file, (size, digest) in sorted(files.items()):
+        if file.startswith("model"):
+            weights.append((file, digest))
+            model_bytes += size
+    names = ("seed", "batch_size", "data", "precision")
+    return {
+        **{name: state.identity.get(name) for name in names},
+        "weights": weights,
+        "model_bytes": model_bytes,
     }
-    beginning["weights"] = [(file, sha256) for file, (_, sha256) in models.items()]
-    beginning["model_bytes"] = sum(size for size, _ in models.values())
-    return beginning
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     from surefoot.tracking.run_directory import RunDirectory  # imports torch
 
 Status = Literal["finished", "diverged", "out of memory", "failed", "pruned", "stopped"]
-RESULTS, LOGS = "results", "logs"
+RESULTS = "results"
+LOGS = "logs"
 _BY_EXIT: dict[int, Status] = {5: "diverged", 6: "out of memory"}
 _STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
 _MAX_MESSAGE = 240  # characters of an error in a table
-TO_THE_END: set[Status] = {
-    "finished",
-    "diverged",
-    "pruned",
-}  # training again would end in the same way
+# training again would end in the same way
+TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,14 @@ class Standing:
             self.score = record[score]
 
     def values(self) -> list[str]:
-        texts = [f"step={self.step}" + (f"/{self.steps}" if self.steps else "")]
-        known = (
-            ("loss", self.loss, number),
-            ("score", self.score, number),
-            ("left", self.eta_s, duration),
-        )
-        return texts + [f"{name}={form(value)}" for name, value, form in known if value is not None]
+        values = [f"step={self.step}/{self.steps}" if self.steps else f"step={self.step}"]
+        if self.loss is not None:
+            values.append(f"loss={number(self.loss)}")
+        if self.score is not None:
+            values.append(f"score={number(self.score)}")
+        if self.eta_s is not None:
+            values.append(f"left={duration(self.eta_s)}")
+        return values
 
 
 @dataclass
@@ -97,9 +96,8 @@ class Trial:
             return []
         complete = data[: data.rfind(b"\n") + 1]
         self.read_bytes += len(complete)
-        return [
-            record for text in complete.splitlines() if (record := parse_record(text)) is not None
-        ]
+        parsed = [parse_record(line) for line in complete.splitlines()]
+        return [record for record in parsed if record is not None]
 
 
 class Trials:
@@ -115,7 +113,10 @@ class Trials:
         threads: int,
         cwd: str,
     ) -> None:
-        self.directory, self.command, self.threads, self.cwd = directory, command, threads, cwd
+        self.directory = directory
+        self.command = command
+        self.threads = threads
+        self.cwd = cwd
         self.running: dict[str, Trial] = {}
 
     def start(self, name: str) -> None:
@@ -127,10 +128,9 @@ class Trials:
             make_no_follow(path / folder)
         metrics = path / name / "metrics.jsonl"
         fresh = not metrics.exists()
-        with open(
-            open_no_follow(path / LOGS / f"{name}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT),
-            "ab",
-        ) as log:
+        log_file = path / LOGS / f"{name}.log"
+        descriptor = open_no_follow(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with open(descriptor, "ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
                 self.command(name),
@@ -179,26 +179,30 @@ class Trials:
 
     def _outcome(self, trial: Trial, code: int) -> Outcome:
         saved = outcome_of(self.directory.path, trial.name)
-        if (
-            saved is not None and saved["status"] == "finished"
-        ):  # a later exit status does not matter
-            return Outcome("finished")
+        if saved is not None and saved["status"] == "finished":
+            return Outcome("finished")  # a later exit status does not matter
         if trial.ending == "pruned" and (code in _STOPPED or code == 0):
             return Outcome("pruned")
         if code in _STOPPED:
             return Outcome("stopped")
+        if code == -signal.SIGKILL:
+            return Outcome("failed", "killed by SIGKILL (out of host memory?)")
         if code < 0:
-            short = " (out of host memory?)" * (code == -signal.SIGKILL)
-            return Outcome("failed", f"killed by {signal.Signals(-code).name}{short}")
+            return Outcome("failed", f"killed by {signal.Signals(-code).name}")
         return Outcome(_BY_EXIT.get(code, "failed"), self._error_message(trial))
 
     def _error_message(self, trial: Trial) -> str:
         with (self.directory.path / LOGS / f"{trial.name}.log").open("rb") as log:
             log.seek(trial.log_start)
             lines = log.read().decode(errors="replace").splitlines()
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        errors += [line for line in lines if line.strip()][-1:] or ["the process printed nothing"]
-        return errors[0][:_MAX_MESSAGE]
+        message = "the process printed nothing"
+        for line in lines:
+            if line.startswith("error: "):
+                message = line.removeprefix("error: ")
+                break
+            if line.strip():
+                message = line  # the last line, if none is an error
+        return message[:_MAX_MESSAGE]
 
 
 def with_threads(threads: int) -> dict[str, str]:

@@ -4,10 +4,11 @@ tables.
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import chain, count, product
+from itertools import chain, product
 from typing import Any, Literal
 
 from surefoot.errors import ConfigError
@@ -39,41 +40,38 @@ def grid(vary: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     >>> grid({})
     []
     """
-    return (
-        [dict(zip(vary, values, strict=True)) for values in product(*vary.values())] if vary else []
-    )
+    if not vary:
+        return []
+    return [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
 
 
 def names(combinations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a short and unique name for each combination of settings, valid as a directory name on
     every system.
 
-    >>> names(
-    ...     [
-    ...         {"optimizer.name": "adamw", "optimizer.lr": 0.001},
-    ...         {"optimizer.name": "sgd", "optimizer.lr": 1e-1},
-    ...     ]
-    ... )
-    ['name=adamw,lr=0.001', 'name=sgd,lr=0.1']
+    >>> names([{"optimizer.name": name, "optimizer.lr": 0.001} for name in ("adamw", "sgd")])
+    ['name=adamw,lr=0.001', 'name=sgd,lr=0.001']
     >>> names([{"optimizer.name": "adamw", "schedule.name": "wsd"}, {"data.path": "a/b"}])
     ['optimizer.name=adamw,schedule.name=wsd', 'path=a_b']
     >>> names([{"data.path": "a/b"}, {"data.path": "a:b"}, {}])
     ['path=a_b', 'path=a_b-2', 'base']
     """
-    short = short_names({setting for combination in combinations for setting in combination})
+    short = short_names(set(chain.from_iterable(combinations)))
     unique_names: list[str] = []
     for combination in combinations:
-        plain = {
-            name: re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value))
-            for name, value in combination.items()
-        }
-        text = ",".join(f"{short[name]}={value}" for name, value in plain.items()) or "base"
+        pairs = []
+        for setting, value in combination.items():
+            plain = re.sub(r"[^A-Za-z0-9_.+%-]+", "_", as_typed(value))
+            pairs.append(f"{short[setting]}={plain}")
+        text = ",".join(pairs) or "base"
         if len(text) > _LONGEST:
             text = f"{text[: _LONGEST - 9]}-{sha256(text.encode()).hexdigest()[:8]}"
-        others = (f"{text}-{number}" for number in count(2))  # two paths may give the same text
-        unique_names.append(
-            next(name for name in chain([text], others) if name not in unique_names)
-        )
+        name = text
+        number = 1
+        while name in unique_names:  # two paths may give the same text
+            number += 1
+            name = f"{text}-{number}"
+        unique_names.append(name)
     return unique_names
 
 
@@ -91,23 +89,22 @@ def group_labels(variants: Sequence[Variant]) -> dict[str, str]:
     {'name=constant,lr=0.1': 'lr=0.1', 'name=constant,lr=0.2': 'lr=0.2'}
     """
     groups = {variant.group: variant for variant in variants}
-    varied = dict.fromkeys(setting for variant in variants for setting in variant.varied)
-    apart = [
-        name
-        for name in varied
-        if len({repr(_effective(variant, name)) for variant in groups.values()}) > 1
-    ]
-    short, labels = short_names(apart), dict[str, str]()
+    varied: dict[str, None] = {}
+    for variant in variants:
+        varied |= dict.fromkeys(variant.varied)
+    unlike = []  # the settings that differ between groups
+    for setting in varied:
+        values = {repr(_effective(variant, setting)) for variant in groups.values()}
+        if len(values) > 1:
+            unlike.append(setting)
+    short = short_names(unlike)
+    labels = {}
     for group, variant in groups.items():
-        own = [setting for setting in apart if setting in variant.varied] or apart
-        text = ",".join(
-            f"{short[setting]}={as_typed(_effective(variant, setting))}" for setting in own
-        )
-        labels[group] = text if text and variant.varied and "=" in group else group
-    return {
-        group: label if list(labels.values()).count(label) == 1 else group
-        for group, label in labels.items()
-    }
+        listed = [setting for setting in unlike if setting in variant.varied] or unlike
+        pairs = [f"{short[name]}={as_typed(_effective(variant, name))}" for name in listed]
+        labels[group] = ",".join(pairs) if pairs and variant.varied and "=" in group else group
+    counts = Counter(labels.values())
+    return {group: label if counts[label] == 1 else group for group, label in labels.items()}
 
 
 def run_labels(variants: Sequence[Variant]) -> dict[str, str]:
@@ -130,12 +127,9 @@ def short_names(settings: Iterable[str]) -> dict[str, str]:
     >>> short_names(["optimizer.lr", "optimizer.name", "schedule.name"])
     {'optimizer.lr': 'lr', 'optimizer.name': 'optimizer.name', 'schedule.name': 'schedule.name'}
     """
-    known = list(settings)
-    last = [setting.rpartition(".")[2] for setting in known]
-    return {
-        setting: leaf if last.count(leaf) == 1 else setting
-        for setting, leaf in zip(known, last, strict=True)
-    }
+    last_parts = {setting: setting.rpartition(".")[2] for setting in settings}
+    counts = Counter(last_parts.values())
+    return {setting: last if counts[last] == 1 else setting for setting, last in last_parts.items()}
 
 
 def flags(settings: Mapping[str, Any]) -> str:
@@ -146,10 +140,11 @@ def flags(settings: Mapping[str, Any]) -> str:
     """
     words = []
     for setting, value in settings.items():
-        words += [
-            f"--{setting.replace('_', '-')}",
-            *map(as_typed, value if isinstance(value, list | tuple) else [value]),
-        ]
+        words.append(f"--{setting.replace('_', '-')}")
+        if isinstance(value, list | tuple):
+            words += [as_typed(item) for item in value]
+        else:
+            words.append(as_typed(value))
     return shlex.join(words)
 
 
