@@ -15,10 +15,9 @@ def encode_documents(documents: Sequence[str], tokenizer: Tokenizer) -> np.ndarr
     >>> encode_documents(["ab", "c"], ByteTokenizer()).tolist()
     [97, 98, 256, 99, 256]
     """
-    end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-    parts = [
-        part
-        for tokens in tokenizer.encode_all(documents)
-        for part in (tokens, np.array(end, dtype=tokens.dtype))
-    ]
-    return np.concatenate(parts)
+    pieces = list[np.ndarray]()
+    for tokens in tokenizer.encode_all(documents):
+        pieces.append(tokens)
+        if tokenizer.eos_id is not None:
+            pieces.append(np.array([tokenizer.eos_id], dtype=tokens.dtype))
+    return np.concatenate(pieces)

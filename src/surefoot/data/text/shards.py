@@ -67,12 +67,8 @@ class TokenShards:
         """
         directory = local_path(directory, setting="directory")
         vocab_size, dtype, shards = _read_index(directory)
-        return cls(
-            directory,
-            vocab_size,
-            shards,
-            [_mmap(directory / shard.name, shard, dtype) for shard in shards],
-        )
+        arrays = [_mmap(directory / shard.name, shard, dtype) for shard in shards]
+        return cls(directory, vocab_size, shards, arrays)
 
     def __len__(self) -> int:
         return sum(len(array) for array in self.arrays)
@@ -81,16 +77,20 @@ class TokenShards:
         """Return (training, validation) as views; the last `val_fraction` of the tokens is for
         validation.
         """
-        held_out = round(len(self) * val_fraction)
-        cut = len(self) - held_out
-        check_parts(cut, held_out, val_fraction, what="tokens", cure="0.01")
-        training, end, offset = list[Tokens](), list[Tokens](), 0
+        validation_count = round(len(self) * val_fraction)
+        training_count = len(self) - validation_count
+        check_parts(training_count, validation_count, val_fraction, what="tokens", cure="0.01")
+        training = list[Tokens]()
+        validation = list[Tokens]()
+        left = training_count
         for array in self.arrays:
-            here = min(max(0, cut - offset), len(array))
-            training += [array[:here]] if here else []
-            end += [array[here:]] if here < len(array) else []
-            offset += len(array)
-        return replace(self, arrays=training), replace(self, arrays=end)
+            cut = min(left, len(array))
+            left -= cut
+            if cut > 0:
+                training.append(array[:cut])
+            if cut < len(array):
+                validation.append(array[cut:])
+        return replace(self, arrays=training), replace(self, arrays=validation)
 
     def refuse_damaged(self, *, max_bytes: int = 4 << 30) -> int:
         """Raise `DataError` with the names of damaged shards (wrong SHA-256); return the number of
@@ -100,21 +100,22 @@ class TokenShards:
         are checked.
         """
         size_bytes = sum(shard.count for shard in self.shards) * self.arrays[0].itemsize
-        chosen = self.shards[:: max(1, -(-size_bytes // max_bytes))]
+        distance = max(1, -(-size_bytes // max_bytes))
+        chosen = self.shards[::distance]
         with ThreadPoolExecutor(8) as pool:
             damaged = pool.map(lambda shard: is_damaged(self.directory, shard), chosen)
-        wrong = [str(self.directory / shard.name) for shard in compress(chosen, damaged)]
-        if wrong:
-            more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        paths = [str(self.directory / shard.name) for shard in compress(chosen, damaged)]
+        if paths:
+            more = f", and {len(paths) - 1} more" if len(paths) > 1 else ""
             anew: Remedy = "write it again"
             if (self.directory / "prepare.json").is_file():
                 anew = Command(f"surefoot data prepare {self.directory} ...")
             raise DataError(
                 "shard-damaged",
-                problem=f"token shard {wrong[0]}{more} is damaged: its SHA-256 is not the recorded"
+                problem=f"token shard {paths[0]}{more} is damaged: its SHA-256 is not the recorded"
                 " one",
                 remedy=["copy it again, or repeat the same command", anew],
-                paths=wrong,
+                paths=paths,
             )
         return len(chosen)
 
@@ -153,12 +154,11 @@ def write_shards(
         if value < 1:
             raise out_of_range(setting, value, "1 or more")
     directory.mkdir(parents=True, exist_ok=True)
-    parts = [tokens] if isinstance(tokens, np.ndarray) else tokens
-    filled = enumerate(cut_shards(enumerate(_check_tokens(parts, vocab_size)), shard_tokens))
-    shards = [
-        write_shard(pieces, directory, number=number, vocab_size=vocab_size)
-        for number, (pieces, *_) in filled
-    ]
+    parts = _checked([tokens] if isinstance(tokens, np.ndarray) else tokens, vocab_size)
+    shards = list[Shard]()
+    for pieces, _, _ in cut_shards(enumerate(parts), shard_tokens):
+        shard = write_shard(pieces, directory, number=len(shards), vocab_size=vocab_size)
+        shards.append(shard)
     if not shards:
         raise without_tokens(directory)
     return write_index(shards, directory, vocab_size=vocab_size)
@@ -187,7 +187,8 @@ def write_shard(
     pieces: Sequence[Tokens], directory: Path, *, number: int, vocab_size: int
 ) -> Shard:
     """Write one shard and return its index entry, after the bytes are on disk."""
-    path, dtype = directory / f"shard-{number:05d}.bin", _DTYPES[_dtype_name(vocab_size)]
+    path = directory / f"shard-{number:05d}.bin"
+    dtype = _DTYPES[_dtype_name(vocab_size)]
     data = np.concatenate(pieces).astype(dtype).tobytes()
     write_whole(path, data)
     return Shard(path.name, len(data) // dtype.itemsize, sha256(data).hexdigest())
@@ -197,12 +198,11 @@ def write_index(shards: Sequence[Shard], directory: Path, *, vocab_size: int) ->
     """Write the index file, which makes the shards of a directory one data set; return this data
     set.
     """
-    noted = [vars(shard) for shard in shards]
     index = {
         "format_version": 1,
         "dtype": _dtype_name(vocab_size),
         "vocabulary": vocab_size,
-        "shards": noted,
+        "shards": [vars(shard) for shard in shards],
     }
     write_whole(directory / INDEX, json.dumps(index, indent=1).encode())
     return TokenShards.open(directory)
@@ -212,14 +212,15 @@ def _dtype_name(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def _check_tokens(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
+def _checked(parts: Iterable[Tokens], vocab_size: int) -> Iterator[Tokens]:
     before = 0
     for part in parts:
         array = np.asarray(part)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise not_tokens(array)
-        if (wrong := np.flatnonzero((array < 0) | (array >= vocab_size))).size:
-            first = int(wrong[0])
+        outside = np.flatnonzero((array < 0) | (array >= vocab_size))
+        if outside.size:
+            first = int(outside[0])
             raise outside_vocabulary(int(array[first]), before + first, vocab_size)
         before += len(array)
         yield array
@@ -234,14 +235,18 @@ def cut_shards(
     pieces: list[Tokens] = []
     room = shard_tokens
     for part, tokens in parts:
-        first, skip = skip, 0
+        first = skip
+        skip = 0
         while first < len(tokens):
-            pieces.append(tokens[first : first + room])
-            first, room = first + len(pieces[-1]), room - len(pieces[-1])
-            following = part, first
+            piece = tokens[first : first + room]
+            pieces.append(piece)
+            first += len(piece)
+            room -= len(piece)
             if room == 0:
-                yield pieces, *following
-                pieces, room = [], shard_tokens
+                yield pieces, part, first
+                pieces = []
+                room = shard_tokens
+            following = (part, first)
     if pieces:
         yield pieces, *following
 
@@ -263,11 +268,9 @@ def _read_index(directory: Path) -> tuple[int, np.dtype[Any], list[Shard]]:
             Shard(str(shard["name"]), int(shard["count"]), str(shard["sha256"]))
             for shard in index["shards"]
         ]
-        vocab_size, dtype, version = (
-            int(index["vocabulary"]),
-            _DTYPES[index["dtype"]],
-            index["format_version"],
-        )
+        vocab_size = int(index["vocabulary"])
+        dtype = _DTYPES[index["dtype"]]
+        version = index["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise _not_an_index(path, f"{type(problem).__name__}: {problem}") from problem
     if version != 1:

@@ -29,7 +29,8 @@ from surefoot.tokenizers.tokenizer import Tokenizer
 MAX_BYTES = 1 << 30  # of all entries
 MIN_CHARACTERS = 1 << 20  # a smaller text is encoded in less than a second
 _ABANDONED_S = 3600.0  # age of a half written file whose process was killed
-_SUFFIX, _PARTIAL = ".tokens", ".partial"
+_SUFFIX = ".tokens"
+_PARTIAL = ".partial"
 _CHECKSUM = 32  # bytes
 
 Arrays = dict[str, np.ndarray]
@@ -50,8 +51,10 @@ class TextCache:
     def __init__(
         self, training: Sequence[str], val: Sequence[str], *, enabled: bool = True
     ) -> None:
-        self.training, self.val = training, val
-        self.enabled = enabled and sum(map(len, training)) + sum(map(len, val)) >= MIN_CHARACTERS
+        self.training = training
+        self.val = val
+        characters = sum(map(len, training)) + sum(map(len, val))
+        self.enabled = enabled and characters >= MIN_CHARACTERS
         self.directory: Path | None = None
 
     def trained_tokenizer(self, *, vocab_size: int) -> BPETokenizer:
@@ -61,9 +64,8 @@ class TextCache:
             tokenizer = BPETokenizer.train(self.training, vocab_size=vocab_size)
             return {"json": np.frombuffer(tokenizer.to_json().encode(), np.uint8)}
 
-        return BPETokenizer.from_json(
-            self._cached(["bpe", str(vocab_size)], train)["json"].tobytes().decode()
-        )
+        arrays = self._cached(["bpe", str(vocab_size)], train)
+        return BPETokenizer.from_json(arrays["json"].tobytes().decode())
 
     def encoded(self, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
         """Return the tokens of the training documents and of the validation documents, as
@@ -76,8 +78,10 @@ class TextCache:
                 "val": encode_documents(self.val, tokenizer),
             }
 
-        is_slow = isinstance(tokenizer, BPETokenizer)  # others encode as fast as a file is read
-        arrays = self._cached(["tokens", tokenizer.to_json()], encode) if is_slow else encode()
+        if isinstance(tokenizer, BPETokenizer):
+            arrays = self._cached(["tokens", tokenizer.to_json()], encode)
+        else:  # others encode as fast as a file is read
+            arrays = encode()
         return arrays["training"], arrays["val"]
 
     @cached_property
@@ -89,34 +93,31 @@ class TextCache:
 
     def _cached(self, key: Sequence[str], make: Callable[[], Arrays]) -> Arrays:
         directory = user_cache("tokens")
-        if not (
-            self.enabled and directory.is_absolute() and self._key
-        ):  # relative: there is no home directory
+        has_home = directory.is_absolute()
+        if not self.enabled or not has_home or not self._key:
             return make()
         path = directory / f"{_hash([*self._key, *key])}{_SUFFIX}"
-        arrays = None
         with suppress(OSError):
             arrays = _read(path)
-            self.directory = directory if arrays is not None else self.directory
-        if arrays is None:
-            arrays = make()
-            with suppress(OSError):
-                if _write(path, arrays):
-                    self.directory = directory
+            if arrays is not None:
+                self.directory = directory
+                return arrays
+        arrays = make()
+        with suppress(OSError):
+            if _write(path, arrays):
+                self.directory = directory
         return arrays
 
 
 def _versions() -> list[str]:
-    # what determines tokens besides text and settings
+    """Return what determines tokens besides text and settings."""
     with needed_for("a byte-pair tokenizer", "tokenizers"):
         import tokenizers
 
     modules = (bpe, long_words, protocol, document_tokens)
     sources = [__file__, *(str(module.__file__) for module in modules)]
-    return [
-        tokenizers.__version__,
-        *(sha256(Path(source).read_bytes()).hexdigest() for source in sources),
-    ]
+    hashes = [sha256(Path(source).read_bytes()).hexdigest() for source in sources]
+    return [tokenizers.__version__, *hashes]
 
 
 def _hash(texts: Iterable[str]) -> str:
@@ -149,7 +150,8 @@ def _read(path: Path) -> Arrays | None:
         _refuse_foreign(status)
         if status.st_size > MAX_BYTES:
             return None
-        checksum, content = file.read(_CHECKSUM), file.read(status.st_size)
+        checksum = file.read(_CHECKSUM)
+        content = file.read(status.st_size)
     if checksum != _checksum(path, content):
         return None
     with suppress(OSError):
@@ -165,9 +167,8 @@ def _write(path: Path, arrays: Arrays) -> bool:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(path.parent.stat())
     content = save(arrays)  # a copy of all bytes
-    handle, partial = tempfile.mkstemp(
-        suffix=_PARTIAL, dir=path.parent
-    )  # other processes may write the same entry
+    # other processes may write the same entry
+    handle, partial = tempfile.mkstemp(suffix=_PARTIAL, dir=path.parent)
     try:
         with open(handle, "wb") as file:
             file.write(_checksum(path, content))
@@ -181,14 +182,14 @@ def _write(path: Path, arrays: Arrays) -> bool:
 
 
 def _delete_old(directory: Path) -> None:
+    """Delete the least recently used entries of a cache that is too large, and abandoned files."""
     with os.scandir(directory) as entries:
-        statuses = [
-            (file.path, file.stat()) for file in entries if file.name.endswith((_SUFFIX, _PARTIAL))
-        ]
-    total = 0
-    for path, status in sorted(statuses, key=lambda each: each[1].st_mtime, reverse=True):
-        total += status.st_size
-        if total > MAX_BYTES or (
-            path.endswith(_PARTIAL) and time.time() - status.st_mtime > _ABANDONED_S
-        ):
-            Path(path).unlink(missing_ok=True)
+        files = [entry for entry in entries if entry.name.endswith((_SUFFIX, _PARTIAL))]
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
+    total_bytes = 0
+    for file in files:
+        status = file.stat()  # as it was for the sort
+        total_bytes += status.st_size
+        is_old = time.time() - status.st_mtime > _ABANDONED_S
+        if total_bytes > MAX_BYTES or (is_old and file.name.endswith(_PARTIAL)):
+            Path(file.path).unlink(missing_ok=True)

@@ -34,7 +34,8 @@ class TrainWindows:
     def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
         self.arrays = _arrays(tokens, context)
         self.identity = {**_identity(tokens, context), "seed": seed}
-        self.context, self.key = context, stream_key(seed, "window offset")
+        self.context = context
+        self.key = stream_key(seed, "window offset")
         sizes = np.array([len(array) for array in self.arrays])
         counts = np.maximum(0, sizes - context) // context
         self.offset_counts = np.array(np.maximum(1, sizes - counts * context), dtype=np.uint64)
@@ -66,22 +67,14 @@ class TrainWindows:
         if (epochs == first).all():
             offsets = self.offsets(first)[sources]
         else:
-            offsets = np.array(
-                [
-                    self.offsets(epoch)[source]
-                    for epoch, source in zip(epochs.tolist(), sources, strict=True)
-                ]
-            )
-        window_BT = _windows(
-            self.arrays,
-            sources,
-            (ids - self.starts[sources]) * self.context + offsets,
-            self.context,
-        )
+            windows = zip(epochs.tolist(), sources, strict=True)
+            offsets = np.array([self.offsets(epoch)[source] for epoch, source in windows])
+        firsts = (ids - self.starts[sources]) * self.context + offsets
+        window_BT = _windows(self.arrays, sources, firsts, self.context)
         # contiguous copies, because a loss may `view` its targets
-        return torch.from_numpy(window_BT[:, :-1].astype(np.int64)), torch.from_numpy(
-            window_BT[:, 1:].astype(np.int64)
-        )
+        inputs_BT = window_BT[:, :-1].astype(np.int64)
+        targets_BT = window_BT[:, 1:].astype(np.int64)
+        return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
 
     def passages(self, ids: Ids) -> Batch:
         """Return a passage of each window in the first epoch (see `stored_samples.passages`), and
@@ -126,7 +119,8 @@ class EvalWindows:
         max_tokens: int | None = None,
         seed: int = 0,
     ) -> None:
-        self.arrays, self.identity = _arrays(tokens, context), _identity(tokens, context)
+        self.arrays = _arrays(tokens, context)
+        self.identity = _identity(tokens, context)
         self.context = context
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
         self.ends = np.cumsum(counts)
@@ -143,9 +137,8 @@ class EvalWindows:
         if max_tokens is not None and max_tokens < windows * context:
             self.identity |= {"max_tokens": max_tokens, "seed": seed}
             first = np.arange(max(1, -(-max_tokens // context)), dtype=np.int64)
-            self.chosen = np.sort(
-                permutation(stream_key(seed, "evaluated windows"), windows, first)
-            )
+            key = stream_key(seed, "evaluated windows")
+            self.chosen = np.sort(permutation(key, windows, first))
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.chosen is None else len(self.chosen)
@@ -158,9 +151,8 @@ class EvalWindows:
         window_BT = _windows(self.arrays, sources, firsts, self.context).astype(np.int64)
         filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
-        return torch.from_numpy(inputs_BT), torch.from_numpy(
-            np.where(filled_BT, IGNORED, window_BT[:, 1:])
-        )
+        targets_BT = np.where(filled_BT, IGNORED, window_BT[:, 1:])
+        return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
 
     def passages(self, ids: Ids) -> Batch:
         """Return a passage of each window (see `stored_samples.passages`), and all targets."""
@@ -190,9 +182,8 @@ def _windows(arrays: Sequence[Tokens], sources: Ids, firsts: Ids, context: int) 
 def _cut(array: Tokens, firsts: Ids, context: int) -> Tokens:
     if array.flags.c_contiguous and firsts.size and firsts.max() < len(array) - context:
         # overlapping view, so that NumPy copies rows instead of single tokens
-        rows: Tokens = np.ndarray(
-            (len(array) - context, context + 1), array.dtype, array, strides=array.strides * 2
-        )
+        shape = (len(array) - context, context + 1)
+        rows: Tokens = np.ndarray(shape, array.dtype, array, strides=array.strides * 2)
         return rows[firsts]
     return array.take(firsts[:, None] + np.arange(context + 1), mode="clip")
 
@@ -212,5 +203,6 @@ def _identity(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
         return {**tokens.fingerprint(), "context": context}
     array = np.asarray(tokens)
     # all tokens up to 16 Mi, or 16 to 32 Mi evenly spaced tokens: the hash takes milliseconds
-    digest = sha256(array[:: max(1, len(array) // (1 << 24))].astype("<i8").tobytes()).hexdigest()
+    distance = max(1, len(array) // (1 << 24))
+    digest = sha256(array[::distance].astype("<i8").tobytes()).hexdigest()
     return {"tokens": len(array), "sha256": digest, "context": context}
