@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import compress, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,33 +63,34 @@ def tokens_by_word(
     ... )[0].tolist()
     [1, 3, 3, 3, 2, 2, 2, 2]
     """
-    number: dict[str, int] = defaultdict(
-        count().__next__
-    )  # word -> number, in order of first appearance
-    numbers = [
-        np.fromiter(map(number.__getitem__, words), np.int32, len(words))
-        for words in map(_WORD.findall, texts)
-    ]
-    tokens = encode(list(number))
-    lengths = np.array([len(each) for each in tokens], dtype=np.int64)
-    first = np.cumsum(lengths) - lengths
-    row = np.concatenate([np.empty(0, dtype), *tokens]).astype(dtype, copy=False)
-    token_arrays = []
-    for chosen in numbers:
-        counts = lengths[chosen]
+    # word -> number, in order of first appearance
+    numbers: dict[str, int] = defaultdict(count().__next__)
+    numbers_of_texts = []
+    for text in texts:
+        words = _WORD.findall(text)
+        numbers_of_texts.append(np.fromiter(map(numbers.__getitem__, words), np.int32, len(words)))
+    tokens_of_words = encode(list(numbers))
+    lengths = np.array([len(tokens) for tokens in tokens_of_words], dtype=np.int64)
+    firsts = np.cumsum(lengths) - lengths
+    all_tokens = np.concatenate([np.empty(0, dtype), *tokens_of_words]).astype(dtype, copy=False)
+    tokens_of_texts = []
+    for numbers_of_text in numbers_of_texts:
+        counts = lengths[numbers_of_text]
         # the tokens of a word begin after the tokens of the previous words
-        shifts = first[chosen] - (np.cumsum(counts) - counts)
-        token_arrays.append(row[np.arange(counts.sum()) + np.repeat(shifts, counts)])
-    return token_arrays
+        shifts = firsts[numbers_of_text] - (np.cumsum(counts) - counts)
+        places = np.arange(counts.sum()) + np.repeat(shifts, counts)
+        tokens_of_texts.append(all_tokens[places])
+    return tokens_of_texts
 
 
 def splits_into_words(tokenizer: "tokenizers.Tokenizer") -> bool:
     """Return True if a byte-level tokenizer splits text exactly like GPT-2's tokenizer."""
     if tokenizer.pre_tokenizer is None or tokenizer.normalizer is not None:
         return False
-    pieces = json.loads(tokenizer.pre_tokenizer.__getstate__())
-    plain = {key: value for key, value in pieces.items() if key != "trim_offsets"} == _PLAIN
-    return plain and all(token.special for token in tokenizer.get_added_tokens_decoder().values())
+    state = json.loads(tokenizer.pre_tokenizer.__getstate__())
+    state.pop("trim_offsets", None)
+    added_tokens = tokenizer.get_added_tokens_decoder().values()
+    return state == _PLAIN and all(token.special for token in added_tokens)
 
 
 class BPETokenizer:
@@ -231,14 +232,18 @@ class BPETokenizer:
         """Return the tokens of each text; ASCII texts are encoded word by word, other texts by the
         library on all cores.
         """
-        plain = [self.by_word and text.isascii() for text in texts]
-        by_word = iter(tokens_by_word([*compress(texts, plain)], self._by_library, self.dtype))
-        by_library = iter(
-            self._by_library(
-                [text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]
-            )
-        )
-        return [next(by_word if is_plain else by_library) for is_plain in plain]
+        of_words = [text for text in texts if self._is_of_words(text)]
+        others = [text for text in texts if not self._is_of_words(text)]
+        tokens_of_words = iter(tokens_by_word(of_words, self._by_library, self.dtype))
+        tokens_of_others = iter(self._by_library(others))
+        rows = []
+        for text in texts:
+            rows.append(next(tokens_of_words if self._is_of_words(text) else tokens_of_others))
+        return rows
+
+    def _is_of_words(self, text: str) -> bool:
+        """Return True for a text that may be encoded word by word."""
+        return self.by_word and text.isascii()
 
     def _by_library(self, texts: list[str]) -> list[NDArray[Any]]:
         encoded = self.tokenizer.encode_batch_fast(
@@ -257,9 +262,8 @@ class BPETokenizer:
         """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes
         U+FFFD.
         """
-        return self.tokenizer.decode(
-            [token for token in as_ids(ids, self.vocab_size) if token != self.eos_id]
-        )
+        tokens = [token for token in as_ids(ids, self.vocab_size) if token != self.eos_id]
+        return self.tokenizer.decode(tokens)
 
 
 def from_json(text: str) -> Tokenizer:
@@ -268,12 +272,13 @@ def from_json(text: str) -> Tokenizer:
     >>> from_json(CharacterTokenizer("xy").to_json()).encode("yx").tolist()
     [1, 0]
     """
-    kinds: dict[str, type[ByteTokenizer | CharacterTokenizer | BPETokenizer]] = {
+    classes: dict[str, type[ByteTokenizer | CharacterTokenizer | BPETokenizer]] = {
         "bytes": ByteTokenizer,
         "characters": CharacterTokenizer,
         "bpe": BPETokenizer,
     }
-    return kinds[parse_description(text, kinds)["kind"]].from_json(text)
+    description = parse_description(text, classes)
+    return classes[description["kind"]].from_json(text)
 
 
 def load(path: Path | str, *, end_token: str | None = None) -> Tokenizer:
@@ -294,7 +299,9 @@ def load(path: Path | str, *, end_token: str | None = None) -> Tokenizer:
     path = local_path(path, setting="path")
     inside = path / "tokenizer.json"
     file = inside if inside.is_file() else path
-    text, description = read_json(file) if file.is_file() else ("", None)
+    if not file.is_file():
+        return BPETokenizer.load(file, end_token=end_token)
+    text, description = read_json(file)
     is_ours = isinstance(description, dict) and "kind" in description
     if not is_ours:
         return BPETokenizer.load(file, end_token=end_token)
@@ -360,7 +367,8 @@ def _from_library(text: str, *, where: str | Path) -> "tokenizers.Tokenizer":
             remedy="set its dropout to null",
             source=where,
         )
-    last, tokens = max(tokenizer.get_vocab().values()), tokenizer.get_vocab_size()
+    last = max(tokenizer.get_vocab().values())
+    tokens = tokenizer.get_vocab_size()
     if last + 1 != tokens:
         raise DataError(
             "tokenizer-with-gaps",
@@ -376,10 +384,14 @@ def _find_end_token(
 ) -> str | None:
     """Return the chosen end token, or the one in the files of a folder, or a usual one."""
     tokenizer.encode_special_tokens = True
-    beside = None if chosen is not None else end_token_beside(folder)
-    name, source = (chosen, None) if beside is None else beside
-    if name is None:
+    if chosen is not None:
+        if tokenizer.token_to_id(chosen) is None:
+            raise unknown_end_token(chosen, tokenizer)
+        return chosen
+    beside = end_token_beside(folder)
+    if beside is None:
         return usual_end_token(tokenizer)
+    name, source = beside
     if tokenizer.token_to_id(name) is None:
         raise unknown_end_token(name, tokenizer, source=source)
     return name
@@ -401,11 +413,14 @@ def _is_byte_level(tokenizer: "tokenizers.Tokenizer") -> bool:
 
 
 def _keeps_text(tokenizer: "tokenizers.Tokenizer") -> bool:
+    """Return True if a tokenizer gives back a text with bytes, characters of all lengths in UTF-8,
+    and its own added tokens.
+    """
     codes = (*range(256), 0x7FF, *range(0x800, 0xD800, 0x800), *range(0x10000, 0x110000, 0x10000))
-    added = " ".join(
-        f" {token.content} " for token in tokenizer.get_added_tokens_decoder().values()
-    )
-    text = f"Hello, WORLD 12 dogs\n\n  a\tb {''.join(map(chr, codes))}{added} end "
+    characters = "".join(map(chr, codes))
+    added_tokens = tokenizer.get_added_tokens_decoder().values()
+    added = " ".join(f" {token.content} " for token in added_tokens)
+    text = f"Hello, WORLD 12 dogs\n\n  a\tb {characters}{added} end "
     tokens = tokenizer.encode(text, add_special_tokens=False)
     return str(tokenizer.decode(tokens.ids, skip_special_tokens=False)) == text
 
@@ -414,24 +429,28 @@ def _changed_text(
     tokenizer: "tokenizers.Tokenizer", text: str, ids: list[int], again: str
 ) -> DataError:
     """Return the error for a text that a tokenizer would not give back, with the reason."""
-    pairs = zip(text, again, strict=False)
     shorter = min(len(text), len(again))
-    place = next((at for at, (one, other) in enumerate(pairs) if one != other), shorter)
+    place = 0  # of the first difference
+    while place < shorter and text[place] == again[place]:
+        place += 1
     begin = max(0, place - _SHOWN // 2)
-    was = text[begin : begin + _SHOWN]
-    unknown = tokenizer.token_to_id(str(getattr(tokenizer.model, "unk_token", None) or "<unk>"))
+    before = text[begin : begin + _SHOWN]
+    after = again[begin : begin + _SHOWN]
+    unknown_token = getattr(tokenizer.model, "unk_token", None) or "<unk>"
+    unknown = tokenizer.token_to_id(str(unknown_token))
     normalizer = tokenizer.normalizer
     if unknown is not None and unknown in ids:
         reason = "it has no tokens for these characters"
-    elif normalizer is not None and normalizer.normalize_str(was) != was:
-        kinds = ", ".join(dict.fromkeys(_TYPE.findall(normalizer.__getstate__().decode())))
-        reason = f"its normalizer ({kinds}) writes these characters differently"
+    elif normalizer is not None and normalizer.normalize_str(before) != before:
+        types = _TYPE.findall(normalizer.__getstate__().decode())
+        names = ", ".join(dict.fromkeys(types))
+        reason = f"its normalizer ({names}) writes these characters differently"
     else:
         reason = "it drops or adds characters"
     return DataError(
         "tokenizer-changes-text",
-        problem=f"the tokenizer changes the text: {was!r} would come back as"
-        f" {again[begin : begin + _SHOWN]!r} (character {place + 1})",
+        problem=f"the tokenizer changes the text: {before!r} would come back as {after!r}"
+        f" (character {place + 1})",
         reason=f"{reason}, so the model would learn another text than this one",
         remedy="use a byte-level tokenizer, such as GPT-2's, or change the text in this way before",
         place=place,

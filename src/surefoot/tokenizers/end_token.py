@@ -63,13 +63,14 @@ def unknown_end_token(
 ) -> DataError:
     """Return the error for an end token that the vocabulary lacks. `source` is the file that names
     it; None: the user."""
-    special = [
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    ]
-    remedies: list[Any] = [
-        Setting("data.end_token", token) for token in dict.fromkeys([*special, *USUAL])
+    added_tokens = tokenizer.get_added_tokens_decoder().values()
+    special = [token.content for token in added_tokens if token.special]
+    known = [
+        token
+        for token in dict.fromkeys([*special, *USUAL])
         if tokenizer.token_to_id(token) is not None
-    ][:4]  # fmt: skip
+    ]
+    remedies: list[Any] = [Setting("data.end_token", token) for token in known[:4]]
     named_by = f"{source} names the end token {name!r}" if source else f"end_token = {name!r}"
     return DataError(
         "end-token-unknown",

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 LONGEST_WORD = 4096  # characters
 _BLOCK = LONGEST_WORD // 2
-_BLANK, _OTHER = re.compile(r"\s"), re.compile(r"\S")
+_BLANK = re.compile(r"\s")
+_OTHER = re.compile(r"\S")
 # a run of white space or of other characters that may hold such a word; a match starts only at the
 # beginning of a run
 _LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD + 1},}}|(?<!\s)\s{{{LONGEST_WORD + 1},}}")

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["bpe", "unigram"]
 
-PADDING, BEGIN, END = 0, 1, 2  # padding of rows, start of a target, end of a source or target
+PADDING = 0  # of rows
+BEGIN = 1  # of a target
+END = 2  # of a source or target
 _SPECIAL = ["<padding>", "<begin>", "<end>"]
 
 
@@ -47,10 +49,8 @@ class SubwordTokenizer:
     """The smallest vocabulary size: 256 bytes, padding, begin and end."""
 
     def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
-        self.tokenizer, tokenizer.encode_special_tokens = (
-            tokenizer,
-            True,
-        )  # encode the characters <end> as text
+        self.tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True  # encode the characters <end> as text
         self.vocab_size: int = tokenizer.get_vocab_size()
         self.kind: Kind = "bpe" if type(tokenizer.model).__name__ == "BPE" else "unigram"
 
@@ -68,13 +68,19 @@ class SubwordTokenizer:
         if vocab_size < smallest:
             meaning = f"{smallest} or more: the bytes, padding, begin and end"
             raise out_of_range("vocab_size", vocab_size, meaning)
-        common: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "vocab_size": vocab_size,
             "special_tokens": _SPECIAL,
             "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
             "show_progress": False,
         }
-        tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+        trainer: Any
+        if kind == "bpe":
+            tokenizer = Tokenizer(models.BPE())
+            trainer = trainers.BpeTrainer(**arguments)
+        else:
+            tokenizer = Tokenizer(models.Unigram())
+            trainer = trainers.UnigramTrainer(**arguments)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -82,10 +88,9 @@ class SubwordTokenizer:
             ]
         )
         tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.train_from_iterator(
-            cut_long_words((f" {text}" for text in texts), tokenizer.pre_tokenizer),
-            trainers.BpeTrainer(**common) if kind == "bpe" else trainers.UnigramTrainer(**common),
-        )
+        with_blanks = (f" {text}" for text in texts)
+        words = cut_long_words(with_blanks, tokenizer.pre_tokenizer)
+        tokenizer.train_from_iterator(words, trainer)
         return cls(tokenizer if kind == "bpe" else _repeatable(tokenizer))
 
     @classmethod
@@ -109,9 +114,8 @@ class SubwordTokenizer:
     def load(cls, path: Path | str) -> Self:
         """Load a tokenizer from a file written by `to_json`."""
         try:
-            return cls.from_json(
-                read_regular(local_path(path, setting="path"), limit=200_000_000).decode()
-            )
+            content = read_regular(local_path(path, setting="path"), limit=200_000_000)
+            return cls.from_json(content.decode())
         except (OSError, UnicodeDecodeError) as problem:
             raise not_a_tokenizer(path, problem) from problem
 
@@ -119,10 +123,8 @@ class SubwordTokenizer:
         """Return all tokens, with merges or weights, as JSON in the format of the library
         `tokenizers`.
         """
-        return json.dumps(
-            {"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())},
-            ensure_ascii=False,
-        )
+        description = {"kind": "subwords", "tokenizer": json.loads(self.tokenizer.to_str())}
+        return json.dumps(description, ensure_ascii=False)
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the tokens of a text, without begin and end."""
@@ -133,28 +135,26 @@ class SubwordTokenizer:
         encoded = self.tokenizer.encode_batch_fast(
             [f" {encodable(text)}" for text in texts], add_special_tokens=False
         )
-        return [np.array(one.ids, dtype=np.int32) for one in encoded]
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode tokens to text and skip padding, begin and end; invalid UTF-8 becomes U+FFFD."""
-        return self.tokenizer.decode(
-            [token for token in as_ids(ids, self.vocab_size) if token > END]
-        ).removeprefix(" ")
+        tokens = [token for token in as_ids(ids, self.vocab_size) if token > END]
+        return self.tokenizer.decode(tokens).removeprefix(" ")
 
 
 def _repeatable(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
-    # training is not deterministic: sort the tokens, round the weights, and fix the weights of
-    # pruned letters
-    described = json.loads(tokenizer.to_str())
-    weights = {
-        token: round(weight, 6) for token, weight in described["model"]["vocab"][len(_SPECIAL) :]
-    }
+    """Return a unigram tokenizer without what its training, which is not deterministic, left to
+    chance: the order of the tokens, the last digits of weights, and the weights of pruned letters.
+    """
+    description = json.loads(tokenizer.to_str())
+    model = description["model"]
+    weights = {token: round(weight, 6) for token, weight in model["vocab"][len(_SPECIAL) :]}
     lowest = min((weight for token, weight in weights.items() if len(token) > 1), default=0.0)
-    weights = {
-        token: lowest - 1.0 if weight < lowest else weight for token, weight in weights.items()
-    }
-    ordered = sorted(weights.items(), key=lambda one: (-one[1], one[0]))
-    described["model"]["vocab"] = [[token, 0.0] for token in _SPECIAL] + [
-        list(one) for one in ordered
-    ]
-    return type(tokenizer).from_str(json.dumps(described))
+    for letter, weight in weights.items():
+        if weight < lowest:
+            weights[letter] = lowest - 1.0
+    by_weight = sorted(weights, key=lambda token: (-weights[token], token))
+    special = [[token, 0.0] for token in _SPECIAL]
+    model["vocab"] = special + [[token, weights[token]] for token in by_weight]
+    return type(tokenizer).from_str(json.dumps(description))

@@ -77,9 +77,8 @@ class ByteTokenizer:
         """Decode tokens to text and skip `eos_id`; invalid UTF-8 (a cut character) becomes
         U+FFFD.
         """
-        return bytes(
-            token for token in as_ids(ids, self.vocab_size) if token != self.eos_id
-        ).decode(errors="replace")
+        values = [token for token in as_ids(ids, self.vocab_size) if token != self.eos_id]
+        return bytes(values).decode(errors="replace")
 
     def to_json(self) -> str:
         """Return the kind of the tokenizer as JSON."""
@@ -105,14 +104,15 @@ class CharacterTokenizer:
     def __init__(self, characters: str) -> None:
         repeated = [character for character, count in Counter(characters).items() if count > 1]
         if repeated or not characters:
-            found = f"{repeated[0]!r} is repeated" if repeated else "there is none"
+            what = f"{repeated[0]!r} is repeated" if repeated else "there is none"
             raise DataError(
                 "characters-not-distinct",
-                problem=f"a tokenizer needs at least one character, and each once: {found}",
+                problem=f"a tokenizer needs at least one character, and each once: {what}",
                 remedy="build it from your text: CharacterTokenizer.from_text(text)",
                 repeated=repeated,
             )
-        self.characters, self.vocab_size = characters, len(characters)
+        self.characters = characters
+        self.vocab_size = len(characters)
         codes = _codes(characters)
         self.numbers = np.full(int(codes.max()) + 1, -1, dtype=np.int32)
         self.numbers[codes] = np.arange(len(codes))
@@ -125,20 +125,19 @@ class CharacterTokenizer:
     @property
     def byte_counts(self) -> NDArray[Any]:
         """The number of UTF-8 bytes of each character, (vocab_size,)."""
-        return np.array(
-            [len(character.encode(errors="surrogatepass")) for character in self.characters]
-        )
+        encoded = [character.encode(errors="surrogatepass") for character in self.characters]
+        return np.array([len(one) for one in encoded])
 
     def encode(self, text: str) -> NDArray[Any]:
         """Return one token per character; raise `DataError` for an unknown character, with its
         position.
         """
         codes = _codes(text)
-        ids = np.where(
-            codes < len(self.numbers), self.numbers[np.minimum(codes, len(self.numbers) - 1)], -1
-        )
-        if (ids < 0).any():
-            index = int((ids < 0).argmax())
+        last = len(self.numbers) - 1
+        ids = np.where(codes <= last, self.numbers[np.minimum(codes, last)], -1)
+        is_unknown = ids < 0
+        if is_unknown.any():
+            index = int(is_unknown.argmax())
             raise DataError(
                 "character-unknown",
                 problem=f"character {text[index]!r} at position {index} is not one of this"
@@ -165,7 +164,8 @@ class CharacterTokenizer:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Build the tokenizer from the text of `to_json`. Raises `DataError` for any other text."""
-        return cls(str(parse_description(text, ["characters"])["characters"]))
+        description = parse_description(text, ["characters"])
+        return cls(str(description["characters"]))
 
 
 def parse_description(text: str, kinds: Iterable[str]) -> dict[str, Any]:
@@ -179,9 +179,8 @@ def parse_description(text: str, kinds: Iterable[str]) -> dict[str, Any]:
             names.discard("end_token")
         if names == _NAMES[fields["kind"]]:
             return fields
-    raise not_a_tokenizer(
-        DESCRIPTION, f"{text[:60]!r}; expected to_json() of the kind {' or '.join(kinds)}"
-    )
+    expected = f"to_json() of the kind {' or '.join(kinds)}"
+    raise not_a_tokenizer(DESCRIPTION, f"{text[:60]!r}; expected {expected}")
 
 
 def read_json(source: str | Path) -> tuple[str, Any]:
