@@ -47,17 +47,16 @@ class Mixture:
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # raises if a weight is invalid or too small
         self.ends = list(accumulate(self.sizes))
-        self.gathered = [gather_fn(dataset) for dataset in self.datasets]
-        single = [
-            name for name, part in zip(self.names, self.gathered, strict=True) if part is None
-        ]
+        self.gather_fns = [gather_fn(dataset) for dataset in self.datasets]
+        single = []  # data sets that are read by sample
+        batched = []  # data sets that are only read in whole batches
+        for name, dataset, gather in zip(self.names, self.datasets, self.gather_fns, strict=True):
+            if gather is None:
+                single.append(name)
+            if not hasattr(dataset, "__getitem__"):
+                batched.append(name)
         if not single:  # without `gather`, the mixture is read by sample
             self.gather = self._gather
-        batched = [
-            name
-            for name, dataset in self.concatenated().items()
-            if not hasattr(dataset, "__getitem__")
-        ]
         if batched and single:
             raise DataError(
                 "mixture-of-samples-and-batches",
@@ -84,27 +83,24 @@ class Mixture:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the fingerprints and weights of all parts."""
-        parts = zip(self.names, self.datasets, self.weights, strict=True)
-        return {
-            "parts": {
-                name: {"weight": weight, **fingerprint(dataset)} for name, dataset, weight in parts
-            }
-        }
+        parts = {}
+        for name, dataset, weight in zip(self.names, self.datasets, self.weights, strict=True):
+            parts[name] = {"weight": weight, **fingerprint(dataset)}
+        return {"parts": parts}
 
     def _gather(self, ids: Ids, epochs: Ids) -> Any:
+        gather_fns = cast("list[Gather]", self.gather_fns)
         sources = np.searchsorted(self.ends, ids, side="right")
-        rows_of = {
-            source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()
-        }
-        offsets, parts = (
-            ids - np.array([0, *self.ends])[sources],
-            cast("list[Gather]", self.gathered),
-        )
-        batches = [parts[source](offsets[here], epochs[here]) for source, here in rows_of.items()]
+        offsets = ids - np.array([0, *self.ends])[sources]
+        batches = []
+        rows_of_batches = []
+        for source in np.unique(sources).tolist():
+            rows = np.flatnonzero(sources == source)
+            batches.append(gather_fns[source](offsets[rows], epochs[rows]))
+            rows_of_batches.append(rows)
+        order = torch.from_numpy(np.argsort(np.concatenate(rows_of_batches)))
         try:
-            return _interleave(
-                batches, torch.from_numpy(np.argsort(np.concatenate([*rows_of.values()])))
-            )
+            return _interleave(batches, order)
         except (RuntimeError, TypeError, KeyError, ValueError) as problem:
             raise DataError(
                 "mixture-samples-differ",
@@ -127,15 +123,16 @@ class MixtureOrder:
     def __init__(
         self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int
     ) -> None:
-        self.samples, self.batch_size = sum(sizes), batch_size
-        self.key, self.slot_key = stream_key(seed, "order"), stream_key(seed, "mixture")
-        self.sizes, self.weights = list(sizes), list(weights)
+        self.samples = sum(sizes)
+        self.batch_size = batch_size
+        self.key = stream_key(seed, "order")
+        self.slot_key = stream_key(seed, "mixture")
+        self.sizes = list(sizes)
+        self.weights = list(weights)
         self.quotas = np.array(quotas(weights))
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots, self.offsets = (
-            np.cumsum(self.quotas) - self.quotas,
-            np.cumsum(self.sizes) - self.sizes,
-        )
+        self.first_slots = np.cumsum(self.quotas) - self.quotas
+        self.offsets = np.cumsum(self.sizes) - self.sizes
         self.blocks = Blocks(batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
@@ -151,13 +148,14 @@ class MixtureOrder:
         # index within the source: the quotas of all earlier blocks, plus the index within this
         # block
         places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
-        ids, epochs = np.empty_like(positions), np.empty_like(positions)
+        ids = np.empty_like(positions)
+        epochs = np.empty_like(positions)
         for source in np.unique(sources):
-            here, size = sources == source, self.sizes[source]
+            here = sources == source
+            size = self.sizes[source]
+            key = fold(self.key, int(source))
             epochs[here], offsets = np.divmod(places[here], size)
-            ids[here] = self.offsets[source] + by_epoch(
-                fold(self.key, int(source)), size, epochs[here], offsets
-            )
+            ids[here] = self.offsets[source] + by_epoch(key, size, epochs[here], offsets)
         return ids, epochs
 
 
@@ -197,9 +195,12 @@ def _interleave(batches: Sequence[Any], order: Tensor) -> Any:
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches)).index_select(0, order.to(first.device, non_blocking=True))
-    if not is_opaque(first) and (names := children(first)) is not None:
-        parts = [children(batch) or {} for batch in batches]
-        return rebuilt(
-            first, [_interleave([part[name] for part in parts], order) for name in names]
-        )
+    names = None if is_opaque(first) else children(first)
+    if names is not None:
+        parts_of_batches = [children(batch) or {} for batch in batches]
+        combined = []
+        for name in names:
+            column = [parts[name] for parts in parts_of_batches]
+            combined.append(_interleave(column, order))
+        return rebuilt(first, combined)
     raise TypeError(f"expected tensors, found a {type(first).__name__}")

@@ -15,9 +15,8 @@ from surefoot.seeding import stream_key
 Ids = NDArray[np.int64]
 
 _ROUNDS = 6
-_ROUNDS_SMALL = (
-    10  # for at most six bits, which mix less per round: all orders become equally likely
-)
+# for at most six bits, which mix less per round: all orders become equally likely
+_ROUNDS_SMALL = 10
 # positions computed per NumPy call: after a jump, and for consecutive steps
 _FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
 # of SplitMix64; arrays without dimensions are faster than scalars
@@ -169,12 +168,8 @@ def permutation(key: int, size: int, positions: Ids) -> Ids:
     >>> sorted(permutation(7, 6, np.arange(6)).tolist())
     [0, 1, 2, 3, 4, 5]
     """
-    return _permute(
-        size,
-        positions,
-        _round_keys(np.array([key], dtype=np.uint64), size),
-        np.zeros_like(positions),
-    )
+    keys = _round_keys(np.array([key], dtype=np.uint64), size)
+    return _permute(size, positions, keys, np.zeros_like(positions))
 
 
 def folded(keys: NDArray[np.uint64], parts: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -199,9 +194,8 @@ def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
     >>> int(sample_bits(7, np.array([3]), np.array([1]))[0]) == fold(7, 1, 3)
     True
     """
-    return folded(
-        folded(np.array([key], np.uint64), epochs.astype(np.uint64)), ids.astype(np.uint64)
-    )
+    keys_of_epochs = folded(np.array([key], np.uint64), epochs.astype(np.uint64))
+    return folded(keys_of_epochs, ids.astype(np.uint64))
 
 
 class Blocks:
@@ -219,18 +213,17 @@ class Blocks:
             count = max(1, samples // self.batch_size) * self.batch_size
             self.first, begin = step, 0
             self.ids, self.epochs = at(step * self.batch_size + np.arange(count, dtype=np.int64))
-        return self.ids[begin : begin + self.batch_size], self.epochs[
-            begin : begin + self.batch_size
-        ]
+        end = begin + self.batch_size
+        return self.ids[begin:end], self.epochs[begin:end]
 
 
 def by_epoch(key: int, size: int, epochs: Ids, offsets: Ids) -> Ids:
     """Return the samples at these offsets of the permutations of these epochs."""
-    first, last = int(epochs.min()), int(epochs.max())
-    own_keys = folded(
-        np.full(last - first + 1, key, np.uint64), np.arange(first, last + 1, dtype=np.uint64)
-    )
-    return _permute(size, offsets, _round_keys(own_keys, size), epochs - first)
+    first = int(epochs.min())
+    last = int(epochs.max())
+    numbers = np.arange(first, last + 1, dtype=np.uint64)
+    keys = folded(np.full(len(numbers), key, np.uint64), numbers)
+    return _permute(size, offsets, _round_keys(keys, size), epochs - first)
 
 
 def _half(size: int) -> int:

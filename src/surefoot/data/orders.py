@@ -20,13 +20,15 @@ def plan_order(order: Any, *, seed: int, samples: int, sizes: Batching) -> Micro
     """Return the plan of an order other than "shuffled". Raises `ConfigError` if it does not fit
     the number of samples.
     """
-    size, steps = sizes.batch_size, None
+    size = sizes.batch_size
+    steps = None
     if isinstance(order, BatchLists):
         return order.cut(sizes.pieces)
     if order == "sequential":
         plan: Plan = SequentialOrder(samples=samples, batch_size=size)
     elif order == "lanes":
-        plan = lanes = Lanes(samples=samples, batch_size=size)
+        lanes = Lanes(samples=samples, batch_size=size)
+        plan = lanes
         steps = lanes.steps
     elif isinstance(order, Shuffled):
         plan = Order(seed, samples=samples, batch_size=size, num_samples=order.num_samples)
@@ -61,12 +63,12 @@ class SequentialOrder:
     """
 
     def __init__(self, *, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
+        self.samples = samples
+        self.batch_size = batch_size
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        epochs, ids = np.divmod(
-            np.arange(self.batch_size, dtype=np.int64) + step * self.batch_size, self.samples
-        )
+        positions = np.arange(self.batch_size, dtype=np.int64) + step * self.batch_size
+        epochs, ids = np.divmod(positions, self.samples)
         return ids, epochs
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,7 +101,8 @@ class Lanes:
                 value=batch_size,
                 samples=samples,
             )
-        self.samples, self.batch_size = samples, batch_size
+        self.samples = samples
+        self.batch_size = batch_size
         self.shortest, self.longer = divmod(samples, batch_size)
         self.steps = self.shortest + (self.longer > 0)
         lanes = np.arange(batch_size, dtype=np.int64)
@@ -107,7 +110,10 @@ class Lanes:
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         epoch, offset = divmod(step, self.steps)
-        ids = self.starts[: self.longer if offset == self.shortest else None] + offset
+        starts = self.starts
+        if offset == self.shortest:  # only some lanes have one sample more
+            starts = starts[: self.longer]
+        ids = starts + offset
         return ids, np.full_like(ids, epoch)
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,10 +134,12 @@ class WeightedOrder:
     """
 
     def __init__(self, seed: int, weighted: Weighted, *, batch_size: int) -> None:
-        self.weighted, self.batch_size = weighted, batch_size
+        self.weighted = weighted
+        self.batch_size = batch_size
         self.weights = np.array(weighted.weights)
         self.samples = weighted.num_samples or len(self.weights)
-        self.key, ends = stream_key(seed, "order"), np.cumsum(self.weights / self.weights.max())
+        self.key = stream_key(seed, "order")
+        ends = np.cumsum(self.weights / self.weights.max())
         self.ends = ends / ends[-1]
         self.blocks = Blocks(batch_size)
 
@@ -150,9 +158,8 @@ class WeightedOrder:
         epochs, offsets = np.divmod(positions, self.samples)
         ids = np.empty_like(positions)
         for epoch in np.unique(epochs):
-            exponential = -np.log1p(
-                -_uniform(fold(self.key, int(epoch)), np.arange(len(self.weights)))
-            )
+            uniform = _uniform(fold(self.key, int(epoch)), np.arange(len(self.weights)))
+            exponential = -np.log1p(-uniform)
             variates = np.divide(
                 exponential,
                 self.weights,
