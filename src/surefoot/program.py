@@ -52,14 +52,9 @@ class Program:
         presets = self.names.get("PRESETS", {})
         if name is None:
             default = None if self.config is None else default_values(self.config).get("preset")
-            return dict(
-                presets.get(
-                    "tiny"
-                    if default is None and self.described.get("kind") == "recipe"
-                    else default,
-                    {},
-                )
-            )
+            if default is None and self.described.get("kind") == "recipe":
+                default = "tiny"
+            return dict(presets.get(default, {}))
         if name not in presets:
             available = f"available: {', '.join(presets) or 'none'}"
             raise ConfigError(
@@ -78,16 +73,16 @@ class Program:
         configuration.
         """
         name = getattr(config, "preset", None)
-        preset = self.preset(
-            name if isinstance(name, str) and name in self.names.get("PRESETS", {}) else None
-        )
+        is_preset = isinstance(name, str) and name in self.names.get("PRESETS", {})
+        preset = self.preset(name if is_preset else None)
         return toml.to_toml(config, origins, described, preset=preset)
 
     def check(self, config: Any) -> None:
         """Call the module's `check(config: Config)`, if any, to refuse invalid settings before data
         are read.
         """
-        if (function := self._of_config("check")) is not None:
+        function = self._of_config("check")
+        if function is not None:
             import_torch()
             function(config)
 
@@ -105,8 +100,11 @@ class Program:
         else the real run.
         """
         function = self._of_config("outline")
-        outline: Run | None = None if function is None else function(*config)
-        return self.run(*config) if outline is None else outline
+        if function is not None:
+            outline: Run | None = function(*config)
+            if outline is not None:
+                return outline
+        return self.run(*config)
 
     def for_plan(self) -> "Program":
         """Return the program with the module's `planned(config: Config)` for `build`, if any: a
@@ -139,16 +137,10 @@ class Program:
 def find_program(name: str) -> Program:
     """Return the recipe called `name`, or the function of a name such as FILE.py:build."""
     if name in NAMES:
-        config, recipe = (
-            importlib.import_module(f"surefoot.recipes.{name}.{part}")
-            for part in ("config", "recipe")
-        )
-        return Program(
-            recipe.build,
-            config.Config,
-            {"kind": "recipe", "recipe": name},
-            vars(config) | vars(recipe),
-        )
+        config = importlib.import_module(f"surefoot.recipes.{name}.config")
+        recipe = importlib.import_module(f"surefoot.recipes.{name}.recipe")
+        described = {"kind": "recipe", "recipe": name}
+        return Program(recipe.build, config.Config, described, vars(config) | vars(recipe))
     if ":" in name or name.endswith(".py"):
         path, _, function = name.partition(":")
         return _in_file(local_path(path, setting="the program"), function or "build")
@@ -213,10 +205,10 @@ def read_program(
     settings by dotted name. Raises `CheckpointError` if this version lacks the run's behavior.
     """
     behavior_in(run)
-    text, where = file_text(run / "config.toml"), str(run / "config.toml")
-    program = program_again(
-        toml.program(text, where=where), run=run, resuming=resuming, run_changed=run_changed
-    )
+    text = file_text(run / "config.toml")
+    where = str(run / "config.toml")
+    described = toml.program(text, where=where)
+    program = program_again(described, run=run, resuming=resuming, run_changed=run_changed)
     return program, toml.values(text, where=where)
 
 
@@ -224,8 +216,10 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
     """Return the program of a run, and its configuration (None if it takes none). A changed program
     is refused unless `run_changed`.
     """
-    program, in_file = read_program(run, run_changed=run_changed)
-    config = None if program.config is None else layered(program.config, [("file", in_file)])[0]
+    program, values = read_program(run, run_changed=run_changed)
+    config = None
+    if program.config is not None:
+        config, *_ = layered(program.config, [("file", values)])
     if not run_changed:
         program.refuse_changed_files(config, run=run)
     return program, config
@@ -253,42 +247,44 @@ def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run"
 def status_line() -> Iterator[Callable[[str], None]]:
     """Yield a function that replaces the text on one line of a terminal. The line is erased at the
     end; without a terminal nothing is shown."""
-    in_terminal = (
-        sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    )
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
+        yield lambda _: None
+        return
 
     def show(text: str) -> None:
-        if in_terminal:
-            print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[2K{text} ...", end="", file=sys.stderr, flush=True)
 
     try:
         yield show
     finally:
-        if in_terminal:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def in_directory(config: Any, run: Path) -> Any:
     """Return the configuration with `run_dir` set to `run`, if it has `run_dir`, because
     config.toml may name another directory.
     """
-    return (
-        dataclasses.replace(config, run_dir=str(run))
-        if config is not None and "run_dir" in flatten(config)
-        else config
-    )
+    if config is None or "run_dir" not in flatten(config):
+        return config
+    return dataclasses.replace(config, run_dir=str(run))
 
 
 def for_one_process(config: Any, run: Path, *, sharded: bool = False) -> Any:
     """Return the configuration with `run_dir` set to `run`, for one process. If `sharded`, FSDP
     stays.
     """
-    config, parallel = in_directory(config, run), getattr(config, "parallel", None)
-    sharded = sharded and parallel == "fsdp"
-    if parallel in _SHARED and not sharded:  # a user's setting of that name may mean something else
+    config = in_directory(config, run)
+    parallel = getattr(config, "parallel", None)
+    stays_sharded = sharded and parallel == "fsdp"
+    # a user's setting of that name may mean something else
+    if parallel in _SHARED and not stays_sharded:
         config = dataclasses.replace(config, parallel="none")
     if isinstance(config, RecipeSettings):
-        fsdp = dataclasses.replace(config.fsdp, replicas=1) if sharded else type(config.fsdp)()
+        if stays_sharded:
+            fsdp = dataclasses.replace(config.fsdp, replicas=1)
+        else:
+            fsdp = type(config.fsdp)()
         config = dataclasses.replace(config, ddp=type(config.ddp)(), fsdp=fsdp)
     return config
 
@@ -301,9 +297,10 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     from surefoot.checkpoint.store import without_checkpoint
 
     store = Store(run / "checkpoints")
-    last = re.fullmatch(r"\s*average\s+([0-9]+)\s*", which or "")
-    if last:
-        return store.choose(lambda: average_weights(store, int(last[1])))
+    average = re.fullmatch(r"\s*average\s+([0-9]+)\s*", which or "")
+    if average:
+        last_count = int(average[1])
+        return store.choose(lambda: average_weights(store, last_count))
 
     def read() -> "tuple[Checkpoint, list[Damage]]":
         newest = store.newest_intact()
@@ -334,7 +331,8 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
 def _in_file(path: Path, function: str) -> Program:
     import_torch()  # not while the user's file runs, which may switch the collection of garbage off
     names = user_code.names_in(path, function=function, form=f"def {function}(...) -> sf.Run")
-    path, build = path.resolve(), names[function]
+    build = names[function]
+    path = path.resolve()
     described = {
         "kind": "file",
         "path": str(path),

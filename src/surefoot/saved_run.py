@@ -17,13 +17,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.extras import needed_for
 from surefoot.config.paths import run_path
 from surefoot.config.tree import did_you_mean
-from surefoot.errors import (
-    ConfigError,
-    DataError,
-    SurefootError,
-    at_boundary,
-    first_line,
-)
+from surefoot.errors import ConfigError, DataError, SurefootError, at_boundary, first_line
 from surefoot.tracking.numbered import is_numbered
 
 if TYPE_CHECKING:
@@ -166,12 +160,11 @@ class SavedRun:
         """
         from surefoot.tracking.record import scores_in
 
-        evaluated = [
-            scores_in(record)
-            for record in self.records()
-            if record["kind"] in ("eval", "final_eval")
-        ]
-        return {name: value for scores in evaluated for name, value in scores.items()}
+        last_scores: dict[str, float] = {}
+        for record in self.records():
+            if record["kind"] in ("eval", "final_eval"):
+                last_scores.update(scores_in(record))
+        return last_scores
 
     @property
     def checkpoints(self) -> list[int]:
@@ -227,9 +220,12 @@ class SavedRun:
         with needed_for("a DataFrame of records", "pandas", instead='or read run.records("train")'):
             import pandas
         records = self.records(kind)
-        names = dict.fromkeys(["step", "kind", *(name for record in records for name in record)])
-        columns = [name for name in names if name != "kind" or kind is None]
-        return pandas.DataFrame(records, columns=columns).set_index("step")
+        columns = dict.fromkeys(["step", "kind"])  # in the order in which they first occur
+        for record in records:
+            columns.update(dict.fromkeys(record))
+        if kind is not None:
+            del columns["kind"]
+        return pandas.DataFrame(records, columns=list(columns)).set_index("step")
 
     @at_boundary
     def panels(self) -> Panels | None:
@@ -497,21 +493,20 @@ class SavedRun:
         from surefoot.tools.verify.verify import verify, verify_files
 
         files = check_files(self._directory())
-        if self.built is None and (windows == 0 or self._read().files.config.script):
-            return verify_files(
-                files, why="0 windows were requested" if windows == 0 else _BY_SCRIPT
-            )
+        if self.built is None:
+            if windows == 0:
+                return verify_files(files, why="0 windows were requested")
+            if self._read().files.config.script:
+                return verify_files(files, why=_BY_SCRIPT)
         from torch.distributed.fsdp import FSDPModule
 
         from surefoot.distributed.rendezvous import left_afterwards
 
-        with (
-            left_afterwards()
-        ):  # of one process under FSDP, which torch before 2.13 does not support
+        # torch before 2.13 does not support one process under FSDP
+        shards_one_process = hasattr(FSDPModule, "reset_iter_state")
+        with left_afterwards():
             try:
-                run = self.rebuild(
-                    one_process=True, sharded=hasattr(FSDPModule, "reset_iter_state")
-                )
+                run = self.rebuild(one_process=True, sharded=shards_one_process)
             except DataError as problem:
                 return verify_files(
                     files, why="the data set of the run cannot be read", problem=problem
@@ -585,20 +580,14 @@ class SavedRun:
         """
         if self.built is not None:
             return self.built
-        from surefoot.program import (
-            build_run,
-            for_one_process,
-            in_directory,
-            program_and_config,
-        )
+        from surefoot.program import build_run, for_one_process, in_directory, program_and_config
 
         if self.read_program is not None:
             program, config = self.read_program()
         else:
             program, config = program_and_config(self.path, run_changed=self.run_changed_program)
-        config = (
-            for_one_process(config, self.path, sharded=sharded)
-            if one_process
-            else in_directory(config, self.path)
-        )
+        if one_process:
+            config = for_one_process(config, self.path, sharded=sharded)
+        else:
+            config = in_directory(config, self.path)
         return build_run(program, config, of=self.path)
