@@ -16,7 +16,7 @@ from surefoot.data.scan import printable
 from surefoot.errors import DataError, first_line
 from surefoot.recipes.data_look import DataPreview, evenly
 from surefoot.recipes.images.config import Config, Data
-from surefoot.recipes.images.recipe import in_words
+from surefoot.recipes.images.recipe import augmentation_of, in_words
 from surefoot.recipes.readers.images.folder import first_names, readable_files
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
@@ -68,15 +68,7 @@ def look(config: Config, *, count: int) -> DataPreview:
 
 
 def _read(config: Config, data: Data) -> Any:
-    changes = config.augmentation
-    augmentation = sf.data.Augmentation(
-        crop_padding=changes.crop_padding,
-        flip=changes.flip,
-        cutout=changes.cutout,
-        randaugment=changes.randaugment,
-        randaugment_magnitude=changes.randaugment_magnitude,
-    )
-    return sf.data.load_images(**vars(data), augmentation=augmentation, seed=config.seed)
+    return sf.data.load_images(**vars(data), augmentation=augmentation_of(config), seed=config.seed)
 
 
 def _labels(part: Any) -> list[int]:

@@ -23,7 +23,7 @@ _KINDS = {"simple_cnn": "simple_cnn", **dict.fromkeys(RESNETS, "resnet")}
 _SMALL_SIDE = 64  # pixels; up to this size a ResNet's stem does not downsample by 4
 # up to this image size, the last feature map is one pixel
 _LAST_PIXEL = {"cifar": 8, "imagenet": 32}
-_OWN: dict[str, dict[str, Any]] = {  # defaults of each network's own settings
+_DEFAULTS: dict[str, dict[str, Any]] = {  # defaults of each network's own settings
     "simple_cnn": {"width": 32, "dropout": 0.0},
     "resnet": {"stem": "auto", "zero_init_residual": True},
 }
@@ -58,8 +58,8 @@ def refuse_settings(model: Model) -> None:
     """
     kind = _kind(model.name)
     checks: list[Callable[[], Any]] = []
-    for owner, own in _OWN.items():
-        for name in own:
+    for owner, settings in _DEFAULTS.items():
+        for name in settings:
             if owner != kind and getattr(model, name) is not None:
                 checks.append(partial(_refuse_setting, model, name))
     if model.width is not None:
@@ -157,7 +157,7 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
     single value per channel.
     """
     kind = _kind(name)
-    if micro_batch_size != 1 or kind not in _OWN:
+    if micro_batch_size != 1 or kind not in _DEFAULTS:
         return
     stem = _settings_of(model, kind, size=size).get("stem", "cifar")
     if size <= _LAST_PIXEL[stem]:
@@ -180,7 +180,7 @@ def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: 
 
 def _settings_of(model: Model, kind: str, *, size: int) -> dict[str, Any]:
     """Return a network's own settings, with its defaults for absent ones."""
-    settings = dict(_OWN.get(kind, {}))
+    settings = dict(_DEFAULTS.get(kind, {}))
     for name in settings:
         value = getattr(model, name)
         if value is not None:

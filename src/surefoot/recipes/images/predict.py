@@ -58,7 +58,7 @@ class Metadata:
                 del fields[name]
         return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
 
-    def strange(self, classes: Sequence[str], *, size: int, channels: int) -> sf.DataError | None:
+    def misfit(self, classes: Sequence[str], *, size: int, channels: int) -> sf.DataError | None:
         """Return the error for other classes, another size or other channels, with which other data
         cannot be evaluated, or None.
         """
@@ -87,6 +87,20 @@ class Metadata:
                     expected=expected,
                 )
         return None
+
+    def model_input(self, picture: Path) -> Any:
+        """Return the picture in a file as the model takes it, (1, C, H, W)."""
+        return sf.data.read_image(
+            picture,
+            size=self.size,
+            channels=self.channels,
+            crop=self.crop,
+            mean=tuple(self.mean),
+            std=tuple(self.std),
+            background=self.background,
+            value_range=self.value_range,
+            as_shown=self.as_shown,
+        )
 
 
 def read_metadata(run: Path) -> Metadata:
@@ -175,21 +189,19 @@ def classify(
     if not inputs:
         raise nothing_to_predict("a picture", example="picture.png")
     number(min_value=1)(options.top_k, setting="top_k")
-    fields = ("size", "channels", "crop", "mean", "std", *_SINCE_BEHAVIOR_10)
-    shape: dict[str, Any] = {name: getattr(metadata, name) for name in fields}
     entries: list[tuple[str, Path, Any]] = []  # a name, and a picture that was read or None
     for name in inputs:
         path = local_path(name, setting="picture")
         if path.is_dir():  # read one at a time: all may exceed the memory
             entries += [(printable(file), file, None) for file in _pictures_below(path)]
         else:
-            entries.append((printable(name), path, sf.data.read_image(path, **shape)))
+            entries.append((printable(name), path, metadata.model_input(path)))
     is_single = len(inputs) == 1 and entries[0][2] is not None
     device = next(model.parameters()).device
     for name, path, read_before in entries:
         picture_1CHW = read_before
         if picture_1CHW is None:
-            picture_1CHW = sf.data.read_image(path, **shape)
+            picture_1CHW = metadata.model_input(path)
         with torch.no_grad():
             chances_K = torch.softmax(model(picture_1CHW.to(device))[0].float(), dim=0).cpu()
         chances, indices = chances_K.topk(min(options.top_k, len(metadata.classes)))
@@ -207,12 +219,12 @@ def _pictures_below(directory: Path) -> list[Path]:
     """Return all pictures below a directory; raise `DataError` if there are none."""
     from surefoot.data.scan import PICTURES, printable, scan
 
-    found = scan(directory, PICTURES)
-    if not found.files:
+    listing = scan(directory, PICTURES)
+    if not listing.files:
         raise sf.DataError(
             "directory-without-pictures",
             problem=f"the directory {printable(directory)} holds no picture",
-            reason=found.line() or None,
+            reason=listing.line() or None,
             path=directory,
         )
-    return found.files
+    return listing.files

@@ -20,9 +20,6 @@ from surefoot.recipes.images.predict import Predict
 from surefoot.recipes.optimizer_settings import refuse_default_data
 from surefoot.tracking.run_reader import behavior_in, started_run
 
-# applied before batching
-_ARRAYS = ("crop_padding", "flip", "cutout", "randaugment", "randaugment_magnitude")
-
 
 def check(config: Config) -> list[Any]:
     """Validate the settings and return the parts that need no data. Raises `ConfigError` with all
@@ -34,7 +31,7 @@ def check(config: Config) -> list[Any]:
 
     changes = config.augmentation
     return checked(
-        lambda: sf.data.Augmentation(**{name: getattr(changes, name) for name in _ARRAYS}),
+        lambda: augmentation_of(config),
         config.optimizer.spec,
         config.schedule.spec,
         config.check,
@@ -44,6 +41,18 @@ def check(config: Config) -> list[Any]:
         lambda: refuse_default_data(config.preset, config.data.path, MEANT_FOR),
         lambda: _refuse_missing_digits(config),
         lambda: _refuse_missing_views(config),
+    )
+
+
+def augmentation_of(config: Config) -> "sf.data.Augmentation":
+    """Return the changes of single images; mixup and cutmix are part of the loss."""
+    changes = config.augmentation
+    return sf.data.Augmentation(
+        crop_padding=changes.crop_padding,
+        flip=changes.flip,
+        cutout=changes.cutout,
+        randaugment=changes.randaugment,
+        randaugment_magnitude=changes.randaugment_magnitude,
     )
 
 
@@ -88,14 +97,17 @@ def build(config: Config) -> "sf.Run":
 
     # an existing run goes on with its network and with the statistics of its images
     run = started_run(config.run_dir)
-    before = None if run is None else pictures.read_metadata(run)
-    refusal = None if before is None else before.strange(classes, **shape)
-    if before is not None and refusal is None:
-        datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
-        datasets = datasets.scaled_with(before.value_range)
-    network = networks.recorded_name(
-        config.model, recorded=None if before is None else before.network
-    )
+    before = None
+    refusal = None
+    recorded = None
+    if run is not None:
+        before = pictures.read_metadata(run)
+        recorded = before.network
+        refusal = before.misfit(classes, **shape)
+        if refusal is None:
+            datasets = datasets.normalized_with(tuple(before.mean), tuple(before.std))
+            datasets = datasets.scaled_with(before.value_range)
+    network = networks.recorded_name(config.model, recorded=recorded)
     metadata = pictures.Metadata(
         classes,
         **vars(datasets.fitting),
@@ -213,7 +225,7 @@ def _identity(config: Config, datasets: "sf.data.ImageDatasets", network: str) -
             "left_out": {"pictures": len(paths), "sha256": sha256(left_out).hexdigest()},
         },
         "model": networks.network_identity(config.model, network),
-        "loss": {key: getattr(config.augmentation, key) for key in ("mixup", "cutmix")},
+        "loss": {"mixup": config.augmentation.mixup, "cutmix": config.augmentation.cutmix},
         "label_smoothing": config.label_smoothing,
     }
     if config.test_time_augmentation:  # 0.1.0 has no such setting

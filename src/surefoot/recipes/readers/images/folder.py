@@ -68,9 +68,11 @@ def fitting(
     values is measured. Raises `DataError` if the images differ.
     """
     if size is None or channels is None:
-        own_size, own_channels = _shape(files, size=size, channels=channels, as_shown=as_shown)
-        size = own_size if size is None else size
-        channels = own_channels if channels is None else channels
+        common_size, common_channels = _shape(
+            files, size=size, channels=channels, as_shown=as_shown
+        )
+        size = common_size if size is None else size
+        channels = common_channels if channels is None else channels
     value_range = None
     if as_shown:
         wide, deep = deep_pictures(files.paths)

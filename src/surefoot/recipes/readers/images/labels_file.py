@@ -66,12 +66,12 @@ def labels_files(paths: Iterable[Path]) -> list[LabelsFile]:
     """Return those of some CSV files that have a column of files and one of labels, or two columns
     without a header.
     """
-    found = []
+    files = []
     for path in paths:
         file = _read(path)
         if file is not None:
-            found.append(file)
-    return found
+            files.append(file)
+    return files
 
 
 def classes_of(labels: Iterable[str]) -> tuple[str, ...]:

@@ -148,7 +148,7 @@ def read_layout(root: Path, classes: Sequence[str] | None) -> PictureLayout:
     """Find parts, classes and labels in a directory. `classes` are the names of all classes, in
     order, if the user gives them. Raises `DataError` if it could be read in two ways.
     """
-    given = None if classes is None else tuple(class_name(name) for name in classes)
+    asked = None if classes is None else tuple(class_name(name) for name in classes)
     top = level_of(root)
     named: dict[str, list[_Directory]] = {}
     for part, part_names in PARTS.items():
@@ -159,8 +159,8 @@ def read_layout(root: Path, classes: Sequence[str] | None) -> PictureLayout:
     for training in named["training"]:
         labels = _labels_for(training, of_parts, root=root, in_root=in_root, of_training=True)
         if labels is not None or training.full_folders:
-            return _read_parts(root, top, training, named, labels, in_root, given)
-    return _read_one_part(root, of_parts, in_root, given)
+            return _read_parts(root, top, training, named, labels, in_root, asked)
+    return _read_one_part(root, of_parts, in_root, asked)
 
 
 def _read_parts(
@@ -170,11 +170,11 @@ def _read_parts(
     named: dict[str, list[_Directory]],
     labels: _Labels | None,
     in_root: LabelsReader,
-    given: tuple[str, ...] | None,
+    asked: tuple[str, ...] | None,
 ) -> PictureLayout:
     """Read a directory that has a folder for the training part."""
-    if given is not None:
-        names = given
+    if asked is not None:
+        names = asked
     elif labels is not None:
         names = _classes_of_labels(labels)
     else:
@@ -225,7 +225,7 @@ def _read_one_part(
     root: Path,
     of_parts: list[_Directory],
     in_root: LabelsReader,
-    given: tuple[str, ...] | None,
+    asked: tuple[str, ...] | None,
 ) -> PictureLayout:
     """Read a directory whose pictures are all for training."""
     top = _directory(root)
@@ -236,7 +236,7 @@ def _read_one_part(
     plain = [name for name in top.full_folders if name not in flat]
     labels = _labels_for(top, [top], root=root, in_root=in_root, of_training=True, ignored=flat)
     if labels is not None:
-        names = given or _classes_of_labels(labels)
+        names = asked or _classes_of_labels(labels)
         _refuse_few(names, top, labels, in_root)
         files = _files_of(top, labels, names)
         left_out = _left_in(top, files, labels)
@@ -244,11 +244,11 @@ def _read_one_part(
     unlabeled = []
     for name in flat:
         is_training = name.lower() in PARTS["training"]
-        if given is not None and class_name(name) not in given:
+        if asked is not None and class_name(name) not in asked:
             unlabeled.append(name)
-        elif given is None and not (is_training and plain):
+        elif asked is None and not (is_training and plain):
             _refuse_flat_part(root, name, plain, in_root)
-    if given is None:
+    if asked is None:
         _refuse_looks_like_parts(top)
     for name in unlabeled:
         del top.folders[name]
@@ -257,29 +257,29 @@ def _read_one_part(
         if not directory.pictures:
             del top.folders[directory.path.name]
             left_out.append(LeftOut(directory.path, NO_PICTURES, is_folder=True))
-    names = _classes_of_folders(top) if given is None else given
+    names = _classes_of_folders(top) if asked is None else asked
     _refuse_few(names, top, None, in_root)
     files = _files_of(top, None, names)
     return PictureLayout(root, {"training": files}, names, [*left_out, *_left_in(top, files, None)])
 
 
 def _directory(path: Path) -> _Directory:
-    found = scan(path, PICTURES)
+    listing = scan(path, PICTURES)
     depth = len(path.parts)
     folders: dict[str, list[Path]] = {}
-    for folder in found.folders:
+    for folder in listing.folders:
         if len(folder.parts) == depth + 1:
             folders[folder.name] = []
     direct = []
-    for picture in found.files:
+    for picture in listing.files:
         inside = picture.parts[depth:]
         if len(inside) == 1:
             direct.append(picture)
         else:
             folders[inside[0]].append(picture)
-    others = [entry.path for entry in found.left_out if entry.reason == OTHER_KIND]
+    others = [entry.path for entry in listing.left_out if entry.reason == OTHER_KIND]
     tables = _tables([file for file in others if len(file.parts) == depth + 1])
-    return _Directory(path, direct, folders, found.left_out, tables)
+    return _Directory(path, direct, folders, listing.left_out, tables)
 
 
 def _tables(files: Sequence[Path]) -> list[Path]:
@@ -316,20 +316,20 @@ def _labels_for(
     full = [name for name in directory.full_folders if name not in ignored]
     if len(full) > 1 or not directory.pictures:
         return None
-    found = []
+    files = []
     pictures = directory.pictures
     inside = {*pictures}
     below = [directory.path, *(directory.path / name for name in full)]
     if directory.path != root:
-        found = labels_files(directory.tables)
-    if not found:
-        found = in_root()
+        files = labels_files(directory.tables)
+    if not files:
+        files = in_root()
         pictures = list(chain.from_iterable(part.pictures for part in of_parts))
         below = [root, *below] if of_training else [root]
-    if not found:
+    if not files:
         return None
     by_name = pictures_by_name(pictures, below=below)
-    naming = [file for file in found if file.names_any(inside, by_name)]
+    naming = [file for file in files if file.names_any(inside, by_name)]
     if len(naming) > 1:
         raise DataError(
             "labels-files-several",
@@ -552,18 +552,18 @@ def _begun_as_parts(top: _Directory) -> dict[str, str]:
 
 def layout_of_behavior_1(root: Path, classes: Sequence[str] | None) -> PictureLayout:
     """Find parts and classes as runs did that began before behavior 10."""
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for part, part_names in _PARTS_BEFORE.items():
         for name in part_names:
-            if part not in found and (root / name).is_dir():
-                found[part] = root / name
-    if "training" not in found and found:
-        raise _no_training_part(next(iter(found.values())))
-    training = found.setdefault("training", root)
+            if part not in folders and (root / name).is_dir():
+                folders[part] = root / name
+    if "training" not in folders and folders:
+        raise _no_training_part(next(iter(folders.values())))
+    training = folders.setdefault("training", root)
     names = tuple(classes or _folder_names_before(training))
     _refuse_few(names, _Directory(training, [], {}, []))
     parts = {}
-    for part, path in found.items():
+    for part, path in folders.items():
         for name in _folder_names_before(path):
             if name not in names:
                 raise _unknown_class(path / name, names)

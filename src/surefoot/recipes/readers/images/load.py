@@ -166,8 +166,8 @@ def load_images(
         arrays = _made_up(size, channels, classes)
     else:
         folder = _directory(path)
-        found = arrays_in(folder, numbered=classes is None)
-        if found is None:
+        arrays_in_folder = arrays_in(folder, numbered=classes is None)
+        if arrays_in_folder is None:
             if as_shown:
                 layout = read_layout(folder, classes)
             else:
@@ -183,15 +183,15 @@ def load_images(
             return _of_folders(
                 layout, val_fraction, fit, augmentation=augmentation, on_corrupt=on_corrupt
             )
-        arrays = found
-    given = {
+        arrays = arrays_in_folder
+    settings = {
         "crop": crop != "padded",
         "on_corrupt": on_corrupt != "error",
         "background": background != "white",
     }
     if str(path) != "synthetic":
-        given |= {"size": size is not None, "channels": channels is not None}
-    _refuse_settings_of_folders(given, path)
+        settings |= {"size": size is not None, "channels": channels is not None}
+    _refuse_settings_of_folders(settings, path)
     arrays = arrays if classes is None else replace(arrays, classes=tuple(classes))
     return _of_arrays(
         arrays,
@@ -229,9 +229,9 @@ def _made_up(size: int | None, channels: int | None, classes: Sequence[str] | No
     return synthetic(**shape)
 
 
-def _refuse_settings_of_folders(given: Mapping[str, bool], path: Path | str | None) -> None:
+def _refuse_settings_of_folders(settings: Mapping[str, bool], path: Path | str | None) -> None:
     """Raise `ConfigError` if a setting of folders of images is given for arrays."""
-    for name, is_given in given.items():
+    for name, is_given in settings.items():
         if is_given:
             raise ConfigError(
                 "setting-of-image-folders",

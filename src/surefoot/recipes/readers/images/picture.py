@@ -226,17 +226,17 @@ def with_pages(paths: Sequence[Path]) -> list[Path]:
     """Return the files of several pages or frames, by the headers of the formats that have them."""
     from PIL import Image
 
-    found = []
+    paged = []
     for path in paths:
         if path.suffix.lower() not in _PAGED:
             continue
         try:
             with path.open("rb") as file, Image.open(file) as picture:
                 if getattr(picture, "is_animated", False):
-                    found.append(path)
+                    paged.append(path)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
             continue  # a later read reports the error or skips the file
-    return found
+    return paged
 
 
 def measure_value_range(paths: Sequence[Path]) -> ValueRange | None:
