@@ -209,14 +209,18 @@ def apply_template(tokenizer: Any, messages: Sequence[Message], where: str, **op
     """Return what `apply_chat_template` makes of messages, under limits. `options` are those of
     transformers.
     """
-    if not is_inside():
-        with suppress(ImportError):  # once here, and not in each process; the template is not read
-            import jinja2.sandbox  # noqa: F401
+    if is_inside():
+        return _apply(tokenizer, messages, where, **options)
+    with suppress(ImportError):  # once here, and not in each process; the template is not read
+        import jinja2.sandbox  # noqa: F401
 
-        def again(_: Any) -> Any:
-            return apply_template(tokenizer, messages, where, **options)
+    def apply(_: Any) -> Any:
+        return _apply(tokenizer, messages, where, **options)
 
-        return under_limits(again, [None], [where])[0]
+    return under_limits(apply, [None], [where])[0]
+
+
+def _apply(tokenizer: Any, messages: Sequence[Message], where: str, **options: Any) -> Any:
     try:
         with one_text():
             messages_taken = _as_template_takes_arguments(tokenizer, messages)
@@ -284,8 +288,8 @@ def _listed(place: Path, setting: str, part: str, *, reads_val: bool) -> tuple[S
     for file in listed.files:
         if file not in described:
             parts.setdefault(part_of(file.relative_to(place)), set()).add(file)
-    taken = [name for name in _READ_AS[part] if name in parts]
-    if parts and not taken:
+    names = [name for name in _READ_AS[part] if name in parts]
+    if parts and not names:
         raise sf.DataError(
             "chats-of-other-parts",
             problem=f"the files of {place} are named {' and '.join(map(str, parts))}",
@@ -294,7 +298,7 @@ def _listed(place: Path, setting: str, part: str, *, reads_val: bool) -> tuple[S
             path=place,
             parts=sorted(map(str, parts)),
         )
-    files = parts[taken[0]] if taken else set[Path]()
+    files = parts[names[0]] if names else set[Path]()
     val_files = parts.get("val", set[Path]()) if reads_val else set[Path]()
     return _keep(listed, files | val_files, described), val_files
 
@@ -388,9 +392,9 @@ def _without_nulls(value: Any) -> Any:
         return [_without_nulls(entry) for entry in value]
     if not isinstance(value, dict):
         return value
-    kept = {}
+    entries = {}
     for key, entry in value.items():
         is_content = key == "content" and "role" in value
         if entry is not None or is_content:
-            kept[key] = _without_nulls(entry)
-    return kept
+            entries[key] = _without_nulls(entry)
+    return entries

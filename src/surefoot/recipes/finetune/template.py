@@ -357,11 +357,11 @@ def template_of(tokenizer: Any, file: str | None) -> str:
                 setting="data.template",
                 value=file,
             ) from problem
-    own = tokenizer.chat_template
-    if isinstance(own, dict):  # several by name
-        own = own.get("default")
-    if own is not None:
-        return str(own)
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several by name
+        template = template.get("default")
+    if template is not None:
+        return str(template)
     if tokenizer.eos_token is None:
         raise sf.ConfigError(
             "tokenizer-without-template",

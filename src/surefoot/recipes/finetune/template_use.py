@@ -48,11 +48,11 @@ def unused_by_template(tokenizer: Any, rows: Sequence[Conversation]) -> Counter[
         for key in _keys(row):
             with_key.setdefault(key, []).append(row)
     unused = Counter[str]()
-    for key, having in with_key.items():
+    for key, rows_with_key in with_key.items():
         is_named = key in str(tokenizer.chat_template)
-        looked_at = having[: _SAMPLE_OF_NAMED if is_named else _SAMPLE]
+        looked_at = rows_with_key[: _SAMPLE_OF_NAMED if is_named else _SAMPLE]
         if not any(_writes(tokenizer, row, key) for row in looked_at):
-            unused[key] = len(having)
+            unused[key] = len(rows_with_key)
     return unused
 
 
@@ -172,8 +172,8 @@ def _pieces(text: str, contents: Sequence[str]) -> list[str]:
     """Return what stands before, between and after contents in a text; nothing if one is missing."""
     pieces = []
     for content in contents:
-        before, found, text = text.partition(content)
-        if not found:
+        before, separator, text = text.partition(content)
+        if not separator:
             return []
         pieces.append(before)
     return [*pieces, text]

@@ -150,13 +150,13 @@ def _split(
 
     def compare(translations: list[str], targets: list[list[int]]) -> dict[str, float | str]:
         # texts with the same tokens are in the order of the split
-        seen = Counter[tuple[int, ...]]()
+        uses = Counter[tuple[int, ...]]()
         references = []
         for row in targets:
             tokens = _without_padding(row)
             candidates = originals[tokens]
-            references.append(candidates[seen[tokens] % len(candidates)])
-            seen[tokens] += 1
+            references.append(candidates[uses[tokens] % len(candidates)])
+            uses[tokens] += 1
         return corpus_metrics(references, translations, language=language)
 
     return sf.Split(

@@ -108,7 +108,8 @@ class DocumentFile:
             else:
                 rows = _texts(self.path, column=column, start=start, unused=unread.keys)
             for text in rows:
-                unread.empty_rows += not text
+                if not text:
+                    unread.empty_rows += 1
                 yield text
         elif start == 0:
             data = b"".join(_lines(self.path))
@@ -153,23 +154,23 @@ def load_documents(
 
 
 def read_documents(
-    found: Scan, *, column: str = "text", read_as: ReadAs | None = None
+    listing: Scan, *, column: str = "text", read_as: ReadAs | None = None
 ) -> Documents:
     """Read the documents of a scanned path into memory."""
-    files = files_of([found], read_as=read_as)
+    files = files_of([listing], read_as=read_as)
     texts = dict[str, str]()
     unread = Unread()
     for file in files:
         for index, text in enumerate(file.documents(column=column, unread=unread), start=1):
-            if not file.has_rows and file.path == found.path:
+            if not file.has_rows and file.path == listing.path:
                 texts[file.name] = text  # unchanged
             elif not file.has_rows and text:
                 texts[file.name] = text if text.endswith("\n") else f"{text}\n"
             elif text:
                 texts[f"{file.name}:{index}"] = text
     if not any(text.strip() for text in texts.values()):
-        raise without_text(found.path)
-    lines = [found.line(), describe_parts(files), describe_rows(unread, column=column)]
+        raise without_text(listing.path)
+    lines = [listing.line(), describe_parts(files), describe_rows(unread, column=column)]
     has_rows = any(file.has_rows for file in files)
     return Documents(texts, "; ".join(line for line in lines if line), has_rows)
 
@@ -243,26 +244,26 @@ def scan_documents(
     kinds: tuple[str, ...] = (*TEXT, *JSON_LINES, *TABLES)
     if read_as == "text":
         kinds = (*TEXT, *JSON_LINES, *NO_PROSE)
-    found = scan(path, kinds, out=out)
-    if not found.files and read_as is None:
-        found = _rows_named_json(path, found, out=out)
-    if not found.files:
+    listing = scan(path, kinds, out=out)
+    if not listing.files and read_as is None:
+        listing = _rows_named_json(path, listing, out=out)
+    if not listing.files:
         raise DataError(
             "no-documents-in-directory",
             problem=f"no documents in the directory {path}: no file ends in {', '.join(kinds)}",
-            reason=found.line() or None,
+            reason=listing.line() or None,
             remedy="give the path of one file",
             path=path,
         )
-    return found
+    return listing
 
 
-def _rows_named_json(path: Path, found: Scan, *, out: Path | None) -> Scan:
+def _rows_named_json(path: Path, listing: Scan, *, out: Path | None) -> Scan:
     """Return a directory whose only data are .json files with JSON lines, as C4's: with these."""
     listed = scan(path, (".json",), out=out)
     rows = [file for file in listed.files if _begins_with_objects(file)]
-    left_out = [entry for entry in found.left_out if entry.path not in rows]
-    return replace(found, files=rows, left_out=left_out)
+    left_out = [entry for entry in listing.left_out if entry.path not in rows]
+    return replace(listing, files=rows, left_out=left_out)
 
 
 def files_of(scans: Sequence[Scan], *, read_as: ReadAs | None = None) -> list[DocumentFile]:
@@ -270,10 +271,10 @@ def files_of(scans: Sequence[Scan], *, read_as: ReadAs | None = None) -> list[Do
     empty or no prose, and `ConfigError` for a table without pyarrow.
     """
     files = []
-    for found in scans:
-        for path in found.files:
-            is_input = path == found.path
-            name = path.name if is_input else path.relative_to(found.path).as_posix()
+    for listing in scans:
+        for path in listing.files:
+            is_input = path == listing.path
+            name = path.name if is_input else path.relative_to(listing.path).as_posix()
             kind = ".txt" if read_as == "text" else _kind(path)
             files.append(_document_file(path, name, kind))
     empty = [file for file in files if file.size == 0 and file.has_rows]

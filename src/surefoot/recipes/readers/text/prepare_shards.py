@@ -122,8 +122,8 @@ def prepare_shards(
         "files": [[file.name, file.size, file.changed_ns] for file in files],
     }
     say(kinds(files))
-    for found in scans:
-        left_out = found.line()
+    for listing in scans:
+        left_out = listing.line()
         if left_out:
             say(left_out)
     parts = describe_parts(files)
@@ -153,9 +153,8 @@ def prepare_shards(
     if not prepared:
         raise without_tokens(directory)
     with _writing(directory):
-        shards = write_index(
-            [one.shard for one in prepared], directory, vocab_size=tokenizer.vocab_size
-        )
+        all_shards = [shard for shard, _ in prepared]
+        shards = write_index(all_shards, directory, vocab_size=tokenizer.vocab_size)
     rows = describe_rows(unread, column=column)
     if rows:
         say(rows)
@@ -167,15 +166,14 @@ def _kept_shards(
     directory: Path, settings: dict[str, Any], say: Callable[[str], None]
 ) -> tuple[list[PreparedShard], bool]:
     """Return the shards of an earlier call before the first damaged one, and whether they are all."""
-    recorded = _read_notes(directory, settings, say)
     kept = list[PreparedShard]()
-    for one in recorded:
-        if is_damaged(directory, one.shard):
-            name = directory / one.shard.name
+    for prepared in _read_notes(directory, settings, say):
+        if is_damaged(directory, prepared.shard):
+            name = directory / prepared.shard.name
             say(f"{name} is missing or damaged: preparing this and all later shards")
             return kept, False
-        kept.append(one)
-    tokens = f"{sum(one.shard.count for one in kept):,} tokens"
+        kept.append(prepared)
+    tokens = f"{sum(prepared.shard.count for prepared in kept):,} tokens"
     is_done = (directory / INDEX).exists()
     if is_done:
         say(f"{directory} has all {tokens}, undamaged: nothing to do")
@@ -312,7 +310,7 @@ def _is_unread(
 ) -> bool:
     """Return True if only files differ that no complete shard has tokens of."""
     read = prepared[-1].next.file + 1
-    are_full = all(one.shard.count == settings["shard_tokens"] for one in prepared)
+    are_full = all(shard.count == settings["shard_tokens"] for shard, _ in prepared)
     return are_full and before[:read] == settings["files"][:read]
 
 
@@ -349,7 +347,7 @@ def _describe_changes(before: Sequence[Any], now: Sequence[Any]) -> str:
 def _write_notes(
     directory: Path, settings: dict[str, Any], prepared: Sequence[PreparedShard]
 ) -> None:
-    shards = [{"shard": vars(one.shard), "next": one.next} for one in prepared]
+    shards = [{"shard": vars(shard), "next": position} for shard, position in prepared]
     notes = {"format_version": 1, "settings": settings, "shards": shards}
     write_whole(directory / _NOTES, json.dumps(notes, indent=1).encode())
 

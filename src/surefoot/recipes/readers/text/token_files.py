@@ -82,8 +82,8 @@ def find_token_files(path: Path, tokenizer: str | None) -> TokenFiles | None:
 
 
 def _in_directory(path: Path, tokenizer: str | None) -> TokenFiles | None:
-    found = scan(path, (TOKEN_FILE,))
-    files = [TokenFile(file, _magic(file)) for file in found.files]
+    listing = scan(path, (TOKEN_FILE,))
+    files = [TokenFile(file, _magic(file)) for file in listing.files]
     with_header = [file for file in files if file.magic]
     if not with_header:
         files = [file for file in files if _NANOGPT.fullmatch(file.path.name)]
@@ -114,7 +114,7 @@ def _in_directory(path: Path, tokenizer: str | None) -> TokenFiles | None:
             remedy="name the file to train on",
             path=path,
         )
-    lines = [found.line()]
+    lines = [listing.line()]
     if parts["test"]:
         names = ", ".join(file.path.name for file in parts["test"][:3])
         lines.append(f"not read: {names}, for a test")
