@@ -465,5 +465,5 @@ def test_one_deep_picture_among_many_is_measured(tmp_path: Path) -> None:
     paths = [plain] * 2_100
     paths[1] = deep  # not among the evenly spaced ones
     assert deep not in folder.evenly_spaced(paths)
-    files = folder.Files(paths, np.zeros(len(paths), dtype=np.int64))
+    files = folder.LabeledFiles(paths, np.zeros(len(paths), dtype=np.int64))
     assert folder.fitting(files, size=2, channels=1, crop="padded").value_range == (0, 4095)
