@@ -38,29 +38,35 @@ def blocks_of(model: nn.Module, named: str | Sequence[str] = "auto") -> dict[str
     ... )
     (['layers.0', 'layers.1', 'layers.2'], ['layers.0.self_attn', 'layers.1.self_attn', 'layers.2.self_attn'], 'layers.0.norm1')
     """
-    return (
-        _repeated(model)
-        if named == "auto"
-        else _called(model, [named] if isinstance(named, str) else named)
-    )
+    if named == "auto":
+        return _repeated(model)
+    patterns = [named] if isinstance(named, str) else named
+    return _called(model, patterns)
 
 
 def _repeated(model: nn.Module) -> dict[str, nn.Module]:
-    named = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
-    classes = {
-        type(block): [other for other in named.values() if type(other) is type(block)]
-        for block in named.values()
-    }
-    listed = {
-        id(child) for each in model.modules() if isinstance(each, nn.ModuleList) for child in each
-    }
-    sizes = {
-        kind: sum(parameter.numel() for block in blocks for parameter in block.parameters())
-        for kind, blocks in classes.items()
-        if len(blocks) > 1 or id(blocks[0]) in listed
-    }
+    candidates = dict(_candidates(model, prefix="", in_list=isinstance(model, nn.Sequential)))
+    by_class: dict[type[nn.Module], list[nn.Module]] = {}
+    for block in candidates.values():
+        by_class.setdefault(type(block), []).append(block)
+    listed: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            listed.update(map(id, module))
+    sizes = {}
+    for block_class, blocks in by_class.items():
+        if len(blocks) > 1 or id(blocks[0]) in listed:
+            sizes[block_class] = sum(map(_size, blocks))
     min_size = _SMALL * max(sizes.values(), default=0)
-    return {name: block for name, block in named.items() if sizes.get(type(block), -1) >= min_size}
+    repeated = {}
+    for name, block in candidates.items():
+        if type(block) in sizes and sizes[type(block)] >= min_size:
+            repeated[name] = block
+    return repeated
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _candidates(
@@ -69,17 +75,13 @@ def _candidates(
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         is_list = type(child) is nn.Sequential or isinstance(child, _LISTS)
-        if (
-            in_list
-            and _made_of_parts(child)
-            and not (is_list and any(map(_made_of_parts, child.children())))
-        ):
+        has_blocks = is_list and any(map(_made_of_parts, child.children()))
+        if in_list and _made_of_parts(child) and not has_blocks:
             if not isinstance(child, _LISTS):
                 yield path, child
         else:
-            yield from _candidates(
-                child, prefix=f"{path}.", in_list=isinstance(child, (nn.Sequential, *_LISTS))
-            )
+            is_searched = isinstance(child, (nn.Sequential, *_LISTS))
+            yield from _candidates(child, prefix=f"{path}.", in_list=is_searched)
 
 
 def _made_of_parts(module: nn.Module) -> bool:
@@ -88,37 +90,39 @@ def _made_of_parts(module: nn.Module) -> bool:
 
 def _called(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     modules = {name: module for name, module in model.named_modules() if name}
-    fitting = {
-        pattern: [
-            name
-            for name, module in modules.items()
-            if fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
-        ]
-        for pattern in patterns
-    }
-    idle = [pattern for pattern, names in fitting.items() if not names]
-    if idle or not patterns:
-        raise together([_nothing_called(model, pattern, modules) for pattern in idle or [""]])
+    fitting: set[str] = set()
+    errors = []
+    for pattern in dict.fromkeys(patterns or [""]):
+        names = [name for name, module in modules.items() if _fits(pattern, name, module)]
+        fitting.update(names)
+        if not names:
+            errors.append(_nothing_called(model, pattern, modules))
+    if errors:
+        raise together(errors)
     chosen: dict[str, nn.Module] = {}
-    for name in sorted(
-        {name for names in fitting.values() for name in names}, key=list(modules).index
-    ):
-        if any(name.startswith(f"{outer}.") for outer in chosen):
+    for name, module in modules.items():
+        if name not in fitting or any(name.startswith(f"{outer}.") for outer in chosen):
             continue
-        if isinstance(modules[name], _LISTS):
-            chosen |= {f"{name}.{part}": child for part, child in modules[name].named_children()}
+        if isinstance(module, _LISTS):
+            for part, child in module.named_children():
+                chosen[f"{name}.{part}"] = child
         else:
-            chosen[name] = modules[name]
+            chosen[name] = module
     return chosen
 
 
+def _fits(pattern: str, name: str, module: nn.Module) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
+
+
 def _nothing_called(model: nn.Module, pattern: str, modules: dict[str, nn.Module]) -> SurefootError:
-    meant = nearest(pattern, [*modules, *{type(module).__name__ for module in modules.values()}])
-    kinds = list(dict.fromkeys(type(block).__name__ for block in _repeated(model).values()))
+    class_names = {type(module).__name__ for module in modules.values()}
+    meant = nearest(pattern, [*modules, *class_names])
+    block_classes = dict.fromkeys(type(block).__name__ for block in _repeated(model).values())
     return ConfigError(
         "no-such-block",
         problem=f"blocks: {type(model).__name__} has no module or module class named {pattern!r}",
-        reason=None if meant else f"its repeated blocks: {', '.join(kinds) or 'none'}",
+        reason=None if meant else f"its repeated blocks: {', '.join(block_classes) or 'none'}",
         remedy=f"did you mean {meant}?" if meant else None,
         value=pattern,
         nearest=meant,
@@ -132,34 +136,33 @@ def refuse_unshardable(model: nn.Module) -> None:
     >>> refuse_unshardable(nn.Linear(2, 1))
     """
     problems: list[str] = []
-    for name, p in model.named_parameters():
-        if p.ndim == 0:
+    trained_dtypes: set[str] = set()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            trained_dtypes.add(str(parameter.dtype).removeprefix("torch."))
+        if parameter.ndim == 0:
             problems.append(
                 f"{name} is a scalar without dimensions: use nn.Parameter(torch.ones(1))"
             )
-        elif not p.is_contiguous():
+        elif not parameter.is_contiguous():
             problems.append(f"{name} is not contiguous (channels last?): make it contiguous")
-        elif p.is_complex():
+        elif parameter.is_complex():
             problems.append(
                 f"{name} is complex: store its real and imaginary parts (torch.view_as_real)"
             )
-    types = sorted(
-        {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-    )
-    if len(types) > 1:
+    if len(trained_dtypes) > 1:
+        dtypes = ", ".join(sorted(trained_dtypes))
         problems.append(
-            f"its trained parameters have several dtypes, {', '.join(types)}: FSDP reduces gradients in one dtype"
+            f"its trained parameters have several dtypes, {dtypes}: FSDP reduces gradients in one dtype"
         )
     if problems:
-        first = (
-            problems
-            if len(problems) <= 3
-            else [*problems[:2], f"and {len(problems) - 2} more like these"]
-        )
+        lines = problems
+        if len(problems) > 3:
+            lines = [*problems[:2], f"and {len(problems) - 2} more like these"]
         raise ConfigError(
             "model-not-shardable",
             problem=f"parallel = fsdp: {type(model).__name__} cannot be sharded",
-            reason="\n".join(first),
+            reason="\n".join(lines),
             remedy=Setting("parallel", "ddp"),
             setting="parallel",
             value="fsdp",
@@ -171,13 +174,10 @@ def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
     """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that
     stay float32, and the model.
     """
-    blocks = blocks_of(model, parallel.blocks or "auto").values()
-    exact = [
-        module
-        for module in model.modules()
-        if parallel.gather_dtype == "bf16" and is_batch_norm(module)
-    ]
-    return [*by_themselves(model, [*blocks, *exact]), model]
+    units = list(blocks_of(model, parallel.blocks or "auto").values())
+    if parallel.gather_dtype == "bf16":
+        units += filter(is_batch_norm, model.modules())
+    return [*by_themselves(model, units), model]
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -191,18 +191,22 @@ def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Modu
     """
     chosen = []
     for module in reversed(list(model.modules())):
-        if module is not model and any(module is block for block in blocks):
-            own = set(module.parameters())
-            outside = {p for each in _beside(model, module) for p in each._parameters.values()}
-            if own and own.isdisjoint(outside):
-                chosen.append(module)
+        if module is model or not any(module is block for block in blocks):
+            continue
+        parameters = set(module.parameters())
+        outside = _modules_outside(model, module)
+        is_shared = any(parameters.intersection(other._parameters.values()) for other in outside)
+        if parameters and not is_shared:
+            chosen.append(module)
     return chosen
 
 
-def _beside(module: nn.Module, block: nn.Module) -> set[nn.Module]:
-    modules, queue = {module}, [module]
+def _modules_outside(model: nn.Module, block: nn.Module) -> set[nn.Module]:
+    """Return the modules that are reached from the model without passing through the block."""
+    modules = {model}
+    queue = [model]
     while queue:
-        fresh = {child for child in queue.pop().children() if child is not block} - modules
-        modules |= fresh
-        queue += fresh
+        children = {child for child in queue.pop().children() if child is not block}
+        queue += children - modules
+        modules |= children
     return modules

@@ -21,28 +21,33 @@ from surefoot.errors import ConfigError, DivergedError, Remedy
 
 _LONG = 100  # items; longer sequences are compared by length
 _WIDE = 60  # characters of a value in a message
+_SCALARS = (bool, int, float, str)
+# integer dtypes by bytes per element
+_AS_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if the `repr` of a setting differs from rank 0's. The message names
     settings and ranks. Collective.
     """
-    own = {name: repr(value) for name, value in settings.items()}
-    if len(set(world.gathered(sha256(json.dumps(own).encode()).hexdigest()))) == 1:
+    texts = {name: repr(value) for name, value in settings.items()}
+    digest = sha256(json.dumps(texts).encode()).hexdigest()
+    if len(set(world.gathered(digest))) == 1:
         return
-    first, *others = world.gathered(own)
+    first, *others = world.gathered(texts)
     different: dict[str, None] = {}
     problems = []
     for rank, other in enumerate(others, 1):
         for name in dict.fromkeys([*first, *other]):
             if first.get(name) != other.get(name):
                 different[name] = None
-                values = (_shortened(first, name), _shortened(other, name))
-                problems.append(f"{name}: rank 0 has {values[0]}, rank {rank} has {values[1]}")
+                main_text = _shortened(first, name)
+                text = _shortened(other, name)
+                problems.append(f"{name}: rank 0 has {main_text}, rank {rank} has {text}")
     if problems:
-        listed = problems
+        lines = problems
         if len(problems) > 3:
-            listed = [*problems[:2], f"and {len(problems) - 2} more"]
+            lines = [*problems[:2], f"and {len(problems) - 2} more"]
         remedies: list[Remedy] = ["start all ranks with the same command and files"]
         if "data.sha256" in different:
             remedies.append(
@@ -51,7 +56,7 @@ def check_same_on_all_ranks(world: World, settings: Mapping[str, Any]) -> None:
         raise ConfigError(
             "ranks-of-different-settings",
             problem="the ranks were started with different configurations",
-            reason="\n".join(listed),
+            reason="\n".join(lines),
             remedy=remedies,
             settings=[*different],
         )
@@ -69,12 +74,11 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         plain = _plain(value)
-        inner = comparable(plain) if isinstance(plain, dict) else None
-        flat |= (
-            {name: plain}
-            if inner is None
-            else {f"{name}.{part}": part_value for part, part_value in inner.items()}
-        )
+        if isinstance(plain, dict):
+            for part, part_value in comparable(plain).items():
+                flat[f"{name}.{part}"] = part_value
+        else:
+            flat[name] = plain
     return flat
 
 
@@ -84,10 +88,10 @@ def equal_from_main(models: Mapping[str, nn.Module], world: World) -> None:
     """
     if world.size > 1:
         check_same_on_all_ranks(world, shapes(models))
-        for tensor in [
-            each for model in models.values() for each in [*model.parameters(), *model.buffers()]
-        ]:
-            dist.broadcast(tensor.detach(), src=0)  # modules built outside the run's seed differ
+        for model in models.values():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                # modules built outside the run's seed differ
+                dist.broadcast(tensor.detach(), src=0)
 
 
 def shapes(models: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -96,44 +100,33 @@ def shapes(models: Mapping[str, nn.Module]) -> dict[str, str]:
     >>> shapes({"model": nn.Linear(2, 1)})
     {'model.weight': 'float32 (1, 2)', 'model.bias': 'float32 (1,)'}
     """
-    return {
-        f"{model}.{name}": f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-        for model, module in models.items()
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-    }
+    texts = {}
+    for model_name, model in models.items():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            texts[f"{model_name}.{name}"] = f"{dtype} {tuple(tensor.shape)}"
+    return texts
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, _SCALARS):
         return value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
         return {str(name): entry for name, entry in value.items()}
-    if isinstance(value, list | tuple) and all(
-        isinstance(entry, bool | int | float | str) for entry in value
-    ):
+    if isinstance(value, list | tuple) and all(isinstance(entry, _SCALARS) for entry in value):
         return list(value) if len(value) <= _LONG else f"{len(value)} items"
-    if (
-        is_dataclass(value)
-        and not isinstance(value, type)
-        and type(value).__module__.startswith("surefoot.")
-    ):
+    if isinstance(value, type | FunctionType):
+        return value.__qualname__
+    if is_dataclass(value) and type(value).__module__.startswith("surefoot."):
         return {field.name: getattr(value, field.name) for field in fields(value)}
-    return (value if isinstance(value, type | FunctionType) else type(value)).__qualname__
+    return type(value).__qualname__
 
 
 def _shortened(settings: Mapping[str, str], name: str) -> str:
     text = settings.get(name, "none")
     return text if len(text) <= _WIDE else f"{text[:_WIDE]}..."
-
-
-_AS_WHOLE = {
-    1: torch.uint8,
-    2: torch.int16,
-    4: torch.int32,
-    8: torch.int64,
-}  # integer dtypes by bytes per element
 
 
 def compare_when_due(
@@ -150,14 +143,12 @@ def compare_when_due(
 
     Returns the step of the last comparison.
     """
-    is_due = (
-        compared is None
-        or done == last
-        or any(every.due(step) for step in range(compared + 1, done + 1))
-    )
-    if is_due:
-        refuse_different(models, world, step=done)
-    return done if is_due else compared
+    if compared is not None and done != last:
+        is_due = any(every.due(step) for step in range(compared + 1, done + 1))
+        if not is_due:
+            return compared
+    refuse_different(models, world, step=done)
+    return done
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -167,24 +158,26 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     >>> checksums({"a": torch.tensor([1.0, 0.0])}) == checksums({"a": torch.tensor([1.0, 1e-30])})
     False
     """
-    sums = [_sum_of_bits(tensor.detach()) for tensor in tensors.values()]
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True)) if sums else {}
+    if not tensors:
+        return {}
+    sums = torch.stack([_sum_of_bits(tensor.detach()) for tensor in tensors.values()])
+    return dict(zip(tensors, sums.tolist(), strict=True))
 
 
 def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int) -> None:
     """Raise `DivergedError` with the first different tensor if ranks with the same rows differ in
     weights or buffers. Collective.
     """
-    own = _checksums_by_part(models)
-    by_rank = world.gathered({part: sum(sums.values()) for part, sums in own.items()})
-    if all(
-        by_rank[first][part] == by_rank[rank][part] for part, first, rank in _rank_pairs(by_rank)
-    ):
+    checksums_of_parts = _checksums_by_part(models)
+    totals = {part: sum(sums.values()) for part, sums in checksums_of_parts.items()}
+    by_rank = world.gathered(totals)
+    pairs = _rank_pairs(by_rank)
+    if all(by_rank[first][part] == by_rank[rank][part] for part, first, rank in pairs):
         return
-    named = world.gathered(own)
-    for part, first, rank in _rank_pairs(named):
-        for name, value in named[first][part].items():
-            if named[rank][part][name] != value:
+    by_rank = world.gathered(checksums_of_parts)
+    for part, first, rank in _rank_pairs(by_rank):
+        for name, value in by_rank[first][part].items():
+            if by_rank[rank][part][name] != value:
                 raise DivergedError(
                     "weights-differ-among-ranks",
                     problem=f"after step {step}, the weights of rank {rank} differ from rank"
@@ -202,27 +195,27 @@ def refuse_different(models: Mapping[str, nn.Module], world: World, *, step: int
 
 
 def _checksums_by_part(models: Mapping[str, nn.Module]) -> dict[str, dict[str, int]]:
-    tensors_by_part: dict[str, dict[str, Tensor]] = {}
-    for model, module in models.items():
-        tensors = {
-            key: each for key, each in saved_state(module).items() if isinstance(each, Tensor)
-        }
-        for name, tensor in [
-            pair for key, each in tensors.items() for pair in plain_tensors(key, each).items()
-        ]:
-            local, rows = held_of(tensor)
-            part = "" if rows is None else f"part {rows.group.rank()}"
-            tensors_by_part.setdefault(part, {})[
-                name if len(models) == 1 else f"{model}: {name}"
-            ] = local
-    return {part: checksums(tensors) for part, tensors in tensors_by_part.items()}
+    by_part: dict[str, dict[str, Tensor]] = {}
+    for model_name, model in models.items():
+        prefix = "" if len(models) == 1 else f"{model_name}: "
+        for key, value in saved_state(model).items():
+            if not isinstance(value, Tensor):
+                continue
+            for name, tensor in plain_tensors(key, value).items():
+                local, rows = held_of(tensor)
+                part = "" if rows is None else f"part {rows.group.rank()}"
+                by_part.setdefault(part, {})[f"{prefix}{name}"] = local
+    return {part: checksums(tensors) for part, tensors in by_part.items()}
 
 
 def _rank_pairs(by_rank: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
-    first: dict[str, int] = {}
-    for rank, part in [(rank, part) for rank, parts in enumerate(by_rank) for part in parts]:
-        if first.setdefault(part, rank) != rank:
-            yield part, first[part], rank
+    """Yield each part that several ranks have, with the first of them and another one."""
+    first_ranks: dict[str, int] = {}
+    for rank, parts in enumerate(by_rank):
+        for part in parts:
+            first = first_ranks.setdefault(part, rank)
+            if first != rank:
+                yield part, first, rank
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
