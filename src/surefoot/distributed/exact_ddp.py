@@ -1,7 +1,7 @@
 """DDP whose sums have the same bits on any number of ranks."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from surefoot.distributed.tree_sum import (
     parts_of,
 )
 from surefoot.distributed.world import World
-
-if TYPE_CHECKING:
-    pass  # its torch imports take seconds
 
 
 class ExactDdp(Ddp):
@@ -61,10 +58,10 @@ class ExactDdp(Ddp):
         self.exchanges.clear()
         self.gradients = GradientSum(step.state.parameters, self.rank_sums.own.start)
         before = self.gradients.before
-        if (
-            self.wrapped and before is not None
-        ):  # the buckets' memory, which the next pass overwrites
-            self.gradients.before = [None if each is None else each.clone() for each in before]
+        if self.wrapped and before is not None:
+            # they are in the buckets' memory, which the next pass overwrites
+            for index, gradient in enumerate(before):
+                before[index] = None if gradient is None else gradient.clone()
         self.indices = {
             id(parameter): index for index, parameter in enumerate(self.gradients.parameters)
         }
@@ -77,14 +74,10 @@ class ExactDdp(Ddp):
         self.world.heartbeat.enter_work("backward")
         self.world.heartbeat.enter("step")
         self.gradients.next_pass(self.micro_batch)
-        if (
-            self.parallel.find_unused_parameters
-            and self.wrapped
-            and self.wrapped[0].require_backward_grad_sync
-        ):
-            for (
-                index
-            ) in self.gradients.present():  # DDP reduces it, even if this pass does not use it
+        reduces = bool(self.wrapped) and self.wrapped[0].require_backward_grad_sync
+        if reduces and self.parallel.find_unused_parameters:
+            # DDP reduces these, even if this pass does not use them
+            for index in self.gradients.present():
                 parameter = self.gradients.parameters[index]
                 parameter.grad = erase(torch.empty_like(parameter))
         return self.losses.started(loss, scale)
@@ -99,18 +92,18 @@ class ExactDdp(Ddp):
     ) -> tuple[Tensor, Tensor | float | None]:
         """Return the loss and count of all ranks, and finish the sums of gradients."""
         self.refuse_unused()
-        together: list[tuple[list[int], Tensor]] = []
+        unwrapped: list[tuple[list[int], Tensor]] = []
         if self.wrapped:
             self.gradients.micro_batch = None  # its gradients are in the buckets
         else:
             self.world.heartbeat.enter_work("other")
-            together = self._send_unwrapped()
+            unwrapped = self._send_unwrapped()
         if self.exchanges:
             self.exchanges[-1].share_slices()
         for exchange in self.exchanges:
             exchange.finish()
         self.exchanges.clear()
-        for indices, flat in together:
+        for indices, flat in unwrapped:
             parameters = [self.gradients.parameters[index] for index in indices]
             for parameter, part in zip(parameters, parts_of(flat, parameters), strict=True):
                 parameter.grad = part
@@ -122,7 +115,8 @@ class ExactDdp(Ddp):
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         self.world.heartbeat.enter_work("other")
-        flat, parameters = bucket.buffer(), bucket.parameters()
+        flat = bucket.buffer()
+        parameters = bucket.parameters()
         views = parts_of(flat, parameters)  # `bucket.gradients()` ignores their memory formats
         indices = [self.indices[id(parameter)] for parameter in parameters]
         tree: TreeSum[Gradients] = TreeSum(add_gradients, self.gradients.tree.start)
@@ -131,54 +125,51 @@ class ExactDdp(Ddp):
         if self.micro_batch.count:
             tree.add(self.micro_batch.index, [*views])  # which adds in the memory of the bucket
         tree.fill(self.rank_sums.own.stop)
-        self._send(
-            flat,
-            [
-                flat
-                if values is not None and values[0] is views[0]
-                else flat_of(values, views, like=flat)
-                for _, _, values in tree.subtrees
-            ],
-        )
+        own_sums = []
+        for _leaf, _leaves, values in tree.subtrees:
+            if values is not None and values[0] is views[0]:
+                own_sums.append(flat)
+            else:
+                own_sums.append(flat_of(values, views, like=flat))
+        self._send(flat, own_sums)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(flat)  # the sum is written to it in `summed`
         return done
 
-    def _send(self, total: Tensor, own: Sequence[Tensor]) -> None:
-        exchange = self.rank_sums.start(total, own)
+    def _send(self, total: Tensor, own_sums: Sequence[Tensor]) -> None:
+        exchange = self.rank_sums.start(total, own_sums)
         if self.exchanges:
             self.exchanges[-1].share_slices()
         self.exchanges.append(exchange)
 
     def _send_unwrapped(self) -> list[tuple[list[int], Tensor]]:
-        # one exchange for each dtype; returns the indices of the parameters, and the tensor that
-        # their sum will be in
+        """Start one exchange for each dtype. Return the indices of the parameters, and the tensor
+        that their sum will be in.
+        """
         self.gradients.collect()
-        tree, parameters = self.gradients.tree, self.gradients.parameters
+        tree = self.gradients.tree
+        parameters = self.gradients.parameters
         tree.fill(self.rank_sums.own.stop)
         present = self.gradients.present()
         if self.parallel.find_unused_parameters:
             present.update(*self.world.gathered(sorted(present)))
         else:
             self.refuse_unlike_use(self.losses, parameters, present)
-        together = []
+        totals = []
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
             indices = [index for index in sorted(present) if parameters[index].dtype == dtype]
             if not indices:
                 continue
-            own_parameters = [parameters[index] for index in indices]
-            own = [
-                flat_of(
-                    value and [value[index] for index in indices],
-                    own_parameters,
-                    like=own_parameters[0].detach(),
-                )
-                for _, _, value in tree.subtrees
-            ]
-            total = own[0] if len(own) == 1 else torch.empty_like(own[0])
-            self._send(total, own)
-            together.append((indices, total))
-        return together
+            of_dtype = [parameters[index] for index in indices]
+            like = of_dtype[0].detach()
+            own_sums = []
+            for _leaf, _leaves, values in tree.subtrees:
+                gradients = values and [values[index] for index in indices]
+                own_sums.append(flat_of(gradients, of_dtype, like=like))
+            total = own_sums[0] if len(own_sums) == 1 else torch.empty_like(own_sums[0])
+            self._send(total, own_sums)
+            totals.append((indices, total))
+        return totals
 
 
 def leave_graphs_whole(forwards: Mapping[str, Any]) -> None:

@@ -71,9 +71,8 @@ class UnitSum:
     parameters: list[nn.Parameter]
     reductions: list[ReductionSum] = field(default_factory=list)
     in_pass: int = 0  # reductions of the current pass so far
-    before: dict[nn.Parameter, Tensor] = field(
-        default_factory=dict
-    )  # earlier gradients of the step
+    # earlier gradients of the step
+    before: dict[nn.Parameter, Tensor] = field(default_factory=dict)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(size, dtype=dtype, device=device)
@@ -94,7 +93,9 @@ class UnitSum:
         """Add the gradient of a pass, if this rank has the whole copy. Then torch does not reduce
         it.
         """
-        self.add((gradient if self.passes.counted else erase(gradient))[None])
+        if not self.passes.counted:
+            erase(gradient)
+        self.add(gradient[None])
 
     def add(self, received: Tensor, memory: Tensor | None = None) -> None:
         """Add one shard for each rank of the group. One pending sum is stored in `memory`. Others
@@ -110,21 +111,29 @@ class UnitSum:
                 tree.add(leaf, shard)
         if len(received) > 1:
             shared = received.untyped_storage().data_ptr()
-            free = [] if memory is None else [memory]
-            for index, (leaf, leaves, v) in enumerate(tree.subtrees):
-                if v is not None and v.untyped_storage().data_ptr() == shared:
-                    tree.subtrees[index] = leaf, leaves, free.pop().copy_(v) if free else v.clone()
+            for index, (leaf, leaves, value) in enumerate(tree.subtrees):
+                if value is None or value.untyped_storage().data_ptr() != shared:
+                    continue
+                if memory is None:
+                    own = value.clone()
+                else:
+                    own = memory.copy_(value)
+                    memory = None
+                tree.subtrees[index] = (leaf, leaves, own)
 
     def begin(self) -> None:
         """Set the earlier gradients of the step aside. A gradient cleared on a parameter or its
         shard is cleared on both.
         """
-        self.reductions, self.in_pass, self.before = [], 0, {}
+        self.reductions = []
+        self.in_pass = 0
+        self.before = {}
         for parameter in self.parameters:
-            gradient = self.shards[parameter].grad
-            if parameter.grad is not None and gradient is not None:
-                self.before[parameter] = gradient
-            parameter.grad = self.shards[parameter].grad = None
+            shard = self.shards[parameter]
+            if parameter.grad is not None and shard.grad is not None:
+                self.before[parameter] = shard.grad
+            parameter.grad = None
+            shard.grad = None
 
     def end_pass(self) -> None:
         self.take_gradients()
@@ -132,9 +141,12 @@ class UnitSum:
 
     def take_gradients(self) -> None:
         """Note which parameters have a gradient after a reduction, and drop it: the tree has it."""
-        for parameter in self.parameters if self.in_pass else ():
+        if self.in_pass == 0:
+            return
+        present = self.reductions[self.in_pass - 1].present
+        for parameter in self.parameters:
             if parameter.grad is not None:
-                self.reductions[self.in_pass - 1].present.add(parameter)
+                present.add(parameter)
                 parameter.grad = None
 
     def finish(self, idle: set[nn.Parameter]) -> None:
@@ -143,20 +155,23 @@ class UnitSum:
         """
         self.end_pass()
         sums = self.before
-        for each in self.reductions:
-            total = self.passes.copies.of_tree(
-                each.tree, like=next(v for *_, v in each.tree.subtrees if v is not None)
-            )
-            summed = [parameter for parameter in self.parameters if parameter in each.present]
+        for reduction in self.reductions:
+            tree = reduction.tree
+            like = next(value for _, _, value in tree.subtrees if value is not None)
+            total = self.passes.copies.of_tree(tree, like=like)
+            summed = [parameter for parameter in self.parameters if parameter in reduction.present]
             sizes = [prod(shard_shape(parameter.shape, self.passes.ranks)) for parameter in summed]
             for parameter, part in zip(summed, torch.split(total, sizes), strict=True):
                 shard = self.shards[parameter]
-                own = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
-                if parameter not in idle:
-                    sums[parameter] = own.add_(sums[parameter]) if parameter in sums else own
-        for parameter, own in sums.items():
-            self.shards[parameter].grad = own
-            parameter.grad = _as_dtensor(own, parameter)
+                gradient = part[: shard.numel()].view(shard.shape).to(shard.device, shard.dtype)
+                if parameter in idle:
+                    continue
+                if parameter in sums:
+                    gradient.add_(sums[parameter])
+                sums[parameter] = gradient
+        for parameter, gradient in sums.items():
+            self.shards[parameter].grad = gradient
+            parameter.grad = _as_dtensor(gradient, parameter)
         self.reductions = []  # frees memory
 
 
@@ -169,7 +184,8 @@ def sum_exactly(
         groups = fully_shard.state(part)._fsdp_param_groups  # type: ignore[attr-defined]
         if not groups:  # a unit without parameters
             continue
-        unit = UnitSum(passes, shards, [each.sharded_param for each in groups[0].fsdp_params])
+        parameters = [fsdp_param.sharded_param for fsdp_param in groups[0].fsdp_params]
+        unit = UnitSum(passes, shards, parameters)
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
         part.set_custom_reduce_scatter(unit)  # type: ignore[arg-type]
@@ -188,17 +204,18 @@ def norms_of_tensors(shards: Sequence[Any], gradients: Sequence[Tensor]) -> Tens
     norms = gradients[0].new_zeros(len(gradients))
     for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
         chosen = [index for index, gradient in enumerate(gradients) if gradient.dtype == dtype]
-        rows, own = [shards[index].rows for index in chosen], [gradients[index] for index in chosen]
-        owners = assign_owners(tuple(prod(each.shape) for each in rows), rows[0].group.size())
-        full = (
-            gather_to_owners(own, rows, owners)
-            if rows[0].group.size() > 1
-            else dict(enumerate(aligned(own)))
-        )
-        for index, norm in zip(
-            full, torch._foreach_norm([*full.values()]) if full else (), strict=True
-        ):
-            norms[chosen[index]] = norm
+        rows = [shards[index].rows for index in chosen]
+        local = [gradients[index] for index in chosen]
+        ranks = rows[0].group.size()
+        if ranks > 1:
+            costs = tuple(prod(tensor_rows.shape) for tensor_rows in rows)
+            whole = gather_to_owners(local, rows, assign_owners(costs, ranks))
+        else:
+            whole = dict(enumerate(aligned(local)))
+        if whole:
+            own_norms = torch._foreach_norm([*whole.values()])
+            for index, norm in zip(whole, own_norms, strict=True):
+                norms[chosen[index]] = norm
     return add_up(norms, shards[0].rows.group)  # of zeros but for one rank
 
 

@@ -3,6 +3,7 @@ all micro-batches.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -25,18 +26,18 @@ class RankSums:
     def __init__(
         self, shares: Sequence[range], *, rank: int, group: dist.ProcessGroup | None = None
     ) -> None:
-        self.rank, self.size, self.group = rank, len(shares), group
+        self.rank = rank
+        self.size = len(shares)
+        self.group = group
         self.own = shares[rank]
-        self.subtrees = [subtrees_of(each) for each in shares]
-        self.swaps = self.size == 2 and all(len(each) == 1 for each in self.subtrees)
-        places = [
-            (leaf, leaves, each, nth)
-            for each, own in enumerate(self.subtrees)
-            for nth, (leaf, leaves) in enumerate(own)
-        ]
-        self.order = sorted(
-            places
-        )  # of the tree's leaves: first leaf, number of leaves, rank and place in its list
+        self.subtrees = [subtrees_of(share) for share in shares]
+        self.swaps = self.size == 2 and all(len(subtrees) == 1 for subtrees in self.subtrees)
+        # of the tree's leaves: first leaf, number of leaves, rank and place in its list
+        self.order: list[tuple[int, int, int, int]] = []
+        for of_rank, subtrees in enumerate(self.subtrees):
+            for place, (leaf, leaves) in enumerate(subtrees):
+                self.order.append((leaf, leaves, of_rank, place))
+        self.order.sort()
 
     def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
         """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten,
@@ -48,15 +49,19 @@ class RankSums:
         """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank.
         Waits for the other ranks.
         """
-        if self.size == 1 and (alone := tree.total()) is not None:
-            return alone
+        total = tree.total() if self.size == 1 else None
+        if total is not None:
+            return total
         tree.fill(self.own.stop)
-        own = [
-            erase(torch.empty_like(like)) if value is None else value
-            for _, _, value in tree.subtrees
-        ]
-        total = own[0].clone() if len(own) == 1 else torch.empty_like(like)
-        exchange = self.start(total, [total] if len(own) == 1 else own)
+        own = []
+        for _, _, value in tree.subtrees:
+            own.append(erase(torch.empty_like(like)) if value is None else value)
+        if len(own) == 1:
+            total = own[0].clone()
+            own = [total]
+        else:
+            total = torch.empty_like(like)
+        exchange = self.start(total, own)
         exchange.share_slices()
         exchange.finish()
         return total
@@ -66,19 +71,21 @@ class RankSums:
         if self.swaps:
             return numbers
         start, stop = slices(numbers, self.size)[self.rank]
-        return len(self.subtrees[self.rank]) * (numbers - (stop - start)) + (self.size - 1) * (
-            stop - start
-        )
+        own_slice = stop - start
+        of_subtrees = len(self.subtrees[self.rank]) * (numbers - own_slice)
+        return of_subtrees + (self.size - 1) * own_slice
 
 
 class Exchange:
     """One exchange of `RankSums`."""
 
     def __init__(self, ranks: RankSums, total: Tensor, own: Sequence[Tensor]) -> None:
-        self.ranks, self.total = ranks, total
-        self.bounds = (
-            [(0, len(total))] * ranks.size if ranks.swaps else slices(len(total), ranks.size)
-        )
+        self.ranks = ranks
+        self.total = total
+        if ranks.swaps:
+            self.bounds = [(0, len(total))] * ranks.size
+        else:
+            self.bounds = slices(len(total), ranks.size)
         start, stop = self.bounds[ranks.rank]
         self.received: list[list[Tensor]] = []
         operations: list[dist.P2POp] = []
@@ -87,46 +94,50 @@ class Exchange:
             if rank == ranks.rank:
                 self.received.append([flat[start:stop] for flat in own])
                 continue
-            sent = (
-                own[0][first:last]
-                if len(own) == 1
-                else torch.stack([flat[first:last] for flat in own]).view(-1)
-            )
+            if len(own) == 1:
+                outgoing = own[0][first:last]
+            else:
+                outgoing = torch.stack([flat[first:last] for flat in own]).view(-1)
             inbox = total.new_empty(len(subtrees) * (stop - start))
-            self.received.append(
-                list(inbox.chunk(len(subtrees))) if stop > start else [inbox] * len(subtrees)
-            )
-            operations += self._pair(sent, inbox, rank)
-        self.works, self.sent = _posted(operations), operations  # which keep the tensors alive
+            if stop > start:
+                self.received.append(list(inbox.chunk(len(subtrees))))
+            else:
+                self.received.append([inbox] * len(subtrees))
+            operations += self._pair(outgoing, inbox, rank)
+        self.works = _posted(operations)
+        self.sent = operations  # which keep the tensors alive
 
     def share_slices(self) -> None:
         """Add the received subtrees along the tree, and send the slice to the other ranks."""
         self.finish()
         tree: TreeSum[Tensor] = TreeSum(lambda older, newer: newer.add_(older))
-        for first, leaves, rank, nth in self.ranks.order:
-            tree.add(first, self.received[rank][nth], leaves=leaves)
-        own = tree.total()
-        assert own is not None
+        for leaf, leaves, rank, place in self.ranks.order:
+            tree.add(leaf, self.received[rank][place], leaves=leaves)
+        slice_sum = tree.total()
+        assert slice_sum is not None
         self.received.clear()  # frees memory while later buckets are filled
         start, stop = self.bounds[self.ranks.rank]
-        self.total[start:stop] = own
+        self.total[start:stop] = slice_sum
         operations: list[dist.P2POp] = []
         for rank, (first, last) in enumerate(self.bounds):
             if rank != self.ranks.rank and not self.ranks.swaps:
                 operations += self._pair(self.total[start:stop], self.total[first:last], rank)
-        self.works, self.sent = _posted(operations), operations
+        self.works = _posted(operations)
+        self.sent = operations
 
     def finish(self) -> None:
         """Wait for the messages of the other ranks. After the second phase, `total` has the sum."""
         for work in self.works:
             wait_for_message(work, self.total)
 
-    def _pair(self, sent: Tensor, inbox: Tensor, rank: int) -> list[dist.P2POp]:
+    def _pair(self, outgoing: Tensor, inbox: Tensor, rank: int) -> list[dist.P2POp]:
         group = self.ranks.group
-        send = [dist.P2POp(dist.isend, sent, group=group, group_peer=rank)] if sent.numel() else []
-        return send + (
-            [dist.P2POp(dist.irecv, inbox, group=group, group_peer=rank)] if inbox.numel() else []
-        )
+        operations = []
+        if outgoing.numel():
+            operations.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=rank))
+        if inbox.numel():
+            operations.append(dist.P2POp(dist.irecv, inbox, group=group, group_peer=rank))
+        return operations
 
 
 def slices(numbers: int, ranks: int) -> list[tuple[int, int]]:
@@ -135,8 +146,9 @@ def slices(numbers: int, ranks: int) -> list[tuple[int, int]]:
     >>> slices(5, 2)
     [(0, 3), (3, 5)]
     """
-    each = -(-numbers // ranks)
-    return [(min(each * rank, numbers), min(each * (rank + 1), numbers)) for rank in range(ranks)]
+    most = -(-numbers // ranks)
+    starts = [min(most * rank, numbers) for rank in range(ranks)]
+    return list(pairwise([*starts, numbers]))
 
 
 def _posted(operations: list[dist.P2POp]) -> list[dist.Work]:

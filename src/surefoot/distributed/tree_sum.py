@@ -36,9 +36,8 @@ class TreeSum(Generic[Value]):
     combine: Callable[[Value, Value], Value]
     start: int = 0  # the first leaf
     step: int = 1
-    subtrees: list[tuple[int, int, Value | None]] = field(
-        default_factory=list
-    )  # first leaf, number of leaves, sum
+    # first leaf, number of leaves, sum
+    subtrees: list[tuple[int, int, Value | None]] = field(default_factory=list)
 
     def add(self, leaf: int, value: Value | None, *, leaves: int = 1) -> None:
         """Add the sum of a subtree after all leaves before it. None stands for a subtree whose
@@ -69,12 +68,16 @@ class TreeSum(Generic[Value]):
             if size != leaves or first % (2 * size):
                 break
             self.subtrees.pop()
-            leaf, leaves, value = first, 2 * size, self._sum(older, value)
+            leaf = first
+            leaves = 2 * size
+            value = self._sum(older, value)
         self.subtrees.append((leaf, leaves, value))
 
     def _sum(self, older: Value | None, newer: Value | None) -> Value | None:
-        if older is None or newer is None:
-            return newer if older is None else older
+        if older is None:
+            return newer
+        if newer is None:
+            return older
         return self.combine(older, newer)
 
 
@@ -87,10 +90,12 @@ def subtrees_of(leaves: range) -> list[tuple[int, int]]:
     """
     if leaves.step > 1:
         return [(leaf, 1) for leaf in leaves]
-    subtrees, first = [], leaves.start
+    subtrees = []
+    first = leaves.start
     while first < leaves.stop:
-        subtrees.append((first, _largest(first, leaves.stop)))
-        first += subtrees[-1][1]
+        size = _largest(first, leaves.stop)
+        subtrees.append((first, size))
+        first += size
     return subtrees
 
 
@@ -115,10 +120,15 @@ class GradientSum:
 
     def collect(self) -> None:
         """Move the gradients of the last pass into the tree. Without targets, they are dropped."""
-        if self.micro_batch is not None:
-            gradients, counted = self._take(), self.micro_batch.count > 0
-            self.tree.add(self.micro_batch.index, gradients if counted else None)
-            self.micro_batch, self.dropped = None, self.dropped if counted else gradients
+        if self.micro_batch is None:
+            return
+        gradients = self._take()
+        if self.micro_batch.count > 0:
+            self.tree.add(self.micro_batch.index, gradients)
+        else:
+            self.tree.add(self.micro_batch.index, None)
+            self.dropped = gradients
+        self.micro_batch = None
 
     def finish(self) -> None:
         """Give the parameters the sum of all passes and of earlier gradients."""
@@ -127,20 +137,19 @@ class GradientSum:
 
     def add_before(self, total: Gradients) -> None:
         """Give the parameters these gradients, added to the earlier ones of the step."""
-        total = total if self.before is None else add_gradients(self.before, total)
+        if self.before is not None:
+            total = add_gradients(self.before, total)
         for parameter, gradient in zip(self.parameters, total, strict=True):
             parameter.grad = gradient
 
     def present(self) -> set[int]:
         """Return the indices of the parameters that had a gradient in a collected pass."""
-        passes = [value for _, _, value in self.tree.subtrees] + [self.dropped]
-        return {
-            index
-            for own in passes
-            if own is not None
-            for index, each in enumerate(own)
-            if each is not None
-        }
+        indices = set()
+        for gradients in [*(value for _, _, value in self.tree.subtrees), self.dropped]:
+            for index, gradient in enumerate(gradients or ()):
+                if gradient is not None:
+                    indices.add(index)
+        return indices
 
     def _take(self) -> Gradients | None:
         gradients = [parameter.grad for parameter in self.parameters]
@@ -163,33 +172,40 @@ def sums_in_memory(shares: Sequence[range], *, each: int = 1) -> int:
     >>> sums_in_memory([range(8)], each=2)
     2
     """
-    before = (
-        range(own.start, stop) for own in shares for stop in range(own.start + each, own.stop, each)
-    )
-    return max((len(subtrees_of(leaves)) for leaves in before), default=0)
+    most = 0
+    for share in shares:
+        for stop in range(share.start + each, share.stop, each):
+            most = max(most, len(subtrees_of(range(share.start, stop))))
+    return most
 
 
 def add_gradients(older: Gradients, newer: Gradients) -> Gradients:
     """Add gradients in the memory of `newer`. A parameter may have none."""
-    pairs = [
-        pair
-        for pair in zip(newer, older, strict=True)
-        if pair[0] is not None and pair[1] is not None
-    ]
-    if pairs:
-        torch._foreach_add_(*map(list, zip(*pairs, strict=True)))
-    return [o if n is None else n for o, n in zip(older, newer, strict=True)]
+    total: Gradients = []
+    totals: list[Tensor] = []
+    addends: list[Tensor] = []
+    for old, new in zip(older, newer, strict=True):
+        total.append(old if new is None else new)
+        if old is not None and new is not None:
+            totals.append(new)
+            addends.append(old)
+    if totals:
+        torch._foreach_add_(totals, addends)
+    return total
 
 
 def flat_of(gradients: Gradients | None, like_each: Sequence[Tensor], *, like: Tensor) -> Tensor:
     """Return gradients in one flat tensor. A missing gradient becomes -0.0, which changes no
     sum.
     """
-    flat = like.new_empty(sum(each.numel() for each in like_each))
+    flat = like.new_empty(sum(tensor.numel() for tensor in like_each))
     if gradients is None:
         return erase(flat)
     for part, gradient in zip(parts_of(flat, like_each), gradients, strict=True):
-        erase(part) if gradient is None else part.copy_(gradient)
+        if gradient is None:
+            erase(part)
+        else:
+            part.copy_(gradient)
     return flat
 
 
@@ -197,13 +213,14 @@ def parts_of(flat: Tensor, like_each: Sequence[Tensor]) -> list[Tensor]:
     """Return views of a flat tensor with the shapes and the memory formats of dense tensors, as in
     the buckets of DDP.
     """
-    parts = torch.split(flat, [each.numel() for each in like_each])
-    return [
-        part.as_strided(each.shape, each.stride(), part.storage_offset())
-        if torch.ops.aten.is_non_overlapping_and_dense(each)
-        else part.view(each.shape)
-        for part, each in zip(parts, like_each, strict=True)
-    ]
+    parts = torch.split(flat, [tensor.numel() for tensor in like_each])
+    views = []
+    for part, like in zip(parts, like_each, strict=True):
+        if torch.ops.aten.is_non_overlapping_and_dense(like):
+            views.append(part.as_strided(like.shape, like.stride(), part.storage_offset()))
+        else:
+            views.append(part.view(like.shape))
+    return views
 
 
 def erase(flat: Tensor) -> Tensor:
