@@ -27,12 +27,8 @@ LAUNCHER = "SUREFOOT_LAUNCHER"  # set in a rank's environment: the process id of
 ERRORS = "SUREFOOT_ERRORS"
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _SPINS = "60000"  # about 3 ms; GNU OpenMP's own 300,000 keep an idle thread busy for 10 ms and more
-_TORCHRUN = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-)  # the latter two within the machine
+# the latter two within the machine
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _MPI = (  # the same four values
     (
         "OMPI_COMM_WORLD_RANK",
@@ -86,10 +82,7 @@ def placed(environment: Mapping[str, str]) -> Placement:
     ... )
     Placement(rank=5, world_size=8, local_rank=1, local_world_size=4, meeting='tcp://gpu1:61457', apart=False)
     """
-    several = [
-        names for names in _MPI if names[0] in environment and environment.get(names[1]) != "1"
-    ]
-    mpi = _by_names(environment, several[0], source=several[0][0]) if several else None
+    mpi = _by_mpi(environment)
     task = None
     if "SLURM_STEP_ID" in environment:
         from surefoot.distributed.slurm import task as slurm_task
@@ -158,9 +151,8 @@ def die_with(parent: int) -> None:
     lost.
     """
     if sys.platform != "linux":
-        _end_unless(
-            lambda: bool(os.read(0, 4096))
-        )  # standard input: a pipe that only the parent holds
+        # standard input is a pipe that only the parent holds
+        _end_unless(lambda: bool(os.read(0, 4096)))
     end_with_parent(parent)
 
 
@@ -218,29 +210,45 @@ def _by_torchrun(environment: Mapping[str, str], task: "Task | None") -> Placeme
     return placement
 
 
+def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
+    """Return the placement from mpirun, or None without mpirun or with a single process."""
+    for names in _MPI:
+        rank, size, *_ = names
+        if rank in environment and environment.get(size) != "1":
+            return _by_names(environment, names, source=rank)
+    return None
+
+
 def _by_slurm(environment: Mapping[str, str], task: "Task") -> Placement:
     host = environment.get("MASTER_ADDR") or task.host
-    host = f"[{host}]" if ":" in host else host  # IPv6 addresses need brackets
+    if ":" in host:  # IPv6 addresses need brackets
+        host = f"[{host}]"
     port = _number(environment, "MASTER_PORT", source="srun", default=task.port)
-    apart = "SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank)
     return Placement(
-        task.rank, task.tasks, task.local_rank, task.local_tasks, f"tcp://{host}:{port}", apart
+        task.rank,
+        task.tasks,
+        task.local_rank,
+        task.local_tasks,
+        meeting=f"tcp://{host}:{port}",
+        apart="SLURM_GPUS_PER_TASK" in environment or _apart(environment, task.local_rank),
     )
 
 
 def _by_names(
     environment: Mapping[str, str], names: tuple[str, str, str, str], *, source: str
 ) -> Placement:
-    rank, size = (_number(environment, name, source=source) for name in names[:2])
-    local_rank = _number(environment, names[2], source=source, default=rank)
-    local_size = _number(environment, names[3], source=source, default=size)
+    rank_name, size_name, local_rank_name, local_size_name = names
+    rank = _number(environment, rank_name, source=source)
+    size = _number(environment, size_name, source=source)
+    local_rank = _number(environment, local_rank_name, source=source, default=rank)
+    local_size = _number(environment, local_size_name, source=source, default=size)
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
         raise ConfigError(
             "rank-out-of-range",
-            problem=f"{names[0]} = {rank} and {names[2]} = {local_rank} are out of range for"
-            f" {names[1]} = {size} and {names[3]} = {local_size}",
+            problem=f"{rank_name} = {rank} and {local_rank_name} = {local_rank} are out of range"
+            f" for {size_name} = {size} and {local_size_name} = {local_size}",
             reason="was this shell started by a launcher?",
-            remedy=f"unset {names[1]}, or open a new shell",
+            remedy=f"unset {size_name}, or open a new shell",
             rank=rank,
             local_rank=local_rank,
         )

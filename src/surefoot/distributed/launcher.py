@@ -61,36 +61,34 @@ def launch(
     `places.size` does.
     """
     launcher = _Launcher()
-    began, size, attempt = time.monotonic(), places.size(), 0
+    start = time.monotonic()
+    size = places.size()
+    attempt = 0
     with launcher.signals():
         while True:
-            ended = launcher.attempt(
-                command(time.monotonic() - began),
-                size=size,
-                attempt=attempt,
-                environment=places.environment(),
+            arguments = command(time.monotonic() - start)
+            group_exit = launcher.attempt(
+                arguments, size=size, attempt=attempt, environment=places.environment()
             )
-            over = (
-                ended.status in _NOT_AGAIN or launcher.stop is not None or attempt == max_restarts
-            )
-            if ended.text:
-                _say(f"error: {ended.text}")
-            if ended.text and over and ended.status not in _NOT_AGAIN:
-                _say(_advice(ended, max_restarts, again))
-            if ended.logs is not None:
-                _say(f"  the output of ranks above 0 is in {ended.logs}")
-            if over:
-                return ended.status
-            places.died(ended.died)
+            may_restart = group_exit.status not in _NOT_AGAIN
+            is_over = not may_restart or launcher.stop is not None or attempt == max_restarts
+            if group_exit.text:
+                _say(f"error: {group_exit.text}")
+                if is_over and may_restart:
+                    _say(_advice(group_exit, max_restarts, again))
+            if group_exit.logs is not None:
+                _say(f"  the output of ranks above 0 is in {group_exit.logs}")
+            if is_over:
+                return group_exit.status
+            places.died(group_exit.died)
             try:
                 size = places.size()
             except ConfigError as problem:
                 _say(f"cannot restart with fewer processes: {problem}")
-                return ended.status
+                return group_exit.status
             attempt += 1
-            _say(
-                f"restarting with {size} process{'es' * (size != 1)} (restart {attempt} of {max_restarts})"
-            )
+            processes = "1 process" if size == 1 else f"{size} processes"
+            _say(f"restarting with {processes} (restart {attempt} of {max_restarts})")
 
 
 @dataclass
@@ -121,23 +119,24 @@ class _Launcher:
     def attempt(
         self, command: list[str], *, size: int, attempt: int, environment: Mapping[str, str]
     ) -> GroupExit:
-        logs, keep_logs = Path(tempfile.mkdtemp(prefix="surefoot-")), False
-        self.group = group = Group(
-            command, size=size, attempt=attempt, logs=logs, environment=environment
-        )
+        logs = Path(tempfile.mkdtemp(prefix="surefoot-"))
+        keep_logs = False
+        group = Group(command, size=size, attempt=attempt, logs=logs, environment=environment)
+        self.group = group
         try:
             if self.stop is None:
                 group.start()
-            ended = self._watched(group)
+            group_exit = self._watch(group)
             self.group = None
             group.end()
-            stopped = attempt == 0 and self.stop and ended.status == 128 + self.stop
-            if stopped and not any(beat.doing != "starting" for beat in group.beats()):
+            beats = group.beats()
+            is_stopped = self.stop is not None and group_exit.status == 128 + self.stop
+            if attempt == 0 and is_stopped and all(beat.doing == "starting" for beat in beats):
                 _say("nothing was started")
-            keep_logs = bool(ended.text) and group.unsaid(ended.text)
+            keep_logs = bool(group_exit.text) and group.unsaid(group_exit.text)
             return replace(
-                ended,
-                saved=any(beat.run_dir for beat in group.beats()),
+                group_exit,
+                saved=any(beat.run_dir for beat in beats),
                 logs=logs if keep_logs else None,
             )
         finally:
@@ -146,88 +145,71 @@ class _Launcher:
             if not keep_logs:
                 shutil.rmtree(logs, ignore_errors=True)
 
-    def _watched(self, group: Group) -> GroupExit:
-        order = list[int]()
+    def _watch(self, group: Group) -> GroupExit:
+        order: list[int] = []  # of ended ranks
         first_at = math.inf  # time of the first unexpected end
-        named = terminated = False
-        stopped_s, before = dict[int, float](), time.monotonic()
+        is_cause_named = False
+        is_terminated = False
+        stopped_s: dict[int, float] = {}
+        before = time.monotonic()
         while group.running:
-            new, now = group.look(), time.monotonic()
-            order += [] if terminated else new  # a terminated rank is no cause
-            elapsed_s, before = (
-                min(now - before, 2 * _LOOK_S),
-                now,
-            )  # the launcher may have been stopped too
+            ended = group.look()
+            now = time.monotonic()
+            if not is_terminated:  # a terminated rank is no cause
+                order += ended
+            elapsed_s = min(now - before, 2 * _LOOK_S)  # the launcher may have been stopped too
+            before = now
             stopped_s = {rank: stopped_s.get(rank, 0.0) + elapsed_s for rank in group.stopped()}
-            for rank, seconds in stopped_s.items():
-                if seconds > _STOPPED_S and first_at == math.inf:
-                    first_at = now
-                    group.name_lost(
-                        group.beat(rank).lost(f"has been stopped for {_STOPPED_S:.0f} s")
-                    )
+            too_long = [rank for rank, seconds in stopped_s.items() if seconds > _STOPPED_S]
+            if too_long and first_at == math.inf:
+                first_at = now
+                how = f"has been stopped for {_STOPPED_S:.0f} s"
+                group.name_lost(group.beat(too_long[0]).lost(how))
             wrong = [rank for rank in order if group.statuses[rank] not in _BY_DECISION]
-            first_at = min(first_at, now) if wrong else first_at
+            if wrong:
+                first_at = min(first_at, now)
             causes = [rank for rank in wrong if group.statuses[rank] != _LOST]
-            if (
-                causes
-                and not named
-                and (group.statuses[causes[0]] < 0 or now - first_at > _ALIKE_S)
-            ):
-                named = True
-                if group.running and causes[0] not in group.refusals():
-                    _say(f"{group.in_short(causes[0])}; ending the other ranks")
-                group.name_lost(group.what_happened(causes[0]))
-            if now - first_at > _TERMINATED_S and not terminated:
-                terminated = True
+            if causes and not is_cause_named:
+                was_killed = group.statuses[causes[0]] < 0
+                if was_killed or now - first_at > _ALIKE_S:
+                    is_cause_named = True
+                    _name_cause(group, causes[0])
+            if now - first_at > _TERMINATED_S and not is_terminated:
+                is_terminated = True
                 group.signal(signal.SIGTERM)
             if now - first_at > _KILLED_S or now - self.again_at > _AGAIN_S:
                 break
-            if (
-                first_at < math.inf
-                and (lost := group.named_lost()) is not None
-                and group.running == [lost.rank]
-            ):
-                break  # the lost rank is stopped or hangs
+            if first_at < math.inf and _runs_only_lost(group):
+                break
             time.sleep(_LOOK_S)
-        order += [] if terminated else group.look()
-        return self._judged(group, order)
+        if not is_terminated:
+            order += group.look()
+        return self._exit_of(group, order)
 
-    def _judged(self, group: Group, order: list[int]) -> GroupExit:
+    def _exit_of(self, group: Group, order: list[int]) -> GroupExit:
         group.look()
-        statuses, left = group.statuses, tuple(group.running)
+        statuses = group.statuses
+        running = tuple(group.running)
         causes = [rank for rank in order if statuses[rank] not in (0, _LOST)]
         first = statuses[causes[0]] if causes else 0
         if self.stop is not None and (first <= 0 or first in _BY_DECISION):
-            # all ranks have ended normally before the signal
-            return GroupExit(
-                0 if order and not left and not any(statuses.values()) else 128 + self.stop
-            )
-        if first in _BY_DECISION and not (left or _LOST in statuses.values()):
+            # all ranks may have ended normally before the signal
+            ended_before = bool(order) and not running and not any(statuses.values())
+            return GroupExit(0 if ended_before else 128 + self.stop)
+        if first in _BY_DECISION and not running and _LOST not in statuses.values():
             return GroupExit(first)
         if causes:
-            by_first = first > 0 and (
-                causes[0] == 0 or (not left and set(statuses.values()) == {first})
-            )
-            is_said = by_first and (
-                group.beat(0).error
-                or not group.mailbox.check(["0"])
-                # all ranks have ended alike, without an error
-                or all(beat.stage == "gone" for beat in group.beats())
-            )
-            text = "" if is_said else group.what_happened(causes[0]).beside(group.furthest()).text
-            others = _other_errors(group, 0 if is_said else causes[0])
-            text = "\nerror: ".join([text, *others] if text else others)
+            status = 128 - first if first < 0 else first  # as a shell reports it
             died = tuple(rank for rank in causes if statuses[rank] < 0 or rank == causes[0])
-            return GroupExit(
-                128 - first if first < 0 else first, died, text
-            )  # as a shell reports it
+            return GroupExit(status, died, _text_of_failure(group, causes[0]))
         lost = group.named_lost()
         if lost is None:
-            return GroupExit(
-                _LOST, left, f"rank {', '.join(map(str, left))} did not end" if left else ""
-            )
-        lines = group.last_lines(lost.rank) if lost.doing else ""
-        return GroupExit(_LOST, (lost.rank,), lost.beside(group.furthest()).text + lines)
+            text = f"rank {', '.join(map(str, running))} did not end" if running else ""
+            return GroupExit(_LOST, running, text)
+        text = lost.beside(group.furthest()).text
+        if lost.doing:
+            text += group.last_lines(lost.rank)
+        return GroupExit(_LOST, (lost.rank,), text)
 
     def on_stop(self, number: int, _: FrameType | None) -> None:
         # ranks save and end after the first signal, and end at once after the second
@@ -248,6 +230,38 @@ class _Launcher:
                 self.group.signal(number, *ranks)
 
 
+def _name_cause(group: Group, rank: int) -> None:
+    """Tell the user and the other ranks which rank ended first."""
+    if group.running and rank not in group.refusals():
+        _say(f"{group.in_short(rank)}; ending the other ranks")
+    group.name_lost(group.what_happened(rank))
+
+
+def _runs_only_lost(group: Group) -> bool:
+    """Return True if only the lost rank is left: it is stopped or hangs."""
+    lost = group.named_lost()
+    return lost is not None and group.running == [lost.rank]
+
+
+def _text_of_failure(group: Group, cause: int) -> str:
+    """Return the errors that rank 0 has not printed, given the rank that ended first."""
+    status = group.statuses[cause]
+    ended_alike = not group.running and set(group.statuses.values()) == {status}
+    is_of_main = status > 0 and (cause == 0 or ended_alike)
+    is_printed = is_of_main and (
+        group.beat(0).error
+        or not group.mailbox.check(["0"])
+        # all ranks have ended alike, without an error
+        or all(beat.stage == "gone" for beat in group.beats())
+    )
+    if is_printed:
+        errors = _other_errors(group, 0)
+    else:
+        text = group.what_happened(cause).beside(group.furthest()).text
+        errors = [text, *_other_errors(group, cause)]
+    return "\nerror: ".join(errors)
+
+
 def _other_errors(group: Group, rank: int) -> list[str]:
     """Return the errors that differ from a rank's, each once, with the ranks that met it."""
     messages = group.refusals()
@@ -255,17 +269,19 @@ def _other_errors(group: Group, rank: int) -> list[str]:
     for other, message in messages.items():
         if message != messages.get(rank):
             ranks_by_message.setdefault(message, []).append(other)
-    return [f"{ranks_in_words(ranks)}: {each}" for each, ranks in ranks_by_message.items()]
+    return [f"{ranks_in_words(ranks)}: {message}" for message, ranks in ranks_by_message.items()]
 
 
-def _advice(ended: GroupExit, max_restarts: int, again: str) -> str:
-    how = "continues from the newest checkpoint" if ended.saved else "starts from the beginning"
+def _advice(group_exit: GroupExit, max_restarts: int, again: str) -> str:
+    how = "starts from the beginning"
+    if group_exit.saved:
+        how = "continues from the newest checkpoint"
     if max_restarts:
         return f"  all restarts are used up (--max-restarts {max_restarts}); {again} {how}"
-    by_itself = "; --max-restarts 3 does so automatically" * (
-        ended.status == _LOST or ended.status > 128
-    )
-    return f"  {again} {how}{by_itself}"
+    advice = f"  {again} {how}"
+    if group_exit.status == _LOST or group_exit.status > 128:
+        advice += "; --max-restarts 3 does so automatically"
+    return advice
 
 
 def _say(text: str) -> None:

@@ -63,9 +63,11 @@ def parse_nproc(nproc: int | str) -> ProcessCount:
     >>> parse_nproc(4), parse_nproc("1:4")
     (ProcessCount(min_count=4, max_count=4, text='4'), ProcessCount(min_count=1, max_count=4, text='1:4'))
     """
-    text, ends = str(nproc), str(nproc).split(":")
+    text = str(nproc)
+    ends = text.split(":")
     if len(ends) <= 2 and all(end.isascii() and end.isdigit() for end in ends):
-        min_count, max_count = int(ends[0]), int(ends[-1])
+        min_count = int(ends[0])
+        max_count = int(ends[-1])
         if 1 <= min_count <= max_count:
             return ProcessCount(min_count, max_count, text)
     raise ConfigError(
@@ -95,14 +97,18 @@ class Slots:
     def __init__(
         self, wanted: ProcessCount, *, sizes: Callable[[], Sizes | None], gpus: Sequence[str] | None
     ) -> None:
-        self.wanted, self.sizes, self.gpus = wanted, sizes, gpus
+        self.wanted = wanted
+        self.sizes = sizes
+        self.gpus = gpus
         self.left = list(range(wanted.max_count if gpus is None else len(gpus)))
 
     def size(self) -> int:
         """Return the largest number of ranks that can share a step and has devices. Raises
         `ConfigError` if no such number exists.
         """
-        min_count, max_count, left = self.wanted.min_count, self.wanted.max_count, len(self.left)
+        min_count = self.wanted.min_count
+        max_count = self.wanted.max_count
+        left = len(self.left)
         if min_count < max_count:
             max_count = max(min_count, min(max_count, left))
             if left < min_count and self.gpus is None:
@@ -139,16 +145,15 @@ class Slots:
             self.left = [slot for rank, slot in enumerate(self.left) if rank not in ranks]
 
     def environment(self) -> dict[str, str]:
-        return (
-            {}
-            if self.gpus is None
-            else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot] for slot in self.left)}
-        )
+        if self.gpus is None:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[slot] for slot in self.left)}
 
 
 def cores_each(processes: int) -> int:
     """Return the number of available CPU cores per process, at least 1."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
     return max(1, cores // processes)

@@ -27,8 +27,10 @@ from surefoot.distributed.process_count import cores_each
 from surefoot.errors import visible
 
 _HOST = "127.0.0.1"
-_LAST_LINES, _LINE = 3, 200  # lines of a rank in a message, and characters per line
-_TRACEBACK, _IN_CRASH = "Traceback (most recent call last)", "its traceback is in"
+_LAST_LINES = 3  # of a rank in a message
+_LINE = 200  # characters
+_TRACEBACK = "Traceback (most recent call last)"
+_IN_CRASH = "its traceback is in"
 
 
 class Group:
@@ -45,7 +47,10 @@ class Group:
         logs: Path,
         environment: Mapping[str, str],
     ) -> None:
-        self.command, self.size, self.attempt, self.logs = tuple(command), size, attempt, logs
+        self.command = tuple(command)
+        self.size = size
+        self.attempt = attempt
+        self.logs = logs
         self.environment = dict(environment)
         self.statuses: dict[int, int] = {}  # exit statuses of ended ranks; negative for a signal
         self.processes: dict[int, SubprocessHandler] = {}
@@ -88,9 +93,14 @@ class Group:
             )
 
     def look(self) -> list[int]:
-        polled = {rank: self.processes[rank].proc.poll() for rank in self.running}
-        self.statuses |= {rank: status for rank, status in polled.items() if status is not None}
-        return [rank for rank in polled if rank in self.statuses]
+        """Return the ranks that have ended since the last call."""
+        ended = []
+        for rank in self.running:
+            status = self.processes[rank].proc.poll()
+            if status is not None:
+                self.statuses[rank] = status
+                ended.append(rank)
+        return ended
 
     @property
     def running(self) -> list[int]:
@@ -101,16 +111,10 @@ class Group:
         if sys.platform == "win32":
             return []
         ranks = []
+        options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         for rank in self.running:
             with suppress(ChildProcessError):  # the rank has just ended
-                if (
-                    os.waitid(
-                        os.P_PID,
-                        self.processes[rank].proc.pid,
-                        os.WSTOPPED | os.WNOHANG | os.WNOWAIT,
-                    )
-                    is not None
-                ):
+                if os.waitid(os.P_PID, self.processes[rank].proc.pid, options) is not None:
                     ranks.append(rank)
         return ranks
 
@@ -125,13 +129,15 @@ class Group:
             self.mailbox.set(VERDICT, lost.written())
 
     def named_lost(self) -> Lost | None:
-        return Lost.read(self.mailbox.get(VERDICT)) if self.mailbox.check([VERDICT]) else None
+        if not self.mailbox.check([VERDICT]):
+            return None
+        return Lost.read(self.mailbox.get(VERDICT))
 
     def beat(self, rank: int) -> Beat:
-        own = Beat(
-            rank, socket.gethostname(), self.processes[rank].proc.pid
-        )  # for a rank that has not met the others
-        return Beat.read(self.mailbox.get(str(rank))) if self.mailbox.check([str(rank)]) else own
+        if self.mailbox.check([str(rank)]):
+            return Beat.read(self.mailbox.get(str(rank)))
+        # the rank has not met the others
+        return Beat(rank, socket.gethostname(), self.processes[rank].proc.pid)
 
     def beats(self) -> list[Beat]:
         return [self.beat(rank) for rank in self.processes]
@@ -144,19 +150,13 @@ class Group:
         the text names their file.
         """
         with suppress(OSError):
-            texts = [
-                file.read_text(encoding="utf-8", errors="replace")
-                for file in self.logs.glob("rank-*.std*")
-            ]
-            shortened = (
-                [each.partition(_TRACEBACK)[0] for each in texts] if _IN_CRASH in text else texts
-            )
-            lines = [
-                line.strip().removeprefix("error: ")[:_LINE]
-                for each in shortened
-                for line in each.splitlines()
-            ]
-            return any(line not in text for line in lines)
+            for file in self.logs.glob("rank-*.std*"):
+                output = file.read_text(encoding="utf-8", errors="replace")
+                if _IN_CRASH in text:
+                    output, _, _ = output.partition(_TRACEBACK)
+                for line in output.splitlines():
+                    if line.strip().removeprefix("error: ")[:_LINE] not in text:
+                        return True
         return False
 
     def refusals(self) -> dict[int, str]:
@@ -169,57 +169,57 @@ class Group:
         return messages
 
     def in_short(self, rank: int) -> str:
-        status, beat = self.statuses[rank], self.beat(rank)
+        status = self.statuses[rank]
+        beat = self.beat(rank)
         if status < 0:
             return f"{beat.who} was killed by {signal.Signals(-status).name}"
-        return f"{beat.who} {'failed' if beat.error else f'ended with status {status}'}"
+        if beat.error:
+            return f"{beat.who} failed"
+        return f"{beat.who} ended with status {status}"
 
     def what_happened(self, rank: int) -> Lost:
         """Return the end of a rank with its progress and its last output."""
-        status, beat = self.statuses[rank], self.beat(rank)
+        status = self.statuses[rank]
+        beat = self.beat(rank)
         if beat.error and status > 0:
             return Lost(rank, beat.failure)
         refusal = self.refusals().get(rank)
         if refusal is not None:  # before it met the other ranks
             return Lost(rank, f"rank {rank}: {refusal}")
-        by = (
-            ": out of memory, or killed by hand" if -status == getattr(signal, "SIGKILL", 9) else ""
-        )
-        return Lost(
-            rank,
-            self.in_short(rank),
-            step=beat.step,
-            doing=beat.doing,
-            more=by + self.last_lines(rank),
-        )
+        more = self.last_lines(rank)
+        if -status == getattr(signal, "SIGKILL", 9):
+            more = f": out of memory, or killed by hand{more}"
+        return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=more)
 
     def last_lines(self, rank: int) -> str:
         """Return the last output of a rank for a message. The result is empty for rank 0, which
         prints to the terminal.
         """
-        last = deque[str](maxlen=_LAST_LINES)
-        with (
-            suppress(OSError),
-            (self.logs / f"rank-{rank}.stderr").open(encoding="utf-8", errors="replace") as lines,
-        ):
+        last: deque[str] = deque(maxlen=_LAST_LINES)
+        log = self.logs / f"rank-{rank}.stderr"
+        with suppress(OSError), log.open(encoding="utf-8", errors="replace") as lines:
             last.extend(line.rstrip()[:_LINE] for line in lines if line.strip())
-        return "".join(f"\n  {line}" for line in (["its last lines:", *last] if last else []))
+        if not last:
+            return ""
+        return "\n  ".join(["", "its last lines:", *last])
 
     def end(self) -> None:
         """Kill the group's remaining processes, including stopped ranks and children of ranks, and
         wait for their end.
         """
+        kill = signal.Signals(getattr(signal, "SIGKILL", signal.SIGTERM))
         for process in self.processes.values():
-            with suppress(
-                ProcessLookupError, PermissionError
-            ):  # all have ended; macOS reports zombies so
-                process.close(death_sig=signal.Signals(getattr(signal, "SIGKILL", signal.SIGTERM)))
+            # all have ended; macOS reports zombies so
+            with suppress(ProcessLookupError, PermissionError):
+                process.close(death_sig=kill)
         for process in self.processes.values():
             process.proc.wait()
         self.look()
         # wait until the ranks' sessions are empty, so that their resources are free
+        if sys.platform == "win32":
+            return
         until = time.monotonic() + 5
-        for process in self.processes.values() if sys.platform != "win32" else ():
+        for process in self.processes.values():
             with suppress(ProcessLookupError, PermissionError):
                 while time.monotonic() < until:
                     os.killpg(process.proc.pid, 0)

@@ -8,14 +8,14 @@ lists the names.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, product, repeat
+from itertools import product, repeat
 
 from surefoot.errors import ConfigError
 
-_FIRST_SPECIAL_STEP = (
-    0xFFFF_0000  # ids from here on are Slurm's own: the batch script, an interactive shell, ...
-)
-_FIRST_PORT, _PORTS = 61440, 4096  # above Linux's ephemeral ports (32768 to 60999)
+# ids from here on are Slurm's own: the batch script, an interactive shell, ...
+_FIRST_SPECIAL_STEP = 0xFFFF_0000
+_FIRST_PORT = 61440  # above Linux's ephemeral ports (32768 to 60999)
+_PORTS = 4096
 _GROUP = r"(?:[^\[\],\s]|\[[^\[\]\s]+\])+"
 
 
@@ -57,11 +57,10 @@ def task(environment: Mapping[str, str]) -> Task | None:
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
     step = _number(environment, "SLURM_STEP_ID")
-    tasks = _number(
-        environment,
-        "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS",
-        default=1,
-    )
+    name_of_tasks = "SLURM_NTASKS"
+    if "SLURM_STEP_NUM_TASKS" in environment:
+        name_of_tasks = "SLURM_STEP_NUM_TASKS"
+    tasks = _number(environment, name_of_tasks, default=1)
     rank = _number(environment, "SLURM_PROCID")
     if step >= _FIRST_SPECIAL_STEP or (tasks == 1 and rank == 0):
         return None
@@ -75,16 +74,14 @@ def task(environment: Mapping[str, str]) -> Task | None:
         )
     nodes = hosts(nodelist)
     on_nodes = _on_nodes(environment, tasks=tasks, nodes=len(nodes))
-    where, problem = f"{_listed(on_nodes)} on {_listed(nodes)}", ""
+    where = f"{_listed(on_nodes)} on {_listed(nodes)}"
     if len(on_nodes) != len(nodes) or sum(on_nodes) != tasks:
-        problem = f"{tasks} tasks in total, but {where}"
-    elif rank >= tasks or node >= len(nodes) or local_rank >= on_nodes[node]:
-        problem = (
+        raise _refusal(f"{tasks} tasks in total, but {where}")
+    if rank >= tasks or node >= len(nodes) or local_rank >= on_nodes[node]:
+        raise _refusal(
             f"SLURM_PROCID = {rank}, SLURM_NODEID = {node} and SLURM_LOCALID = {local_rank} are out of range for {tasks} tasks,"
             f" {where}"
         )
-    if problem:
-        raise _refusal(problem)
     return Task(
         rank=rank,
         tasks=tasks,
@@ -111,14 +108,16 @@ def hosts(nodelist: str) -> list[str]:
         raise _no_nodelist(nodelist)
     names: list[str] = []
     for group in re.findall(_GROUP, nodelist):
-        choices = [
-            [piece]
-            if index % 2 == 0
-            else [*chain.from_iterable(_range(part, nodelist) for part in piece.split(","))]
-            for index, piece in enumerate(
-                re.split(r"\[(.*?)\]", group)
-            )  # odd pieces were in brackets
-        ]
+        choices: list[list[str]] = []
+        for index, piece in enumerate(re.split(r"\[(.*?)\]", group)):
+            in_brackets = index % 2 == 1
+            if not in_brackets:
+                choices.append([piece])
+                continue
+            numbers: list[str] = []
+            for part in piece.split(","):
+                numbers += _range(part, nodelist)
+            choices.append(numbers)
         names += ["".join(parts) for parts in product(*choices)]
     return names
 
@@ -131,10 +130,10 @@ def tasks_per_node(text: str) -> list[int]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        matched = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
-        if matched is None:
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part)
+        if match is None:
             raise _refusal(f"{text!r} tasks per machine, which does not have the form '4(x2),3'")
-        counts += repeat(int(matched[1]), int(matched[2] or 1))
+        counts += repeat(int(match[1]), int(match[2] or 1))
     return counts
 
 
@@ -152,11 +151,15 @@ def port(*, job: int, step: int, restarts: int) -> int:
 
 
 def _range(part: str, nodelist: str) -> list[str]:
-    matched = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
-    if matched is None or int(matched[2] or matched[1]) < int(matched[1]):
+    match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
+    if match is None:
         raise _no_nodelist(nodelist)
-    first, last = matched[1], matched[2] or matched[1]
-    return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    width = len(match[1])
+    first = int(match[1])
+    last = int(match[2] or match[1])
+    if last < first:
+        raise _no_nodelist(nodelist)
+    return [f"{number:0{width}d}" for number in range(first, last + 1)]
 
 
 def _on_nodes(environment: Mapping[str, str], *, tasks: int, nodes: int) -> list[int]:
@@ -171,9 +174,8 @@ def _number(environment: Mapping[str, str], name: str, *, default: int | None = 
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdigit()):
-        raise _refusal(
-            f"this is a task of a step, but {name} is {'missing' if text is None else repr(text)}"
-        )
+        what = "missing" if text is None else repr(text)
+        raise _refusal(f"this is a task of a step, but {name} is {what}")
     return int(text)
 
 
@@ -191,6 +193,7 @@ def _refusal(what: str) -> ConfigError:
 
 
 def _listed(things: list[int] | list[str]) -> str:
-    return ", ".join(str(thing) for thing in things[:4]) + (
-        f", ... ({len(things)})" if len(things) > 4 else ""
-    )
+    texts = [str(thing) for thing in things[:4]]
+    if len(things) > 4:
+        texts.append(f"... ({len(things)})")
+    return ", ".join(texts)
