@@ -66,8 +66,13 @@ class Heartbeat:
         stall_s: float = 60.0,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        self.store, self.rank, self.size, self.in_launcher = store, rank, size, in_launcher
-        self.every_s, self.silent_s, self.end = every_s, silent_s, end
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.in_launcher = in_launcher
+        self.every_s = every_s
+        self.silent_s = silent_s
+        self.end = end
         self.logs: Path | None = None
         self.fresh_line = ""  # before a message on the terminal
         self.beat = Beat(rank, host, os.getpid())
@@ -76,11 +81,14 @@ class Heartbeat:
         self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
         self.stall = Stall(after_s=stall_s)
         self.sent_condition = threading.Condition()
-        self.wake, self.stopping = threading.Event(), threading.Event()
-        self.awaited, self.named = threading.Event(), threading.Event()
+        self.wake = threading.Event()
+        self.stopping = threading.Event()
+        self.awaited = threading.Event()
+        self.named = threading.Event()
         self.lost: Lost | None = None
         self.rounds = 0  # of requests that the store answered
-        self.cut_off = self.spoken_for = False
+        self.cut_off = False
+        self.spoken_for = False
         self.present: set[int] = set()
         self.dead: set[int] = set()  # ranks with a closed line
         self.threads: list[threading.Thread] = []
@@ -106,9 +114,10 @@ class Heartbeat:
             self.dead.add(rank)
             self.wake.set()
 
-        threading.Thread(
+        thread = threading.Thread(
             target=lines.watch, args=[note], name="surefoot connections", daemon=True
-        ).start()
+        )
+        thread.start()
 
     def hears(self, rank: int) -> bool:
         return self.store.check([str(rank)])
@@ -117,7 +126,10 @@ class Heartbeat:
         """Set the step and the activity that the next beat reports. The wait for the step's data
         begins.
         """
-        self.beat.step, self.beat.doing, self.beat.spent = step, doing, self.times.start(step)
+        spent = self.times.start(step)
+        self.beat.step = step
+        self.beat.doing = doing
+        self.beat.spent = spent
         self.enter("data")
 
     def enter(self, phase: RankPhase) -> None:
@@ -155,22 +167,22 @@ class Heartbeat:
     def building(self) -> None:
         """Report that another run is being built, after a run that ended or could not be built."""
         if self.beat.stage in ("failed", "left"):
-            self.beat.stage, self.beat.error = "building", ""
+            self.beat.stage = "building"
+            self.beat.error = ""
 
     def opened(self, *, logs: Path | None, fresh_line: str, device: str = "cpu") -> None:
         """Report that the run is open: other ranks wait for this rank in each step. `logs` is the
         directory of rank-N.log files.
         """
-        self.times, self.beat.spent = (
-            DeviceTimes() if self.size > 1 and device == "cuda" else HostTimes(),
-            {},
-        )
-        self.logs, self.fresh_line, self.beat.run_dir = (
-            logs,
-            fresh_line,
-            "" if logs is None else str(logs.parent),
-        )
-        self.beat.stage, self.beat.step, self.beat.doing = "running", -1, "opening the run"
+        has_device_times = self.size > 1 and device == "cuda"
+        self.times = DeviceTimes() if has_device_times else HostTimes()
+        self.logs = logs
+        self.fresh_line = fresh_line
+        self.beat.spent = {}
+        self.beat.run_dir = "" if logs is None else str(logs.parent)
+        self.beat.stage = "running"
+        self.beat.step = -1
+        self.beat.doing = "opening the run"
         self.enter("step")
 
     def goodbye(self) -> None:
@@ -197,17 +209,15 @@ class Heartbeat:
         if self.beat.stage in ("failed", "gone") or isinstance(problem, RankLostError):
             return
         self.beat.error = _in_words(problem)
-        # no rank waits for it after its run
-        self.beat.stage = "left" if self.beat.stage == "left" else "failed"
+        if self.beat.stage != "left":  # no rank waits for it after its run
+            self.beat.stage = "failed"
         with self.sent_condition:
             self.wake.set()
             if self.threads:
-                self.sent_condition.wait_for(
-                    lambda: (
-                        (self.sent.stage, self.sent.error) == (self.beat.stage, self.beat.error)
-                    ),
-                    timeout=2 * self.every_s,
-                )
+                self.sent_condition.wait_for(self._is_error_sent, timeout=2 * self.every_s)
+
+    def _is_error_sent(self) -> bool:
+        return self.sent.stage == self.beat.stage and self.sent.error == self.beat.error
 
     def cause(self, problem: BaseException) -> RankLostError | None:
         """Return the lost rank behind a connection error, after waiting for its name. Returns None
@@ -230,9 +240,8 @@ class Heartbeat:
         self._wait_until(lambda: self._error_of_main() != "", limit_s=3 * self.every_s)
         if self._error_of_main() != _in_words(problem):
             return True
-        self._wait_until(
-            lambda: 0 in self.dead, limit_s=10 * self.every_s
-        )  # torchrun ends all after the first
+        # torchrun ends all after the first
+        self._wait_until(lambda: 0 in self.dead, limit_s=10 * self.every_s)
         return False
 
     def stop(self) -> None:
@@ -281,9 +290,8 @@ class Heartbeat:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
             return Lost.read(self.store.get(VERDICT))
-        dead = frozenset(
-            self.dead
-        )  # before the beats are read: a rank says goodbye before its line closes
+        # before the beats are read: a rank says goodbye before its line closes
+        dead = frozenset(self.dead)
         beats = self._beats()
         self.rounds += 1
         if self.rank == 0 and len(beats) == self.size:
@@ -299,33 +307,36 @@ class Heartbeat:
             self.store.set(VERDICT, lost.written())
             self.rounds += 1
             if self._holds_store:
-                time.sleep(
-                    2.5 * self.every_s
-                )  # until all ranks have read the key: the store ends with this process
+                # until all ranks have read the key: the store ends with this process
+                time.sleep(2.5 * self.every_s)
         return lost
 
     def _beats(self) -> dict[int, Beat]:
         others = range(1, self.size) if self.rank == 0 else [0]
-        self.present |= {
-            rank for rank in others if rank not in self.present and self.store.check([str(rank)])
-        }
-        read = sorted(self.present)
-        texts = self.store.multi_get([str(rank) for rank in read]) if read else []
-        return {self.rank: self.sent} | {
-            rank: Beat.read(text) for rank, text in zip(read, texts, strict=True)
-        }
+        for rank in others:
+            if rank not in self.present and self.store.check([str(rank)]):
+                self.present.add(rank)
+        beats = {self.rank: self.sent}
+        ranks = sorted(self.present)
+        if ranks:
+            texts = self.store.multi_get([str(rank) for rank in ranks])
+            for rank, text in zip(ranks, texts, strict=True):
+                beats[rank] = Beat.read(text)
+        return beats
 
     def _watch_store(self) -> None:
         # the other thread may wait for the store forever
-        silent_s, last_rounds, before = 0.0, self.rounds, time.monotonic()
+        silent_s = 0.0
+        last_rounds = self.rounds
+        before = time.monotonic()
         while not self.stopping.wait(self.every_s):
             now = time.monotonic()
-            silent_s = (
-                silent_s + min(now - before, 2 * self.every_s)
-                if last_rounds == self.rounds
-                else 0.0
-            )
-            last_rounds, before = self.rounds, now
+            if last_rounds == self.rounds:
+                silent_s += min(now - before, 2 * self.every_s)
+            else:
+                silent_s = 0.0
+            last_rounds = self.rounds
+            before = now
             if silent_s >= self.silent_s and self.beat.stage not in _UNNEEDED:
                 self._end(self._lost_with_store(f"has not answered for {self.silent_s:.0f} s"))
                 return
@@ -337,12 +348,10 @@ class Heartbeat:
             return Lost(0, main.failure)
         if main is not None and main.has_left and self.beat.stage == "running":
             return main.left_alone(self.beat.step)  # its store ended with it
-        if self.in_launcher or main is None:
-            return Lost(
-                0,
-                f"the connection to {'the launcher' if self.in_launcher else 'rank 0'} {how}",
-                more=STOPPED,
-            )
+        if self.in_launcher:
+            return Lost(0, f"the connection to the launcher {how}", more=STOPPED)
+        if main is None:
+            return Lost(0, f"the connection to rank 0 {how}", more=STOPPED)
         return replace(main.lost("", STOPPED), how=f"the connection to {main.who} {how}")
 
     @property
@@ -368,16 +377,14 @@ class Heartbeat:
 
     def _let_go_on(self, rank: int) -> None:
         # a stopped rank must continue to read that it is lost: torchrun waits 30 s for its end
-        if (
-            sys.platform != "win32"
-            and rank != self.rank
-            and not self._left_to_launcher
-            and self.hears(rank)
-        ):
-            beat = Beat.read(self.store.get(str(rank)))
-            if beat.host == self.beat.host:
-                with suppress(OSError):  # it has ended
-                    os.kill(beat.pid, signal.SIGCONT)
+        if sys.platform == "win32" or rank == self.rank or self._left_to_launcher:
+            return
+        if not self.hears(rank):
+            return
+        beat = Beat.read(self.store.get(str(rank)))
+        if beat.host == self.beat.host:
+            with suppress(OSError):  # it has ended
+                os.kill(beat.pid, signal.SIGCONT)
 
     def _speaks_of(self, lost: Lost) -> bool:
         return not self._left_to_launcher and self.rank == (1 if lost.rank == 0 else 0)
@@ -405,9 +412,10 @@ class Heartbeat:
         if self._holds_store and self.beat.stage == "failed":
             time.sleep(2.5 * self.every_s)  # until all ranks have read the error
         elif self._holds_store:
-            self._wait_until(
-                lambda: all(each.stage in _UNNEEDED for each in self._beats().values()), limit_s=10
-            )
+            self._wait_until(self._have_all_ended, limit_s=10)
+
+    def _have_all_ended(self) -> bool:
+        return all(beat.stage in _UNNEEDED for beat in self._beats().values())
 
     def _wait_until(self, holds: Callable[[], bool], *, limit_s: float) -> None:
         until = time.monotonic() + limit_s
@@ -418,7 +426,7 @@ class Heartbeat:
         return self.watch.known[0].error if 0 in self.watch.known else ""
 
     def _error_of(self, lost: Lost) -> RankLostError:
-        first, *more = (line.strip() for line in lost.text.splitlines())
+        first, *more = [line.strip() for line in lost.text.splitlines()]
         remedy = None
         if self.logs is not None:
             remedy = "the same command continues from the newest checkpoint"
@@ -434,8 +442,12 @@ class Heartbeat:
 
 def _in_words(problem: BaseException) -> str:
     # only the beginning: torch's messages can fill pages
-    lines = [line[:_LINE] for line in str(problem).splitlines() if line.strip()][:_LINES]
-    return ": ".join([type(problem).__name__, *(["\n".join(lines)] if lines else [])])
+    lines = [line[:_LINE] for line in str(problem).splitlines() if line.strip()]
+    name = type(problem).__name__
+    if not lines:
+        return name
+    text = "\n".join(lines[:_LINES])
+    return f"{name}: {text}"
 
 
 def _flush() -> None:

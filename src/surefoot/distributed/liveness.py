@@ -40,17 +40,17 @@ _PLACES: dict[RankPhase, str] = {
     "panels_fn": "panels_fn",
     "saving": "a save after step {step}",
 }
-_NEEDED: tuple[Stage, ...] = (
-    "building",
-    "running",
-    "leaving",
-)  # other ranks may wait for such a rank
+_NEEDED: tuple[Stage, ...] = ("building", "running", "leaving")  # others may wait for such a rank
 _OUT: tuple[Stage, ...] = ("leaving", "left", "gone")  # outside of the training loop
 _CONNECT_S = 5.0
 _LEFT = (
     "\n  did only this rank run a `break` or catch an error? run.stop() ends the loop on all ranks"
 )
 STOPPED = "\n  it was stopped or killed, or its machine failed"
+_ENDED = (
+    '\n  it was killed, or it crashed; gloo ends a rank so (SIGABRT, "collective mismatch")'
+    "\n  if ranks call a sharded model, or its blocks, differently often"
+)
 
 
 @dataclass
@@ -68,9 +68,7 @@ class Beat:
     entered: int = 0  # phases entered so far: a rank whose number rises goes on
     error: str = ""  # the message in a few lines
     run_dir: str = ""  # of the open run; "" if nothing is saved
-    spent: dict[str, float] = field(
-        default_factory=dict
-    )  # own times until `step` began (`own_times.py`)
+    spent: dict[str, float] = field(default_factory=dict)  # until `step` began (`own_times.py`)
 
     def written(self) -> str:
         """Return the message as JSON.
@@ -110,11 +108,11 @@ class Beat:
     def failure(self) -> str:
         """The error of the rank, with the directory of its traceback."""
         first, *more = self.error.splitlines() or [""]
+        lines = [f"{self.who} failed {self.where}: {first}"]
+        lines += [line.strip() for line in more]
         if self.run_dir and self.step >= 0:  # earlier tracebacks are not saved
-            more.append(f"its traceback is in {Path(self.run_dir) / 'crash'}")
-        return "\n  ".join(
-            [f"{self.who} failed {self.where}: {first}", *(line.strip() for line in more)]
-        )
+            lines.append(f"its traceback is in {Path(self.run_dir) / 'crash'}")
+        return "\n  ".join(lines)
 
     @property
     def has_left(self) -> bool:
@@ -152,11 +150,10 @@ class Lost:
         ... )
         ('rank 1 was killed, last heard from at step 5, training', 'rank 1 failed: why')
         """
-        return (
-            self.how
-            + (f", last heard from {_where(self.step, self.doing)}" if self.doing else "")
-            + self.more
-        )
+        progress = ""
+        if self.doing:
+            progress = f", last heard from {_where(self.step, self.doing)}"
+        return f"{self.how}{progress}{self.more}"
 
     def beside(self, other: Beat) -> "Lost":
         """Return a copy with the progress of another rank, if that rank is ahead.
@@ -168,11 +165,9 @@ class Lost:
         ... ).text
         'rank 1 was killed, last heard from at step 9, training'
         """
-        return (
-            replace(self, step=other.step, doing=other.doing)
-            if self.doing and other.step > self.step
-            else self
-        )
+        if self.doing and other.step > self.step:
+            return replace(self, step=other.step, doing=other.doing)
+        return self
 
     def written(self) -> str:
         """Return the fields as JSON.
@@ -195,7 +190,8 @@ class Watch:
     """
 
     def __init__(self, *, silent_s: float, grace_s: float) -> None:
-        self.silent_s, self.grace_s = silent_s, grace_s
+        self.silent_s = silent_s
+        self.grace_s = grace_s
         self.known: dict[int, Beat] = {}
         self.suspected: dict[tuple[int, str], float] = {}  # (rank, why) -> seconds
 
@@ -214,13 +210,17 @@ class Watch:
         dead: ranks whose processes ended before their messages were read.
         """
         suspicions = dict(self._suspicions(beats, dead))
-        self.suspected = {
-            which: self.suspected.get(which, -elapsed_s) + elapsed_s for which in suspicions
-        }
+        before = self.suspected
+        self.suspected = {}
+        for suspicion in suspicions:
+            is_new = suspicion not in before
+            self.suspected[suspicion] = 0.0 if is_new else before[suspicion] + elapsed_s
         self.known = dict(beats)
-        for (rank, why), seconds in sorted(self.suspected.items(), key=lambda item: -item[1]):
+        longest_first = sorted(self.suspected.items(), key=lambda item: -item[1])
+        for (rank, why), seconds in longest_first:
             bearable_s = self.grace_s if why in ("failed", "left") else self.silent_s
-            if seconds >= bearable_s or why == "ended" or (hurried and why in ("failed", "gone")):
+            is_certain = why == "ended" or (hurried and why in ("failed", "gone"))
+            if is_certain or seconds >= bearable_s:
                 return suspicions[rank, why]
         return None
 
@@ -231,29 +231,19 @@ class Watch:
         furthest = max((beat.step for beat in running), default=-1)
         for rank, beat in beats.items():
             before = self.known.get(rank)
+            is_silent = before is not None and before.number == beat.number
             if beat.stage == "failed":
                 yield (rank, "failed"), Lost(rank, beat.failure)
             elif beat.stage in _OUT and beat.step < furthest:
                 yield (rank, "left"), beat.left_alone(furthest)
             elif beat.stage == "gone" and running:
-                yield (
-                    (rank, "gone"),
-                    Lost(rank, f"{beat.who} ended {beat.where}, but other ranks wait for it"),
-                )
+                how = f"{beat.who} ended {beat.where}, but other ranks wait for it"
+                yield (rank, "gone"), Lost(rank, how)
             elif beat.stage in _NEEDED and rank in dead:
-                yield (
-                    (rank, "ended"),
-                    beat.lost(
-                        "has ended and closed its connection",
-                        '\n  it was killed, or it crashed; gloo ends a rank so (SIGABRT, "collective'
-                        ' mismatch")\n  if ranks call a sharded model, or its blocks, differently often',
-                    ),
-                )
-            elif beat.stage in _NEEDED and before is not None and before.number == beat.number:
-                yield (
-                    (rank, "silent"),
-                    beat.lost(f"has been silent for {self.silent_s:.0f} s", STOPPED),
-                )
+                yield (rank, "ended"), beat.lost("has ended and closed its connection", _ENDED)
+            elif beat.stage in _NEEDED and is_silent:
+                how = f"has been silent for {self.silent_s:.0f} s"
+                yield (rank, "silent"), beat.lost(how, STOPPED)
 
 
 class Stall:
@@ -273,9 +263,11 @@ class Stall:
         """Process the messages read `elapsed_s` seconds after the previous call. Returns the notice
         when it is due.
         """
-        places = [(each.rank, each.step, each.phase, each.entered) for each in beats.values()]
+        places = [(beat.rank, beat.step, beat.phase, beat.entered) for beat in beats.values()]
         if places != self.places:
-            self.places, self.seconds, self.is_over = places, 0.0, False
+            self.places = places
+            self.seconds = 0.0
+            self.is_over = False
             return None
         self.seconds += elapsed_s
         if self.is_over or self.seconds < self.after_s:
@@ -287,10 +279,10 @@ class Stall:
         all_run = all(beat.stage == "running" for beat in beats.values())
         if not all_run or len(ranks_by_place) < 2:
             return None
-        where: list[str] = []
-        for place, ranks in ranks_by_place.items():
-            verb = "" if where else " is" if len(ranks) == 1 else " are"
-            where.append(f"{ranks_in_words(ranks)}{verb} in {place}")
+        (first_place, first_ranks), *others = ranks_by_place.items()
+        verb = "is" if len(first_ranks) == 1 else "are"
+        where = [f"{ranks_in_words(first_ranks)} {verb} in {first_place}"]
+        where += [f"{ranks_in_words(ranks)} in {place}" for place, ranks in others]
         return (
             f"no rank has gone on for {self.seconds:.0f} s: {', '.join(where)}\n"
             "  if it stays so, ranks wait for each other: an evaluation, a call of a sharded model or of a"
@@ -313,8 +305,10 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
             spans[-1].append(rank)
         else:
             spans.append([rank])
-    listed = [f"{span[0]} to {span[-1]}" if len(span) > 1 else str(span[0]) for span in spans]
-    return f"ranks {', '.join(listed)}"
+    texts = []
+    for first, *others in spans:
+        texts.append(f"{first} to {others[-1]}" if others else str(first))
+    return f"ranks {', '.join(texts)}"
 
 
 def _where(step: int, doing: str) -> str:
@@ -328,11 +322,12 @@ _WORDS = re.compile(
 
 def of_connection(problem: BaseException) -> bool:
     """Return whether an error, or one of its causes, is a broken connection between ranks."""
-    broken = isinstance(problem, DistError) or (
-        isinstance(problem, RuntimeError) and _WORDS.search(str(problem))
-    )
+    if isinstance(problem, DistError):
+        return True
+    if isinstance(problem, RuntimeError) and _WORDS.search(str(problem)):
+        return True
     before = problem.__cause__ or problem.__context__
-    return bool(broken) or (before is not None and of_connection(before))
+    return before is not None and of_connection(before)
 
 
 class Lines:
@@ -382,7 +377,8 @@ class Lines:
             while ready.get_map():
                 for key, _ in ready.select():
                     with suppress(OSError):  # a line broken by the network proves nothing
-                        if (text := key.data.recv(64)) == self.nonce.encode():
+                        text = key.data.recv(64)
+                        if text == self.nonce.encode():
                             self.ranks[key.data] = 0
                             continue
                         if not text:

@@ -46,7 +46,8 @@ class HostTimes:
             "other": 0.0,
         }
         self.work: Work = "other"
-        self.measured, self.since = 0, perf_counter()
+        self.measured = 0
+        self.since = perf_counter()
 
     def start(self, step: int) -> dict[str, float]:
         self.enter("data_wait")
@@ -56,7 +57,8 @@ class HostTimes:
     def enter(self, work: Work) -> None:
         now = perf_counter()
         self.sums[self.work] += now - self.since
-        self.work, self.since = work, now
+        self.work = work
+        self.since = now
 
 
 class DeviceTimes:
@@ -73,7 +75,9 @@ class DeviceTimes:
             "backward": 0.0,
             "other": 0.0,
         }
-        self.measured, self.next_s, self.is_measuring = 0, 0.0, False
+        self.measured = 0
+        self.next_s = 0.0
+        self.is_measuring = False
         self.events: list[tuple[Work, Any]] = []  # of the last measured step
 
     def start(self, step: int) -> dict[str, float]:
@@ -81,7 +85,8 @@ class DeviceTimes:
         if self.events and all(event.query() for _, event in self.events):
             for (work, start), (_, end) in pairwise(self.events):
                 self.sums[work] += start.elapsed_time(end) / 1e3
-            self.events, self.measured = [], self.measured + 1
+            self.events = []
+            self.measured += 1
         self.is_measuring = not self.events and now >= self.next_s
         if self.is_measuring:
             self.next_s = now + _BETWEEN_S

@@ -42,14 +42,16 @@ from surefoot.errors import (
     print_uncaught,
 )
 
-_set_timeout: Any = getattr(
-    dist, "set_timeout", _set_pg_timeout
-)  # the private one is deprecated from torch 2.15 on
+# the private one is deprecated from torch 2.15 on
+_set_timeout: Any = getattr(dist, "set_timeout", _set_pg_timeout)
 _ANYWHERE = "192.0.2.1"  # an address reserved for documentation (RFC 5737); nothing is sent there
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR in linux/sockios.h
 # timeout of every wait for a rank that has arrived: compilation and evaluation take long, and the
 # heartbeat detects dead ranks
 PATIENCE = timedelta(days=1)
+_START = timedelta(minutes=5)  # timeout for all ranks to arrive
+# timeout of connections to a launcher's store and to ranks; gloo multiplies it by five
+_CONNECT = timedelta(minutes=1)
 
 
 def wait_for_message(work: dist.Work, message: Tensor) -> None:
@@ -62,12 +64,6 @@ def wait_for_message(work: dist.Work, message: Tensor) -> None:
         work.wait()  # on a stream of the device; with a timeout, the host would wait
 
 
-_START = timedelta(minutes=5)  # timeout for all ranks to arrive
-_CONNECT = timedelta(
-    minutes=1
-)  # timeout of connections to a launcher's store and to ranks; gloo multiplies it by five
-
-
 def interface_towards(host: str) -> str | None:
     """Return the network interface that reaches `host`, or the interface of the default route if
     `host` is this machine.
@@ -77,15 +73,14 @@ def interface_towards(host: str) -> str | None:
     >>> interface_towards("no such machine.invalid") in (None, interface_towards("192.0.2.1"))
     True
     """
-    names = _names() if sys.platform == "linux" else {}
-    return next(
-        (
-            name
-            for there in (host, _ANYWHERE)
-            if (name := names.get(_own_address(there), "lo")) != "lo"
-        ),
-        None,
-    )
+    if sys.platform != "linux":
+        return None
+    names = _interface_names()
+    for target in (host, _ANYWHERE):
+        name = names.get(_own_address(target), "lo")
+        if name != "lo":
+            return name
+    return None
 
 
 def _own_address(host: str) -> str | None:
@@ -95,16 +90,15 @@ def _own_address(host: str) -> str | None:
     return None
 
 
-def _names() -> dict[str | None, str]:
+def _interface_names() -> dict[str | None, str]:
     import fcntl  # not on Windows
 
     names: dict[str | None, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without address
-                answer = fcntl.ioctl(
-                    probe.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode())
-                )
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(probe.fileno(), _ADDRESS_OF, request)
                 names[socket.inet_ntoa(answer[20:24])] = name
     return names
 
@@ -134,7 +128,8 @@ def report_to_ranks(problem: Exception) -> RankLostError | None:
     caused the error, else None.
     """
     for _, _, heartbeat in _connections:
-        if (lost := heartbeat.cause(problem)) is not None:
+        lost = heartbeat.cause(problem)
+        if lost is not None:
             return lost
         heartbeat.failed(problem)
     return None
@@ -175,29 +170,28 @@ def replicated(replicas: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     if replicas not in _grids:
         table = torch.arange(dist.get_world_size()).view(replicas, -1)
         new_groups: Any = dist.new_subgroups_by_enumeration
-        across, within = (
-            new_groups(ranks.tolist(), timeout=PATIENCE)[0] for ranks in (table.T, table)
-        )
-        _grids[replicas] = across, within
+        across, _ = new_groups(table.T.tolist(), timeout=PATIENCE)
+        within, _ = new_groups(table.tolist(), timeout=PATIENCE)
+        _grids[replicas] = (across, within)
     return _grids[replicas]
 
 
 _connections: list[Connection] = []  # once this process has joined
-_grids: dict[
-    int, tuple[dist.ProcessGroup, dist.ProcessGroup]
-] = {}  # groups by the number of replicas
+# groups by the number of replicas
+_grids: dict[int, tuple[dist.ProcessGroup, dist.ProcessGroup]] = {}
 
 
 def _meet(device: torch.device, placement: Placement) -> None:
     if TORCHRUN in os.environ:
         end_with_parent(os.getppid())
-    rank, size = placement.rank, placement.world_size
+    rank = placement.rank
+    size = placement.world_size
     main_host = urlsplit(placement.meeting).hostname or os.environ.get("MASTER_ADDR", "")
-    is_open = size > placement.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ
-    if is_open and (interface := interface_towards(main_host)):
-        os.environ["GLOO_SOCKET_IFNAME"] = (
-            interface  # gloo reads only this variable, for every group
-        )
+    if size > placement.local_world_size and "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = interface_towards(main_host)
+        if interface is not None:
+            # gloo reads only this variable, for every group
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
     theirs = dist.is_initialized()  # the user's script made the default group
     heartbeat: Heartbeat | NoHeartbeat = NoHeartbeat()
     try:
@@ -207,7 +201,8 @@ def _meet(device: torch.device, placement: Placement) -> None:
             store = PrefixStore(nonce, store)
         side = _make_groups(device, store, placement, theirs=theirs)
     except (OSError, RuntimeError, ValueError) as problem:  # torch's DistError is a RuntimeError
-        if (lost := heartbeat.cause(problem)) is not None:
+        lost = heartbeat.cause(problem)
+        if lost is not None:
             raise lost from problem
         refusal = ConfigError(
             "ranks-not-found",
@@ -229,21 +224,24 @@ def _open_store(placement: Placement) -> Store:
         return HashStore()
     # it serves the store first: if nothing listens, it has ended, and torch would retry for minutes
     if _in_launcher():
-        address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))
-        socket.create_connection(address, timeout=_CONNECT.total_seconds()).close()
+        host = os.environ.get("MASTER_ADDR", "")
+        port = int(os.environ.get("MASTER_PORT", "0"))
+        socket.create_connection((host, port), timeout=_CONNECT.total_seconds()).close()
     meetings: Any = rendezvous(
         placement.meeting, rank=placement.rank, world_size=placement.world_size, timeout=_START
     )
-    return next(meetings)[0]  # type: ignore[no-any-return]
+    store, *_ = next(meetings)
+    return store  # type: ignore[no-any-return]
 
 
 def _make_groups(
     device: torch.device, store: Store, placement: Placement, *, theirs: bool
 ) -> dist.ProcessGroup:
-    if (
-        theirs
-    ):  # keep the group; further groups use this store, away from the keys of an earlier start
-        _world.pg_map[_get_default_group()] = (_world.pg_map[_get_default_group()][0], store)
+    if theirs:
+        # keep the group; further groups use this store, away from the keys of an earlier start
+        group = _get_default_group()
+        backend, _ = _world.pg_map[group]
+        _world.pg_map[group] = (backend, store)
     else:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -254,21 +252,25 @@ def _make_groups(
             device_id=device if device.type == "cuda" else None,
         )
     side: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_CONNECT)
-    for group in (side,) if theirs else (dist.group.WORLD, side):
-        _set_timeout(PATIENCE, group)  # only now, so that connecting has the shorter timeout
+    # only now, so that connecting has the shorter timeout
+    if not theirs:
+        _set_timeout(PATIENCE, dist.group.WORLD)
+    _set_timeout(PATIENCE, side)
     return side
 
 
 def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tuple[str, Heartbeat]:
     # torchrun's store outlives its ranks: so each other rank leaves a random word, and rank 0
     # answers it with the nonce
-    letters, nonce, port = PrefixStore(MEETING, store), secrets.token_hex(8), 0
+    letters = PrefixStore(MEETING, store)
+    nonce = secrets.token_hex(8)
+    port = 0
+    has_launcher = rank == 0 and letters.check([NONCE])
     if rank > 0:
-        letters.set(f"word-{rank}", nonce)
-        nonce, port = json.loads(letters.get(nonce))  # waits for the answer
-    elif ours := letters.check(
-        [NONCE]
-    ):  # surefoot's launcher drew the nonce, and detects ended processes itself
+        word = nonce
+        letters.set(f"word-{rank}", word)
+        nonce, port = json.loads(letters.get(word))  # waits for the answer
+    elif has_launcher:  # surefoot's, which drew the nonce and detects ended processes itself
         nonce = letters.get(NONCE).decode()
     lines = Lines(nonce)
     if port:
@@ -280,31 +282,32 @@ def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tu
     heartbeat.start()
     if rank == 0:
         with socket.create_server(("", 0), backlog=size) as server:
-            _answer(
-                letters,
-                json.dumps([nonce, 0 if ours else server.getsockname()[1]]),
-                heartbeat,
-                size=size,
-            )
+            if not has_launcher:
+                port = server.getsockname()[1]
+            _answer(letters, json.dumps([nonce, port]), heartbeat, size=size)
             lines.accept(server)
     heartbeat.follow(lines)
     return nonce, heartbeat
 
 
 def _answer(letters: Store, answer: str, heartbeat: Heartbeat, *, size: int) -> None:
-    missing, answered, start_s = set(range(1, size)), set[bytes](), time.monotonic()
-    while missing := {rank for rank in missing if not heartbeat.hears(rank)}:
+    missing = set(range(1, size))
+    answered: set[bytes] = set()
+    limit_s = _START.total_seconds()
+    start_s = time.monotonic()
+    while True:
+        missing = {rank for rank in missing if not heartbeat.hears(rank)}
+        if not missing:
+            return
         for rank in missing:
-            if (
-                letters.check([f"word-{rank}"])
-                and (word := letters.get(f"word-{rank}")) not in answered
-            ):
+            if not letters.check([f"word-{rank}"]):
+                continue
+            word = letters.get(f"word-{rank}")
+            if word not in answered:
                 letters.set(word.decode(), answer)
                 answered.add(word)
-        if time.monotonic() - start_s > _START.total_seconds():
-            raise RuntimeError(
-                f"rank {min(missing)} did not arrive within {_START.total_seconds():.0f} s"
-            )
+        if time.monotonic() - start_s > limit_s:
+            raise RuntimeError(f"rank {min(missing)} did not arrive within {limit_s:.0f} s")
         time.sleep(0.02)
 
 
@@ -319,16 +322,16 @@ def _tell_of_uncaught() -> None:
     def uncaught(
         _kind: type[BaseException], problem: BaseException, trace: TracebackType | None
     ) -> None:
-        lost = problem if isinstance(problem, RankLostError) else None
-        if (
-            lost is None
-            and isinstance(problem, Exception)
-            and (lost := report_to_ranks(problem)) is not None
-        ):
-            lost.__cause__ = problem
-        ends_by: BaseException = problem if lost is None else lost
-        if not isinstance(ends_by, Exception) or speaks_of(ends_by):
-            print_uncaught(ends_by, trace, before)
+        lost: RankLostError | None = None
+        if isinstance(problem, RankLostError):
+            lost = problem
+        elif isinstance(problem, Exception):
+            lost = report_to_ranks(problem)
+            if lost is not None:
+                lost.__cause__ = problem
+        to_print: BaseException = problem if lost is None else lost
+        if not isinstance(to_print, Exception) or speaks_of(to_print):
+            print_uncaught(to_print, trace, before)
         if lost is not None:
             sys.exit(lost.exit_status)
         if is_refusal(problem, before):
