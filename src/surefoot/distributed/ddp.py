@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -42,9 +43,7 @@ class Ddp:
     called: dict[str, Called]
     exact: bool = False
     wrapped: list[DistributedDataParallel] = field(default_factory=list)
-    watched: list[nn.Parameter] = field(
-        default_factory=list
-    )  # parameters whose gradients DDP reduces
+    watched: list[nn.Parameter] = field(default_factory=list)  # whose gradients DDP reduces
     step: int = 0  # whose passes run
     phase: RankPhase = "step"  # before these passes
 
@@ -70,11 +69,13 @@ class Ddp:
 
     def follow_trainable(self) -> None:
         """Wrap a single model in DDP again if the set of trainable parameters has changed."""
+        if len(self.called) > 1:
+            return
         called = next(iter(self.called.values()))
         trainable = [
             parameter for parameter in called.model.parameters() if parameter.requires_grad
         ]
-        if len(self.called) > 1 or [*map(id, trainable)] == [*map(id, self.watched)]:
+        if list(map(id, trainable)) == list(map(id, self.watched)):
             return
         if self.wrapped:
             # this also removes DDP's hooks on parameters
@@ -115,15 +116,16 @@ class Ddp:
         """
         if self.parallel.sync == "every":
             self._refuse_unfinished()
-        counted, together = micro_batch.count > 0, last or self.parallel.sync == "every"
+        has_targets = micro_batch.count > 0
+        reduces = last or self.parallel.sync == "every"
         for through in self.wrapped:
-            through.require_backward_grad_sync = together
+            through.require_backward_grad_sync = reduces
         for called in self.called.values():
-            called.void = not counted
+            called.void = not has_targets
             called.has_graph = False
         self.world.heartbeat.enter_work("forward")
         self.world.heartbeat.enter("loss")
-        return counted or together
+        return has_targets or reduces
 
     def begin_sum(self, sums: Any) -> None:
         self.sums.begin(sums)
@@ -181,41 +183,36 @@ class Ddp:
         """
         if not sums.agree(mark_of(used)):
             names = self._names()
-            refuse_unlike_use(
-                self.world, [names[id(parameter)] for parameter in parameters], used, self.step
-            )
+            parameter_names = [names[id(parameter)] for parameter in parameters]
+            refuse_unlike_use(self.world, parameter_names, used, self.step)
 
     def _names(self) -> dict[int, str]:
-        several = len(self.called) > 1
-        return {
-            id(parameter): f"{model}.{name}" if several else name
-            for model, called in self.called.items()
-            for name, parameter in called.model.named_parameters()
-        }
+        names = {}
+        for model_name, called in self.called.items():
+            prefix = f"{model_name}." if len(self.called) > 1 else ""
+            for name, parameter in called.model.named_parameters():
+                names[id(parameter)] = f"{prefix}{name}"
+        return names
 
     def _take_means(self) -> None:
-        parameters = [
-            parameter for called in self.called.values() for parameter in called.model.parameters()
-        ]
-        own_indices = [
-            index for index, parameter in enumerate(parameters) if parameter.grad is not None
-        ]
+        parameters: list[nn.Parameter] = []
+        for called in self.called.values():
+            parameters += called.model.parameters()
+        used = [index for index, parameter in enumerate(parameters) if parameter.grad is not None]
         if not self.parallel.find_unused_parameters:
-            self.refuse_unlike_use(self.sums, parameters, own_indices)
+            self.refuse_unlike_use(self.sums, parameters, used)
         else:
-            for index in {
-                index for used in self.world.gathered(own_indices) for index in used
-            }.difference(own_indices):
+            used_anywhere = set(chain.from_iterable(self.world.gathered(used)))
+            for index in used_anywhere.difference(used):
                 parameters[index].grad = torch.zeros_like(parameters[index])
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            own = [gradient for gradient in gradients if gradient.dtype == dtype]
-            together = torch.cat([gradient.reshape(-1) for gradient in own]) / self.world.size
-            self.world.add_up(together)
-            parts = torch.split(together, [gradient.numel() for gradient in own])
-            torch._foreach_copy_(
-                own, [part.view_as(gradient) for part, gradient in zip(parts, own, strict=True)]
-            )
+            of_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
+            flat = torch.cat([gradient.reshape(-1) for gradient in of_dtype]) / self.world.size
+            self.world.add_up(flat)
+            parts = torch.split(flat, [gradient.numel() for gradient in of_dtype])
+            means = [part.view_as(grad) for part, grad in zip(parts, of_dtype, strict=True)]
+            torch._foreach_copy_(of_dtype, means)
 
     def norm_inputs(
         self,
@@ -235,16 +232,12 @@ def synchronized(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     Models are changed in place, except a model that is itself a normalization. Raises `ConfigError`
     if no model has batch normalization.
 
-    >>> type(
-    ...     synchronized({"model": nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))})["model"][
-    ...         1
-    ...     ]
-    ... ).__name__
+    >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    >>> type(synchronized({"model": model})["model"][1]).__name__
     'SyncBatchNorm'
     """
-    if not any(
-        isinstance(part, _BatchNorm) for model in models.values() for part in model.modules()
-    ):
+    modules = chain.from_iterable(model.modules() for model in models.values())
+    if not any(isinstance(module, _BatchNorm) for module in modules):
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(
             "sync-batch-norm-without-batch-norm",

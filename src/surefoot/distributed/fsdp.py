@@ -56,13 +56,16 @@ class Fsdp:
         """Add along a tree of micro-batches (`exact_fsdp.py`), if the ranks' shares are given."""
         if self.shares is None or not self.models:
             return
-        rank, ranks = self.world.rank, next(iter(self.models.values())).group.size()
-        copies = [
-            range(self.shares[first].start, self.shares[first].stop)
-            for first in range(0, self.world.size, ranks)
-        ]
-        group = None if len(copies) == 1 else replicated(self.parallel.replicas)[0]
-        self.passes = CopyPasses(RankSums(copies, rank=rank // ranks, group=group), ranks)
+        ranks = next(iter(self.models.values())).group.size()  # that share a model copy
+        copies = []
+        for first in range(0, self.world.size, ranks):
+            share = self.shares[first]
+            copies.append(range(share.start, share.stop))
+        group = None
+        if len(copies) > 1:
+            group, *_ = replicated(self.parallel.replicas)
+        rank_sums = RankSums(copies, rank=self.world.rank // ranks, group=group)
+        self.passes = CopyPasses(rank_sums, ranks)
         for model in self.models.values():
             model.sum_exactly(self.passes)
 
@@ -76,20 +79,19 @@ class Fsdp:
 
     def start_pass(self, micro_batch: Any, *, last: bool) -> bool:
         """Return True: every rank runs every pass, since each pass gathers weights."""
-        counted = micro_batch.count > 0
+        has_targets = micro_batch.count > 0
         if self.passes is not None:
-            self.passes.counted = counted
+            self.passes.counted = has_targets
         for model in self.models.values():
-            model.start_pass(last=last, counted=counted)
+            model.start_pass(last=last, counted=has_targets)
         for called in self.called.values():
-            called.void = not counted
+            called.void = not has_targets
         self.world.heartbeat.enter("loss")
         return True
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
-        if (
-            self.passes is not None
-        ):  # `sf.losses.whole_batch` starts passes without a backward pass too
+        # `sf.losses.whole_batch` starts passes without a backward pass too
+        if self.passes is not None:
             self.passes.start_backward()
         for model in self.models.values():
             model.note_order()
@@ -110,9 +112,9 @@ class Fsdp:
             model.end()
         self.world.heartbeat.enter(self.phase)
         total_loss, number = self.sums.end(total)
-        return (
-            (total_loss.cpu(), number.cpu()) if self.parallel.cpu_offload else (total_loss, number)
-        )
+        if self.parallel.cpu_offload:
+            return total_loss.cpu(), number.cpu()
+        return total_loss, number
 
     def _refuse_unlike_use(self) -> None:
         """Raise `ConfigError` on all ranks if these called other blocks, or have gradients of other
@@ -131,8 +133,10 @@ class Fsdp:
             units += [".".join(filter(None, [name, path])) for path in model.unit_paths]
         if self.sums.agree(mark_of(used, order)):
             return
-        orders = self.world.gathered(order)
-        refuse_unlike_calls([[units[unit] for unit in of_rank] for of_rank in orders], self.step)
+        names_in_order = []
+        for order_of_rank in self.world.gathered(order):
+            names_in_order.append([units[unit] for unit in order_of_rank])
+        refuse_unlike_calls(names_in_order, self.step)
         refuse_unlike_use(self.world, parameters, used, self.step)
 
     def norm_inputs(
@@ -145,9 +149,8 @@ class Fsdp:
         if not gradients:
             return gradients
         if self.exact:
-            return [
-                norms_of_tensors([each for each in parameters if each.grad is not None], gradients)
-            ]
+            with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+            return [norms_of_tensors(with_gradient, gradients)]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         return [add_up(norm.to(torch.float64).square_(), group).sqrt_().to(norm.dtype)]
 

@@ -17,7 +17,8 @@ class Relay:
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
         self.sent: Tensor | None = None  # until the next rank has it
         self.work: dist.Work | None = None
 

@@ -45,9 +45,8 @@ class FullySharded:
     world: World
     parallel: Strategy
     group: dist.ProcessGroup  # the ranks that share one sharded copy
-    parts: list[
-        tuple[FSDPModule, bool]
-    ]  # each unit, and whether its weights are freed after the forward pass
+    # each unit, and whether its weights are freed after the forward pass
+    parts: list[tuple[FSDPModule, bool]]
     together: bool = True
     gradients_copied: bool = False  # since then, gradients may have been cleared
     unsharded: bool = False
@@ -80,10 +79,8 @@ class FullySharded:
 
     def sum_exactly(self, passes: CopyPasses) -> None:
         """Add gradients along a tree of micro-batches."""
-        self.passes, self.sums = (
-            passes,
-            sum_exactly([part for part, _ in self.parts], self.shards, passes),
-        )
+        self.passes = passes
+        self.sums = sum_exactly([part for part, _ in self.parts], self.shards, passes)
 
     def begin(self) -> None:
         """Start the passes and the sums of a call of `forward_backward`."""
@@ -120,13 +117,13 @@ class FullySharded:
         if self.passes is not None:
             for unit in self.sums:
                 unit.end_pass()
-        elif (
-            self.gradients_copied
-        ):  # a gradient cleared on a parameter or its shard is cleared on both
+        elif self.gradients_copied:
+            # a gradient cleared on a parameter or its shard is cleared on both
             self.gradients_copied = False
             for parameter, shard in self.trained:
                 if parameter.grad is None or shard.grad is None:
-                    parameter.grad = shard.grad = None
+                    parameter.grad = None
+                    shard.grad = None
         together = last or self.parallel.sync == "every"
         self.counted = counted
         if together is not self.together:
@@ -174,13 +171,11 @@ class FullySharded:
         independently. Collective.
         """
         # by this mark transformers' generate() waits for all ranks after each token
-        marked = [
-            module
-            for module in self.model.modules()
-            if getattr(module, "_is_fsdp_managed_module", False)
-        ]
-        for module in marked:
-            module._is_fsdp_managed_module = False  # type: ignore[assignment]
+        marked = []
+        for module in self.model.modules():
+            if getattr(module, "_is_fsdp_managed_module", False):
+                module._is_fsdp_managed_module = False  # type: ignore[assignment]
+                marked.append(module)
         self.unsharded = True
         for part, _ in self.parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -217,12 +212,11 @@ class FullySharded:
 
     def _watch_use(self, group: Any) -> None:
         # the gathered parameters of a unit stay the same objects; they exist since its first call
-        for each in group.fsdp_params:
-            index = self.indices.get(each.sharded_param)
+        for fsdp_param in group.fsdp_params:
+            index = self.indices.get(fsdp_param.sharded_param)
             if index is not None:
-                each.unsharded_param.register_post_accumulate_grad_hook(
-                    partial(self._note_use, index)
-                )
+                note_use = partial(self._note_use, index)
+                fsdp_param.unsharded_param.register_post_accumulate_grad_hook(note_use)
 
     def _note_use(self, index: int, _: Tensor) -> None:
         self.touched.add(index)
@@ -252,25 +246,23 @@ def shard_model(
         )
     refuse_unshardable(model)
     mesh, group = _mesh(world, parallel, exact=exact)
-    offload = (
-        CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
-        if parallel.cpu_offload
-        else OffloadPolicy()
-    )
+    offload = OffloadPolicy()
+    if parallel.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     parts: list[tuple[FSDPModule, bool]] = []
     for block in gathered(model, parallel):
+        is_model = block is model
         # the backward pass needs the model's own weights first
-        reshard = parallel.reshard_after_forward and block is not model
-        settings: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": reshard,
-            "offload_policy": offload,
-        }
-        settings["mp_policy"] = _policy(
-            parallel, is_model=block is model, exact=is_batch_norm(block)
+        reshard = parallel.reshard_after_forward and not is_model
+        part: Any = fully_shard(
+            block,
+            mesh=mesh,
+            reshard_after_forward=reshard,
+            mp_policy=_policy(parallel, is_model=is_model, exact=is_batch_norm(block)),
+            offload_policy=offload,
         )
-        parts.append((fully_shard(block, **settings), reshard))
-        if block is not model:
+        parts.append((part, reshard))
+        if not is_model:
             # torch.compile starts a new graph in each block, and skips torch's own forward methods,
             # such as nn.Sequential's
             vars(block).setdefault("forward", partial(_forward, block))
@@ -304,15 +296,16 @@ def _policy(parallel: Strategy, *, is_model: bool, exact: bool) -> MixedPrecisio
 
 
 def _mesh(world: World, parallel: Strategy, *, exact: bool) -> tuple[DeviceMesh, dist.ProcessGroup]:
-    kind = world.device.type
+    device_type = world.device.type
     if parallel.replicas == 1:
         everyone = dist.group.WORLD
         assert everyone is not None  # created by `world.joined`
-        return DeviceMesh.from_group(everyone, kind, mesh_dim_names=("shard",)), everyone
-    groups = replicated(parallel.replicas)
+        return DeviceMesh.from_group(everyone, device_type, mesh_dim_names=("shard",)), everyone
+    across, within = replicated(parallel.replicas)
     if exact:
-        return DeviceMesh.from_group(groups[1], kind, mesh_dim_names=("shard",)), groups[1]
+        return DeviceMesh.from_group(within, device_type, mesh_dim_names=("shard",)), within
     ranks = torch.arange(world.size).view(parallel.replicas, -1)
-    return DeviceMesh.from_group(
-        [*groups], kind, mesh=ranks, mesh_dim_names=("replicate", "shard")
-    ), groups[1]
+    mesh = DeviceMesh.from_group(
+        [across, within], device_type, mesh=ranks, mesh_dim_names=("replicate", "shard")
+    )
+    return mesh, within

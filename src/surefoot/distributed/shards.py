@@ -37,8 +37,11 @@ class Rows:
     @property
     def starts(self) -> list[int]:
         """The first row of each rank of the group, followed by the total number of rows."""
-        rows, ranks = self.shape[0], self.group.size()
-        return [min(rank * -(-rows // ranks), rows) for rank in range(ranks)] + [rows]
+        rows = self.shape[0]
+        ranks = self.group.size()
+        most = -(-rows // ranks)
+        starts = [min(rank * most, rows) for rank in range(ranks)]
+        return [*starts, rows]
 
     @property
     def heights(self) -> list[int]:
@@ -58,7 +61,8 @@ class Shard(nn.Parameter):
         cls, local: Tensor, rows: Rows, *, called: str = "", requires_grad: bool = True
     ) -> Self:
         shard: Any = super().__new__(cls, local.detach(), requires_grad=requires_grad)
-        shard.rows, shard.called = rows, called
+        shard.rows = rows
+        shard.called = called
         return shard  # type: ignore[no-any-return]
 
     def __init__(
@@ -79,11 +83,9 @@ def rows_of_state(parameter: Tensor, value: Tensor) -> Rows | None:
     differ from the parameter's.
     """
     rows = rows_of(parameter)
-    return (
-        None
-        if rows is None or value.ndim == 0
-        else replace(rows, shape=(rows.shape[0], *value.shape[1:]))
-    )
+    if rows is None or value.ndim == 0:
+        return None
+    return replace(rows, shape=(rows.shape[0], *value.shape[1:]))
 
 
 def name_of(parameter: Tensor, names: Mapping[Tensor, str]) -> str:
@@ -97,9 +99,10 @@ def holders(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
     """Return the process group that shards the parameters of one optimizer. Returns None if the
     parameters are not sharded.
     """
-    return next(
-        (parameter.rows.group for parameter in parameters if isinstance(parameter, Shard)), None
-    )
+    for parameter in parameters:
+        if isinstance(parameter, Shard):
+            return parameter.rows.group
+    return None
 
 
 def add_up(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -115,7 +118,11 @@ def aligned(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors. On a GPU, copy those whose address 32 does not divide: kernels would add
     them in another order.
     """
-    return [each if each.is_cpu or each.data_ptr() % 32 == 0 else each.clone() for each in tensors]
+    copies = []
+    for tensor in tensors:
+        is_aligned = tensor.is_cpu or tensor.data_ptr() % 32 == 0
+        copies.append(tensor if is_aligned else tensor.clone())
+    return copies
 
 
 @cache
@@ -126,10 +133,12 @@ def assign_owners(costs: tuple[int, ...], ranks: int) -> tuple[int, ...]:
     >>> assign_owners((512, 8, 16, 16), 2)
     (0, 1, 1, 1)
     """
-    work, owners = [0] * ranks, [0] * len(costs)
+    work = [0] * ranks
+    owners = [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        owners[index] = work.index(min(work))
-        work[owners[index]] += costs[index]
+        owner = work.index(min(work))
+        owners[index] = owner
+        work[owner] += costs[index]
     return tuple(owners)
 
 
@@ -140,22 +149,17 @@ def gather_to_owners(
     all, of one dtype. Collective.
     """
     group = rows[0].group
-    rank, ranks = group.rank(), group.size()
-    owned = [
-        [index for index, owner in enumerate(owners) if owner == peer] for peer in range(ranks)
-    ]
-    gathered = exchange(
-        [[tensors[index] for index in indices] for indices in owned],
-        [
-            [(rows[index].heights[peer], *rows[index].shape[1:]) for index in owned[rank]]
-            for peer in range(ranks)
-        ],
-        empty=tensors[0].new_empty(0),
-        group=group,
-    )
-    return {
-        index: torch.cat([part[nth] for part in gathered]) for nth, index in enumerate(owned[rank])
-    }
+    own_indices = [index for index, owner in enumerate(owners) if owner == group.rank()]
+    sent: list[list[Tensor]] = [[] for _ in range(group.size())]
+    for tensor, owner in zip(tensors, owners, strict=True):
+        sent[owner].append(tensor)
+    shapes: list[list[tuple[int, ...]]] = [[] for _ in range(group.size())]
+    for index in own_indices:
+        for peer, height in enumerate(rows[index].heights):
+            shapes[peer].append((height, *rows[index].shape[1:]))
+    received = exchange(sent, shapes, empty=tensors[0].new_empty(0), group=group)
+    parts = zip(*received, strict=True)  # of each tensor, by rank
+    return {index: torch.cat(of_index) for index, of_index in zip(own_indices, parts, strict=True)}
 
 
 def exchange(
@@ -170,22 +174,20 @@ def exchange(
     """
     if group.size() == 1:
         return sent
-    outgoing = [torch.cat([empty, *(part.reshape(-1) for part in parts)]) for parts in sent]
-    sizes = [[prod(shape) for shape in parts] for parts in shapes]
-    lengths = [sum(parts) for parts in sizes]
-    out = empty.new_empty(sum(lengths))
-    dist.all_to_all_single(
-        out, torch.cat(outgoing), lengths, [len(part) for part in outgoing], group
-    )
-    return [
-        [
-            part.view(shape)
-            for part, shape in zip(torch.split(received, parts), part_shapes, strict=True)
-        ]
-        for received, parts, part_shapes in zip(
-            torch.split(out, lengths), sizes, shapes, strict=True
-        )
-    ]
+    outgoing = []
+    sent_lengths = []
+    for tensors in sent:
+        outgoing += [tensor.reshape(-1) for tensor in tensors]
+        sent_lengths.append(sum(tensor.numel() for tensor in tensors))
+    lengths = [sum(map(prod, shapes_of_rank)) for shapes_of_rank in shapes]
+    inbox = empty.new_empty(sum(lengths))
+    dist.all_to_all_single(inbox, torch.cat([empty, *outgoing]), lengths, sent_lengths, group)
+    received = []
+    for flat, shapes_of_rank in zip(torch.split(inbox, lengths), shapes, strict=True):
+        parts = torch.split(flat, list(map(prod, shapes_of_rank)))
+        views = [part.view(shape) for part, shape in zip(parts, shapes_of_rank, strict=True)]
+        received.append(views)
+    return received
 
 
 def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
@@ -224,13 +226,13 @@ def extra_states(model: nn.Module) -> list[tuple[nn.Module, Any]]:
     """Return the modules with `get_extra_state` and `set_extra_state`, each with a copy of its
     extra state.
     """
-    own = [
-        part
-        for part in model.modules()
-        if type(part).get_extra_state is not nn.Module.get_extra_state
-    ]
-    both = [part for part in own if type(part).set_extra_state is not nn.Module.set_extra_state]
-    return [(part, copy.deepcopy(part.get_extra_state())) for part in both]
+    states = []
+    for module in model.modules():
+        gets = type(module).get_extra_state is not nn.Module.get_extra_state
+        sets = type(module).set_extra_state is not nn.Module.set_extra_state
+        if gets and sets:
+            states.append((module, copy.deepcopy(module.get_extra_state())))
+    return states
 
 
 def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
@@ -240,11 +242,11 @@ def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
     wrapper: Any = tensor
     if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
         return {name: tensor}
-    parts = [
-        plain_tensors(f"{name}.{part}", getattr(wrapper, part))
-        for part in wrapper.__tensor_flatten__()[0]
-    ]
-    return {inner: each for named in parts for inner, each in named.items()}
+    attributes, _ = wrapper.__tensor_flatten__()
+    tensors: dict[str, Tensor] = {}
+    for attribute in attributes:
+        tensors |= plain_tensors(f"{name}.{attribute}", getattr(wrapper, attribute))
+    return tensors
 
 
 def class_name(model: nn.Module) -> str:
@@ -254,10 +256,11 @@ def class_name(model: nn.Module) -> str:
     >>> class_name(nn.Linear(1, 1))
     'Linear'
     """
-    kind = type(model)
-    return (
-        kind.__bases__[-1].__name__ if kind.__bases__[0].__name__ == "FSDPModule" else kind.__name__
-    )
+    model_class = type(model)
+    bases = model_class.__bases__
+    if bases[0].__name__ == "FSDPModule":
+        return bases[-1].__name__
+    return model_class.__name__
 
 
 def reset_passes(models: Iterable[nn.Module]) -> None:
@@ -275,4 +278,7 @@ def shard_shape(shape: Sequence[int], shards: int) -> tuple[int, ...]:
     >>> shard_shape((10, 3), 4), shard_shape((), 4)
     ((3, 3), ())
     """
-    return (-(-shape[0] // shards), *shape[1:]) if shape else ()
+    if not shape:
+        return ()
+    rows = -(-shape[0] // shards)
+    return (rows, *shape[1:])

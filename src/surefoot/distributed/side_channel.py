@@ -23,7 +23,9 @@ LEFT = "at the end of its loop"
 """The call of a rank that begins no further step."""
 _NO_CALL = "at the start of the run, or between two steps"
 _BY_USER = ("in run.", "in sf.", "in forward_backward", "in update")
-_NUMBERS, _NAME_BYTES = 6, 160  # the same in each message, whatever call it is of
+# the same in each message, whatever call it is of
+_NUMBERS = 6
+_NAME_BYTES = 160
 _FORMAT = f"{_NUMBERS}q{_NAME_BYTES}s"
 
 
@@ -39,7 +41,9 @@ class SideChannel:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.group = group
+        self.rank = group.rank()
+        self.size = group.size()
         self.call = ""
         self.posted: deque[Message] = deque()  # whose answers this rank has not read
 
@@ -48,7 +52,8 @@ class SideChannel:
         """Name the exchanges of this context. With `meet`, wait first until all ranks are in this
         call.
         """
-        before, self.call = self.call, call
+        before = self.call
+        self.call = call
         try:
             if meet:
                 self.read(self.post())
@@ -82,15 +87,16 @@ class SideChannel:
         ranks.
         """
         payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        lengths = [length for length, *_ in self.read(self.post([len(payload)])).numbers()]
+        message = self.read(self.post([len(payload)]))
+        lengths = [length for length, *_ in message.numbers()]
         longest = max(lengths)
         received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         padded = torch.nn.functional.pad(payload, (0, longest - len(payload)))
         dist.all_gather(received, padded, group=self.group)
-        return [
-            json.loads(bytes(text[:length].numpy()))
-            for text, length in zip(received, lengths, strict=True)
-        ]
+        values = []
+        for text, length in zip(received, lengths, strict=True):
+            values.append(json.loads(bytes(text[:length].numpy())))
+        return values
 
 
 class Message:
@@ -108,9 +114,11 @@ class Message:
 
     def numbers(self) -> list[list[int]]:
         """Return the numbers by rank, after `check`."""
-        return [
-            [*struct.unpack(_FORMAT, bytes(header.numpy()))[:_NUMBERS]] for header in self.headers
-        ]
+        numbers = []
+        for header in self.headers:
+            *numbers_of_rank, _ = struct.unpack(_FORMAT, bytes(header.numpy()))
+            numbers.append(numbers_of_rank)
+        return numbers
 
     def check(self) -> None:
         """Wait for the other ranks. Raises `ConfigError` if a rank is in another call."""
@@ -144,4 +152,7 @@ def _ranks(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]} is"
     if len(ranks) == ranks[-1] - ranks[0] + 1 and len(ranks) > 2:
         return f"ranks {ranks[0]} to {ranks[-1]} are"
-    return f"ranks {', '.join(map(str, ranks[:4]))}{', ...' * (len(ranks) > 4)} are"
+    texts = [str(rank) for rank in ranks[:4]]
+    if len(ranks) > 4:
+        texts.append("...")
+    return f"ranks {', '.join(texts)} are"

@@ -47,7 +47,8 @@ def is_exact(kind: str, sync: str, *, exact: bool) -> bool:
     """Return whether sums have the same bits on any number of ranks, given the strategy and the
     setting `exact_sums`.
     """
-    return exact and sync != ("last" if kind == "fsdp" else "every")
+    inexact_sync = "last" if kind == "fsdp" else "every"
+    return exact and sync != inexact_sync
 
 
 class Ranks(Protocol):
@@ -192,7 +193,8 @@ class Sums:
 
     def begin(self, sums: Any) -> None:
         """Start the reduction, without waiting for the device."""
-        total, counted = sums.total, sums.plain if sums.counted is None else sums.counted
+        total = sums.total
+        counted = sums.plain if sums.counted is None else sums.counted
         wide = torch.float32 if self.world.device.type == "mps" else torch.float64
         self.buffer = torch.zeros(2, dtype=wide, device=self.world.device)
         if total is not None:
@@ -235,12 +237,11 @@ class OrderedSums:
         self.most = max(map(len, self.shares))
         self.waits_for_mark = self.has_mark and self.world.device.type == "cpu"
         # the places of the losses in one list by rank, each rank with its losses, count and mark
-        places = [
-            (leaf, rank * (self.most + 2) + nth)
-            for rank, own in enumerate(self.shares)
-            for nth, leaf in enumerate(own)
-        ]
-        self.places = [index for _, index in sorted(places)]
+        places: dict[int, int] = {}
+        for rank, share in enumerate(self.shares):
+            for index, leaf in enumerate(share):
+                places[leaf] = rank * (self.most + 2) + index
+        self.places = [places[leaf] for leaf in sorted(places)]
 
     def begin(self, sums: Any) -> None:
         """Send the losses and counts of this rank's micro-batches to all ranks, without waiting for
@@ -248,8 +249,9 @@ class OrderedSums:
         """
         counted = sums.plain if sums.counted is None else sums.counted
         own = torch.zeros(self.most + 2, dtype=torch.float64, device=self.world.device)
-        if parts := sums.parts[: self.most]:  # without those of passes that only join collectives
-            own[: len(parts)] = torch.stack(parts)
+        losses = sums.parts[: self.most]  # without those of passes that only join collectives
+        if losses:
+            own[: len(losses)] = torch.stack(losses)
         own[-2] = counted
         self.own = own
         if not self.waits_for_mark:
@@ -269,13 +271,12 @@ class OrderedSums:
         return all(equal_on_cpu(losses[-1:], own) for losses in self.losses)
 
     def _send(self) -> None:
-        own = self.own
-        self.losses = [torch.empty_like(own) for _ in self.shares]
-        self.work = (
-            dist.all_gather(self.losses, own, async_op=True) if len(self.shares) > 1 else None
-        )
-        if self.work is None:
-            self.losses = [own]
+        if len(self.shares) > 1:
+            self.losses = [torch.empty_like(self.own) for _ in self.shares]
+            self.work = dist.all_gather(self.losses, self.own, async_op=True)
+        else:
+            self.losses = [self.own]
+            self.work = None
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
         return loss if scale is None else loss * scale
@@ -288,7 +289,8 @@ class OrderedSums:
             self.work.wait()
         losses = torch.stack(self.losses)
         by_place = losses.to(like.dtype).view(-1).unbind()
-        return reduce(torch.add, [by_place[index] for index in self.places]), losses[:, -2].sum()
+        in_order = [by_place[index] for index in self.places]
+        return reduce(torch.add, in_order), losses[:, -2].sum()
 
 
 class Called:
@@ -297,7 +299,8 @@ class Called:
     """
 
     def __init__(self, model: nn.Module, through: Any) -> None:
-        self.model, self.through = model, through
+        self.model = model
+        self.through = through
         self.void = False  # the micro-batch has no targets
         self.has_graph = False  # the pass has called the model with gradients
 
@@ -308,9 +311,8 @@ class Called:
         self.has_graph = self.has_graph or torch.is_grad_enabled()
         outputs = self.through(*inputs, **named)
         if self.void:
-            for tensor in pytree.tree_leaves(
-                outputs
-            ):  # including those of a `Mean`, a registered pytree node
+            # including those of a `Mean`, a registered pytree node
+            for tensor in pytree.tree_leaves(outputs):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         return outputs

@@ -1,6 +1,7 @@
 """Batch normalization over all ranks, also on a CPU, for which torch has no kernels."""
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -68,8 +69,8 @@ def synchronize_on_cpu(models: Iterable[nn.Module]) -> None:
 
 def has_synchronized_norms(models: Iterable[nn.Module]) -> bool:
     """Return True if a model has a `SyncBatchNorm`, by the setting or by the user's conversion."""
-    kinds = (nn.SyncBatchNorm, CpuSyncBatchNorm)
-    return any(isinstance(part, kinds) for model in models for part in model.modules())
+    modules = chain.from_iterable(model.modules() for model in models)
+    return any(isinstance(module, nn.SyncBatchNorm | CpuSyncBatchNorm) for module in modules)
 
 
 def _over_ranks(own: Tensor) -> Tensor:

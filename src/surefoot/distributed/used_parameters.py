@@ -20,12 +20,16 @@ def without_gradient(names: Sequence[str], step: int | None = None) -> ConfigErr
     listed = ", ".join(names[:_SHOWN])
     if count > _SHOWN:
         listed += ", ..."
-    get, them = ("gets", "it") if count == 1 else ("get", "them")
+    they_get = "1 parameter gets"
+    them = "it"
+    if count != 1:
+        they_get = f"{count} parameters get"
+        them = "them"
     of_step = "" if step is None else f"in step {step}, "
     return ConfigError(
         "unused-parameters",
-        problem=f"{of_step}{count} parameter{'s' * (count != 1)} {get} no gradient, and other"
-        f" processes would wait for {them}: {listed}",
+        problem=f"{of_step}{they_get} no gradient, and other processes would wait for {them}:"
+        f" {listed}",
         reason="processes add the gradients of the same parameters in every step",
         remedy=[
             "freeze unused parameters: requires_grad_(False), or sf.optim.frozen(...) in the"

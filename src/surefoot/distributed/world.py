@@ -134,7 +134,8 @@ class Consensus:
     """
 
     def __init__(self, world: World, *, names: Sequence[str]) -> None:
-        self.world, self.names = world, tuple(names)
+        self.world = world
+        self.names = tuple(names)
         self.sent: Message | None = None
 
     def exchange(self, *, call: str = "", **own: int) -> dict[str, list[int]]:
@@ -155,7 +156,10 @@ class Consensus:
         if self.sent is None or self.world.side is None:
             return {name: [0] * self.world.size for name in self.names}
         by_rank = self.world.side.read(self.sent).numbers()
-        return {name: [numbers[nth] for numbers in by_rank] for nth, name in enumerate(self.names)}
+        values = {}
+        for index, name in enumerate(self.names):
+            values[name] = [numbers[index] for numbers in by_rank]
+        return values
 
     def take(self) -> dict[str, list[int]]:
         """Like `peek`, but the next call returns 0 for every value."""
@@ -182,8 +186,17 @@ def joined(device: str, *, sharded: bool = False) -> World:
     own_device = _own_device(device, placement)
     if own_device.type == "cuda":
         torch.cuda.set_device(own_device)
-    ranks = placement.rank, placement.world_size, placement.local_rank
-    return World(own_device, *ranks, *connect(own_device, placement), planned=planned)
+    side, store, heartbeat = connect(own_device, placement)
+    return World(
+        own_device,
+        placement.rank,
+        placement.world_size,
+        placement.local_rank,
+        side=side,
+        store=store,
+        heartbeat=heartbeat,
+        planned=planned,
+    )
 
 
 @contextmanager
@@ -193,9 +206,8 @@ def deterministic_kernels(device: torch.device) -> Iterator[None]:
     """
     before = torch.are_deterministic_algorithms_enabled()
     if device.type == "cuda":
-        os.environ.setdefault(
-            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-        )  # cuBLAS reads it when it starts
+        # cuBLAS reads it when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -236,19 +248,18 @@ def device_called(name: str) -> torch.device:
     if _meta_ranks.get():
         return torch.device("meta")
     if name == "auto":
-        accelerator = (
-            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        )
+        accelerator = None
+        if torch.accelerator.is_available():
+            accelerator = torch.accelerator.current_accelerator()
         return accelerator or torch.device("cpu")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as problem:
         why = first_line(problem)
         if "device type at start" in why:  # torch lists all of its device types
-            why = (
-                "torch has no device of that name"
-                + ", and calls a GPU of NVIDIA or AMD cuda" * name.startswith("gpu")
-            )
+            why = "torch has no device of that name"
+            if name.startswith("gpu"):
+                why += ", and calls a GPU of NVIDIA or AMD cuda"
         devices = ["cpu", "auto"]
         if name.startswith("gpu"):
             devices.insert(0, "cuda")
@@ -280,8 +291,9 @@ def _own_device(name: str, placement: Placement) -> torch.device:
     device = device_called(name)
     if device.type != "cuda":
         return device
-    there, processes = torch.cuda.device_count(), placement.local_world_size
-    is_only_one = placement.apart and there == 1
-    if processes > there and not is_only_one:
-        raise more_processes_than_gpus(processes, gpus=there)
+    gpus = torch.cuda.device_count()
+    processes = placement.local_world_size
+    is_only_one = placement.apart and gpus == 1
+    if processes > gpus and not is_only_one:
+        raise more_processes_than_gpus(processes, gpus=gpus)
     return torch.device("cuda", 0 if is_only_one else placement.local_rank)
