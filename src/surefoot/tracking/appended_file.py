@@ -18,8 +18,9 @@ class AppendedFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.waiting = path, b""
-        self.file = self._opened()
+        self.path = path
+        self.waiting = b""
+        self.file = self._open()
 
     def read(self, start: int, length: int) -> bytes:
         self.file.seek(start)
@@ -38,12 +39,13 @@ class AppendedFile:
 
     def make_again(self) -> None:
         """Create the deleted file again, with its content."""
-        deleted, start = self.file, 0
-        self.file = self._opened()
+        deleted = self.file  # an open file stays readable after its deletion
+        self.file = self._open()
         self.file.truncate(0)
         deleted.seek(0)
-        while chunk := deleted.read(READ_BYTES):  # an open file stays readable after its deletion
-            start += self.file.write(chunk)
+        while chunk := deleted.read(READ_BYTES):
+            while chunk:  # one write may accept only a part
+                chunk = chunk[self.file.write(chunk) :]
         deleted.close()
 
     def close(self) -> None:
@@ -53,10 +55,9 @@ class AppendedFile:
         finally:
             self.file.close()
 
-    def _opened(self) -> FileIO:
-        return os.fdopen(
-            open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b", buffering=0
-        )
+    def _open(self) -> FileIO:
+        handle = open_no_follow(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        return os.fdopen(handle, "a+b", buffering=0)
 
 
 def is_named(path: Path, file: IO[bytes]) -> bool:
