@@ -90,7 +90,8 @@ def check_png(text: Any) -> None:
         raise _no_png() from problem
     if not data.startswith(_PNG):
         raise _no_png()
-    width, height = (int.from_bytes(data[offset : offset + 4], "big") for offset in (16, 20))
+    width = int.from_bytes(data[16:20], "big")
+    height = int.from_bytes(data[20:24], "big")
     if not width or not height:
         raise _no_png()
     check_size(max(width, height), "pixels on a side of an image", most=LARGEST)

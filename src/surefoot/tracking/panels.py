@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -51,13 +52,9 @@ class TextHeatmap:
         if self.unit not in ("nats", "fraction"):
             raise wrong_value("unit", self.unit, "'nats' or 'fraction'")
         check_size(len(self.pieces), "pieces")
+        max_value = math.inf if self.unit == "nats" else 1.0
         for text, value in self.pieces:
-            check_number(
-                value,
-                f"the value of {text!r}",
-                min_value=0.0,
-                max_value=math.inf if self.unit == "nats" else 1.0,
-            )
+            check_number(value, f"the value of {text!r}", min_value=0.0, max_value=max_value)
 
     @classmethod
     def from_losses(
@@ -89,21 +86,26 @@ class TextHeatmap:
                 tokens=len(tokens),
                 losses=len(losses),
             )
-        text, pieces = tokenizer.decode(tokens), list[tuple[str, float | None]]()
-        done, total = 0, 0.0
+        text = tokenizer.decode(tokens)
+        pieces: list[tuple[str, float | None]] = []
+        done = 0  # characters in pieces
+        total = 0.0  # loss of the characters after them
         for index, loss in enumerate([None, *losses]):
             if tokens[index] == tokenizer.eos_id:
                 continue
-            total += 0.0 if loss is None else max(loss, 0.0)  # in this order `max` propagates NaN
+            if loss is not None:
+                total += max(loss, 0.0)  # in this order `max` propagates NaN
             decoded = tokenizer.decode(tokens[: index + 1])
-            if len(decoded) > done and text.startswith(
-                decoded
-            ):  # the text ends at a complete character
-                pieces.append((decoded[done:], total if index and math.isfinite(total) else None))
-                done, total = len(decoded), 0.0
+            ends_at_character = text.startswith(decoded)
+            if len(decoded) > done and ends_at_character:
+                has_loss = index > 0 and math.isfinite(total)
+                pieces.append((decoded[done:], total if has_loss else None))
+                done = len(decoded)
+                total = 0.0
         if done < len(text):
             pieces.append((text[done:], None))
-        legend = "the model's loss at each token, in nats" if legend is None else legend
+        if legend is None:
+            legend = "the model's loss at each token, in nats"
         return cls(title=title, legend=legend, unit="nats", pieces=tuple(pieces))
 
     @property
@@ -167,16 +169,22 @@ class Examples:
         ... ]
         [('a', 'best'), ('b', 'worst'), ('c', 'random')]
         """
-        order = sorted(range(len(scored)), key=lambda index: -scored[index][3])
-        best, rest = order[:each], order[each:]
-        worst, rest = rest[::-1][:each], rest[: max(0, len(rest) - each)]
-        drawn = random.Random(0).sample(sorted(rest), min(each, len(rest)))
-        groups: dict[Group, list[int]] = {"best": best, "worst": worst, "random": drawn}
-        chosen = [(scored[index], group) for group, indices in groups.items() for index in indices]
-        examples = (
-            Example(source=a, reference=b, output=c, score=score, group=group)
-            for (a, b, c, score), group in chosen
-        )
+        best_first = sorted(range(len(scored)), key=lambda index: -scored[index][3])
+        others = best_first[each:]
+        between = sorted(others[: max(0, len(others) - each)])
+        groups: dict[Group, list[int]] = {
+            "best": best_first[:each],
+            "worst": others[::-1][:each],
+            "random": random.Random(0).sample(between, min(each, len(between))),
+        }
+        examples = []
+        for group, indices in groups.items():
+            for index in indices:
+                source, reference, output, score = scored[index]
+                example = Example(
+                    source=source, reference=reference, output=output, score=score, group=group
+                )
+                examples.append(example)
         return cls(title=title, legend=legend, examples=tuple(examples))
 
 
@@ -198,7 +206,7 @@ class Curves:
 
     def __post_init__(self) -> None:
         check_texts(self.title, self.legend, *self.curves)
-        points = [point for curve in self.curves.values() for point in curve]
+        points = list(chain.from_iterable(self.curves.values()))
         check_size(len(points), "points")
         for step, value in points:
             if not is_count(step):
@@ -248,18 +256,18 @@ class ConfusionMatrix:
         ((3, 1), (0, 4))
         """
         _check_square(counts, len(classes))
-        counts_KK, names = np.asarray(counts, dtype=np.int64), list(classes)
+        counts_KK = np.asarray(counts, dtype=np.int64)
+        names = list(classes)
         if len(names) > _ALL_CLASSES:
             mistakes_K = counts_KK.sum(axis=0) + counts_KK.sum(axis=1) - 2 * counts_KK.diagonal()
-            largest = np.sort(np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1])
-            row_K = np.full(len(names), len(largest))
-            row_K[largest] = np.arange(len(largest))
-            summed = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
-            np.add.at(summed, (row_K[:, None], row_K[None, :]), counts_KK)
-            counts_KK, names = (
-                summed,
-                [*(names[index] for index in largest), f"{len(names) - len(largest)} others"],
-            )
+            most_mistakes = np.argsort(-mistakes_K, kind="stable")[: _ALL_CLASSES - 1]
+            kept = np.sort(most_mistakes)
+            row_K = np.full(len(names), len(kept))  # of the others
+            row_K[kept] = np.arange(len(kept))
+            merged_KK = np.zeros((_ALL_CLASSES, _ALL_CLASSES), dtype=np.int64)
+            np.add.at(merged_KK, (row_K[:, None], row_K[None, :]), counts_KK)
+            counts_KK = merged_KK
+            names = [*(names[index] for index in kept), f"{len(names) - len(kept)} others"]
         return cls(title=title, classes=tuple(names), counts=tuple(map(tuple, counts_KK.tolist())))
 
 

@@ -28,12 +28,9 @@ class Panels:
     panels: tuple[Panel, ...]
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"panels of step {self.step:,}",
-                *(f"  {panel.kind:<16} {panel.title}" for panel in self.panels),
-            ]
-        )
+        lines = [f"panels of step {self.step:,}"]
+        lines += [f"  {panel.kind:<16} {panel.title}" for panel in self.panels]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the panels as JSON values, in the format of `panels.json`.
@@ -64,12 +61,16 @@ def panel_to_dict(panel: Panel) -> dict[str, Any]:
 
 def fitting(panels: Iterable[Panel]) -> tuple[list[Panel], list[Panel]]:
     """Return the panels that fit on a page, and the panels that do not fit, both in order."""
-    fits, left_out = list[Panel](), list[Panel]()
+    fits: list[Panel] = []
+    left_out: list[Panel] = []
     room = MOST_BYTES - len(Panels(step=2**63, panels=()).to_json())
     for panel in panels:
         size = len(json.dumps(panel_to_dict(panel))) + 2
-        (fits if size <= room else left_out).append(panel)
-        room -= size if size <= room else 0
+        if size <= room:
+            fits.append(panel)
+            room -= size
+        else:
+            left_out.append(panel)
     return fits, left_out
 
 
@@ -88,7 +89,9 @@ def build_panels(
     >>> build_panels(lambda model: 1 / 0, None)
     ([], ['no panels: ZeroDivisionError: division by zero'])
     """
-    panels, notes, start_s = list[Panel](), list[str](), now()
+    panels: list[Panel] = []
+    notes: list[str] = []
+    start_s = now()
     try:
         for panel in function(model):
             if not isinstance(panel, get_args(Panel)):
@@ -108,10 +111,10 @@ def build_panels(
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
         notes.append(f"{which}: {kind}{first_line(problem)}")
     fits, left_out = fitting(panels)
-    notes += [
-        f"the panel {panel.title!r} is left out: all panels may have {MOST_BYTES:,} bytes together"
-        for panel in left_out
-    ]
+    for panel in left_out:
+        notes.append(
+            f"the panel {panel.title!r} is left out: all panels may have {MOST_BYTES:,} bytes together"
+        )
     return fits, notes
 
 
@@ -181,4 +184,6 @@ def _panel(kind: str, values: dict[str, Any]) -> Panel:
 def _frozen(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _frozen(part) for name, part in value.items()}
-    return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_frozen(part) for part in value)
+    return value

@@ -58,19 +58,13 @@ def png_file(
             " channels",
             value=tuple(image_CHW.shape),
         )
-    pixels_CHW = image_CHW.detach().float().cpu() * torch.tensor(std).view(-1, 1, 1) + torch.tensor(
-        mean
-    ).view(-1, 1, 1)
-    bytes_HWC = (
-        (pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255)
-        .round()
-        .to(torch.uint8)
-        .permute(1, 2, 0)
-        .numpy()
-    )
-    picture = fromarray(
-        bytes_HWC[:, :, 0] if bytes_HWC.shape[2] == 1 else np.ascontiguousarray(bytes_HWC)
-    )
+    std_C11 = torch.tensor(std).view(-1, 1, 1)
+    mean_C11 = torch.tensor(mean).view(-1, 1, 1)
+    pixels_CHW = image_CHW.detach().float().cpu() * std_C11 + mean_C11
+    scaled_CHW = pixels_CHW.nan_to_num(0.0).clamp(0, 1) * 255
+    bytes_HWC = scaled_CHW.round().to(torch.uint8).permute(1, 2, 0).numpy()
+    is_gray = bytes_HWC.shape[2] == 1
+    picture = fromarray(bytes_HWC[:, :, 0] if is_gray else np.ascontiguousarray(bytes_HWC))
     if side is not None:
         picture.thumbnail((side, side))  # `thumbnail` never enlarges
     file = io.BytesIO()
@@ -103,20 +97,20 @@ def classification_panels(
     """
     counts_KK = np.zeros((len(classes), len(classes)), dtype=np.int64)
     worst: list[tuple[float, int, int, float, Tensor]] = []
-    total, samples_read, start = sample_count(dataset), 0, perf_counter()
-    for inputs, labels_B in _spread(
-        dataset, total, device=next(iter(model.parameters()), torch.empty(0)).device
-    ):
+    total = sample_count(dataset)
+    samples_read = 0
+    start = perf_counter()
+    device = next(iter(model.parameters()), torch.empty(0)).device
+    for inputs, labels_B in _spread(dataset, total, device=device):
         log_chances_BK = F.log_softmax(model(inputs).float(), dim=1)
-        # NaN counts as infinite, the worst loss
-        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none").nan_to_num(
-            math.inf, math.inf
-        )
+        losses_B = F.nll_loss(log_chances_BK, labels_B, reduction="none")
+        losses = losses_B.nan_to_num(math.inf, math.inf).tolist()  # NaN is the worst loss
         chances_B, guesses_B = log_chances_BK.max(dim=1)
-        labels, guesses = labels_B.tolist(), guesses_B.tolist()
+        labels = labels_B.tolist()
+        guesses = guesses_B.tolist()
         np.add.at(counts_KK, (labels, guesses), 1)
-        worst += zip(losses_B.tolist(), labels, guesses, chances_B.tolist(), inputs, strict=True)
-        worst = sorted(worst, key=lambda wrong: -wrong[0])[:images]
+        worst += zip(losses, labels, guesses, chances_B.tolist(), inputs, strict=True)
+        worst = sorted(worst, key=lambda sample: -sample[0])[:images]
         samples_read += len(labels_B)
         if perf_counter() - start > _LONGEST_S:
             break
@@ -125,17 +119,12 @@ def classification_panels(
         f"{name}: confusion matrix{part}", counts_KK.tolist(), classes=classes
     )
     if images:
-        drawn = [
-            _picture(
-                classes[label],
-                classes[guess],
-                loss,
-                log_chance,
-                encode_png(image, mean=mean, std=std),
-            )
-            for loss, label, guess, log_chance, image in worst
-        ]
-        yield ImageGrid(title=f"{name}: images with the largest losses{part}", images=tuple(drawn))
+        pictures = []
+        for loss, label, guess, log_chance, image in worst:
+            png = encode_png(image, mean=mean, std=std)
+            pictures.append(_picture(classes[label], classes[guess], loss, log_chance, png))
+        title = f"{name}: images with the largest losses{part}"
+        yield ImageGrid(title=title, images=tuple(pictures))
 
 
 def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -> Image:
@@ -153,13 +142,12 @@ def _picture(label: str, guess: str, loss: float, log_chance: float, png: str) -
 
 def _spread(dataset: Any, total: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     ids = np.unique(np.linspace(0, total - 1, min(total, _SAMPLES)).round().astype(np.int64))
-    mixed = np.random.default_rng(0).permutation(
-        ids
-    )  # early samples are representative if time runs out
-    some = (
-        tuple(part[mixed] for part in dataset)
-        if is_tensors(dataset)
-        else Subset(dataset, mixed.tolist())
-    )
-    for batch in in_order(some, batch_size=_AT_ONCE, seed=0, device=device):
+    # mixed, so that early samples are representative if time runs out
+    mixed = np.random.default_rng(0).permutation(ids)
+    chosen: Any
+    if is_tensors(dataset):
+        chosen = tuple(part[mixed] for part in dataset)
+    else:
+        chosen = Subset(dataset, mixed.tolist())
+    for batch in in_order(chosen, batch_size=_AT_ONCE, seed=0, device=device):
         yield batch.batch[0], batch.batch[1]
