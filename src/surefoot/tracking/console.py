@@ -72,15 +72,13 @@ class TextWriter:
         if self.gone or stream is None:  # the stream was closed before the start
             return
         encoding = stream.encoding or "utf-8"  # a StringIO has no encoding
+        encodable = text.encode(encoding, "replace").decode(encoding)
         try:
-            print(
-                text.encode(encoding, "replace").decode(encoding), end="", file=stream, flush=True
-            )
+            print(encodable, end="", file=stream, flush=True)
         except OSError:  # a pipe without reader, a closed window or a full disk does not end a run
             self.gone = True
-            if (
-                self.stream is None
-            ):  # otherwise Python would flush the stream again at exit and print an error
+            if self.stream is None:
+                # otherwise Python would flush the stream again at exit and print an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -118,7 +116,10 @@ class Console:
         epochs: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.length, self.unit, self.every_record, self.now = length, unit, every_record, now
+        self.length = length
+        self.unit = unit
+        self.every_record = every_record
+        self.now = now
         self.epochs = epochs
         self.writer = TextWriter(stream)
         self.printed_at: float | None = None  # the last training record
@@ -140,9 +141,9 @@ class Console:
     def write(self, record: Record) -> None:
         """Print a sample, or keep a record until its step has all its records."""
         self.what = ""
-        kind, step = record["kind"], record["step"]
+        kind = record["kind"]
         if kind in IN_ROWS:
-            if any(each["step"] != step for each in self.newest.values()):
+            if any(earlier["step"] != record["step"] for earlier in self.newest.values()):
                 if not self.is_complete:
                     self.step_recorded()
                 self.before = self.newest
@@ -174,7 +175,8 @@ class Console:
     def doing(self, what: str) -> None:
         """Print one line if the same activity lasts over a minute."""
         if what != self.what:
-            self.what, self.activity_start = what, self.now()
+            self.what = what
+            self.activity_start = self.now()
         elif self.activity_start is not None and self.now() - self.activity_start >= _LONG_S:
             self.activity_start = None
             self.say(f"still {what} ...")
@@ -194,7 +196,9 @@ class Console:
     def _print_step(self, records: dict[str, Record]) -> None:
         if not records:
             return
-        train, epoch, scored = (records.get(kind, {}) for kind in IN_ROWS)
+        train = records.get("train", {})
+        epoch = records.get("epoch", {})
+        scored = records.get("eval", {})
         parts = [f"step={(train or epoch or scored)['step']}/{self.length}"]
         if epoch:
             parts.append(f"epoch={epoch['epoch']}/{self.epochs}")
@@ -211,13 +215,17 @@ class Console:
         self._print(" ".join(parts))
 
     def _training(self, record: Record) -> list[str]:
-        texts = [
-            f"{'train/' * name.startswith('loss')}{name.replace('targets', self.unit)}={number(record[name])}"
-            for name in _SHOWN
-            if name in record and (name != "skipped" or record[name])
-        ]
-        users = [f"{in_line(name)}={number(record[name])}" for name in logged_names(record)]
-        return [*texts, *users]
+        texts = []
+        for name in _SHOWN:
+            if name not in record or (name == "skipped" and not record[name]):
+                continue
+            title = name.replace("targets", self.unit)
+            if name.startswith("loss"):
+                title = f"train/{title}"
+            texts.append(f"{title}={number(record[name])}")
+        for name in logged_names(record):
+            texts.append(f"{in_line(name)}={number(record[name])}")
+        return texts
 
     def _print(self, text: str) -> None:
         self.writer.put(f"{visible(text)}\n")

@@ -97,11 +97,9 @@ def compact(value: float) -> str:
     """
     for size, letter in _LETTERS:
         if value >= size:
-            return (
-                f"{value / size:.3g}{letter}"
-                if value < 999.5 * size
-                else f"{value / size:.0f}{letter}"
-            )
+            has_three_digits = value < 999.5 * size
+            text = f"{value / size:.3g}" if has_three_digits else f"{value / size:.0f}"
+            return f"{text}{letter}"
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"
 
 
@@ -111,10 +109,10 @@ def with_unit(value: float, unit: str) -> str:
     >>> with_unit(3.2e9, "FLOP"), with_unit(950, "B"), with_unit(1.25e13, "FLOP/s")
     ('3.2 GFLOP', '950 B', '12.5 TFLOP/s')
     """
-    size, letter = next(
-        ((size, letter) for size, letter in _LETTERS if abs(value) >= size), (1.0, "")
-    )
-    return f"{value / size:.3g} {letter}{unit}"
+    for size, letter in _LETTERS:
+        if abs(value) >= size:
+            return f"{value / size:.3g} {letter}{unit}"
+    return f"{value:.3g} {unit}"
 
 
 def counted(number: int, what: str) -> str:
@@ -123,7 +121,8 @@ def counted(number: int, what: str) -> str:
     >>> counted(1, "record"), counted(1200, "record")
     ('1 record', '1,200 records')
     """
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {what}{plural}"
 
 
 def sample_block(record: Mapping[str, Any]) -> str:
@@ -198,14 +197,12 @@ def text_table(
     phase      ms  share
     forward  12.5    40%
     """
-    widths = (
-        [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    )
-    return [
-        indent
-        + "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    lines = []
+    for row in rows:
+        aligned = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            aligned.append(cell.ljust(width) if column in left else cell.rjust(width))
+        lines.append(indent + "  ".join(aligned).rstrip())
+    return lines

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _ERASE = "\r\x1b[2K"
 _GAP = "  "
-_BAR = (5, 16)  # columns; a shorter bar is left out
-_BESIDE_BAR = (
-    58  # columns: loss, ETA, learning rate, norm and targets per second, at their usual widths
-)
+_SHORTEST_BAR = 5  # columns; a shorter one is left out
+_LONGEST_BAR = 16
+# columns: loss, ETA, learning rate, norm and targets per second, at their usual widths
+_BESIDE_BAR = 58
 _ECHO = 3  # columns: the terminal's "^C" must not wrap, and some terminals wrap at the last column
 _CELL = 9  # columns of a score
 _TIME = 6
@@ -58,8 +58,11 @@ class Terminal:
     ) -> None:
         from rich.console import Console  # the import takes 60 ms, and only terminals need rich
 
-        self.unit, self.rows = unit, Rows(every_record, epochs, marks_loss)
-        self.length, self.now, self.start_s = length, now, now()
+        self.unit = unit
+        self.rows = Rows(every_record, epochs, marks_loss)
+        self.length = length
+        self.now = now
+        self.start_s = now()
         self.stream = stream or sys.stdout
         self.rich = Console(
             file=self.stream, highlight=False, markup=False, emoji=False, soft_wrap=True
@@ -67,17 +70,18 @@ class Terminal:
         self.writer = TextWriter(self.stream)
         # standard streams of other writers while the live line is visible
         self.guests = ExitStack()
-        self.bar = ("━", "─")
+        self.done_mark = "━"  # of the bar
+        self.left_mark = "─"
         try:
             "━─".encode(self.stream.encoding or "utf-8")
         except UnicodeEncodeError:
-            self.bar = ("#", "-")
+            self.done_mark = "#"
+            self.left_mark = "-"
         self.phrase = ""  # the current long activity
         self.columns: list[tuple[str, ...]] | None = None  # titles in the table
         self.names: list[str] = []  # metric names in the table
-        self.drawn = self.unfinished = (
-            False  # the live line is visible; another writer's line is unfinished
-        )
+        self.drawn = False  # the live line is visible
+        self.unfinished = False  # another writer's line is
 
     @property
     def fresh_line(self) -> str:
@@ -126,7 +130,10 @@ class Terminal:
         self.guests.close()
         if self.drawn or self.unfinished:
             self.writer.put(self._start())
-        self.rows.train, self.phrase, self.drawn, self.unfinished = None, "", False, False
+        self.rows.train = None
+        self.phrase = ""
+        self.drawn = False
+        self.unfinished = False
 
     def give_way(self, text: str) -> None:
         """Erase the live line, because another program prints `text` at this position."""
@@ -143,8 +150,10 @@ class Terminal:
         with self.rich.capture() as captured:
             for line in lines:
                 self.rich.print(line)
-        self.writer.put((self._start() if self.drawn or self.unfinished else "") + captured.get())
-        self.drawn = self.unfinished = False
+        start = self._start() if self.drawn or self.unfinished else ""
+        self.writer.put(start + captured.get())
+        self.drawn = False
+        self.unfinished = False
 
     def _draw(self) -> None:
         if self.rows.train is None and not self.phrase:
@@ -153,34 +162,37 @@ class Terminal:
             self.rich.print(self._line(), end="")
         self.writer.put(self._start() + captured.get())
         if not self.drawn and self.stream is sys.stdout:
-            self.guests.enter_context(
-                redirect_stdout(cast(TextIO, _Guest(sys.stdout, self.give_way)))
-            )
+            guest = cast(TextIO, _Guest(sys.stdout, self.give_way))
+            self.guests.enter_context(redirect_stdout(guest))
             if sys.stderr is not None and sys.stderr.isatty():
-                self.guests.enter_context(
-                    redirect_stderr(cast(TextIO, _Guest(sys.stderr, self.give_way)))
-                )
-        self.drawn, self.unfinished = True, False
+                guest = cast(TextIO, _Guest(sys.stderr, self.give_way))
+                self.guests.enter_context(redirect_stderr(guest))
+        self.drawn = True
+        self.unfinished = False
 
     def _line(self) -> "Text":
         from rich.text import Text
 
-        line, record, room = Text(), self.rows.train, max(1, self.rich.width - _ECHO)
+        line = Text()
+        record = self.rows.train
+        room = max(1, self.rich.width - _ECHO)
+        # both depend on the width alone
         spare = room - _BESIDE_BAR - 2 * len(str(self.length)) - 2
-        # depends on the width alone
-        unit = f" {self.unit}/s" if spare > _BAR[1] + len(self.unit) else "/s"
+        unit = f" {self.unit}/s" if spare > _LONGEST_BAR + len(self.unit) else "/s"
         if record is not None:
-            if (width := min(_BAR[1], spare)) >= _BAR[0]:
-                full = round(width * min(1.0, record["step"] / max(1, self.length)))
-                line.append(self.bar[0] * full, "green").append(
-                    self.bar[1] * (width - full), "dim"
-                ).append(" ")
+            width = min(_LONGEST_BAR, spare)
+            if width >= _SHORTEST_BAR:
+                done = round(width * min(1.0, record["step"] / max(1, self.length)))
+                line.append(self.done_mark * done, "green")
+                line.append(self.left_mark * (width - done), "dim")
+                line.append(" ")
             line.append(f"{record['step']}/{self.length}")
         values = [(self.phrase, "bold")] if self.phrase else live_values(record or {}, unit=unit)
         for text, style in values:
             gap = _GAP if line else ""
             if len(values) == 1 or line.cell_len + len(gap) + Text(text).cell_len <= room:
-                line.append(gap).append(text, style)
+                line.append(gap)
+                line.append(text, style)
         line.truncate(room, overflow="crop")
         return line
 
@@ -189,7 +201,8 @@ class Terminal:
 
         text = wrapped(line, width=self.width)
         word = text.split(" ", 1)[0]
-        style = _STYLES.get(word.rstrip(":"), "cyan" if text.startswith(f"{word}  ") else "")
+        is_title = text.startswith(f"{word}  ")
+        style = _STYLES.get(word.rstrip(":"), "cyan" if is_title else "")
         return Text.assemble((word, style), text[len(word) :])
 
     def _row(self, row: Row) -> "list[str | Text]":
@@ -200,40 +213,41 @@ class Terminal:
         self.names = [*values]
         if self.rows.epochs:
             values = {**values, EPOCH_MEAN: row.epoch_mean}
-        end = f"{_GAP}{row.epoch}" if row.epoch else ""
-        step = max(5, len(str(self.length)))
-        room = self.rich.width - 1 - step - len(_GAP) - _TIME
-        note = (
-            len(_GAP) + _EPOCH if self.rows.epochs else 0
-        )  # scores take precedence over the epoch
-        in_one_line, in_two = (
-            ((self.rows.loss_title,), *((name,) for name in values)),
-            (tuple(self.rows.loss_title.split()), *map(_split, values)),
-        )
-        titles = in_one_line if _ends(in_one_line)[-1] <= room - note else in_two
-        widths = [max(_CELL, *map(cell_len, title)) for title in titles]
+        step_width = max(5, len(str(self.length)))
+        room = self.rich.width - 1 - step_width - len(_GAP) - _TIME
+        # scores take precedence over the epoch
+        room_of_epoch = len(_GAP) + _EPOCH if self.rows.epochs else 0
+        titles: list[tuple[str, ...]] = [(self.rows.loss_title,)]
+        titles += [(name,) for name in values]
+        if _ends(titles)[-1] > room - room_of_epoch:  # two lines are narrower
+            titles = [tuple(self.rows.loss_title.split())]
+            titles += map(_split, values)
         count = max(1, sum(end <= room for end in _ends(titles)))
-        columns, lines = [*titles[:count]], list[str | Text]()
+        columns = titles[:count]
+        widths = [max(_CELL, *map(cell_len, title)) for title in columns]
+        lines: list[str | Text] = []
         if columns != self.columns:
             self.columns = columns
-            for index in range(len(columns[0])):
-                ends = ("step", "time") if index == len(columns[0]) - 1 else ("", "")
-                names = (
-                    " " * (width - cell_len(title[index])) + title[index]
-                    for title, width in zip(columns, widths, strict=False)
-                )
-                lines.append(
-                    Text(_GAP.join([ends[0].rjust(step), *names, ends[1].rjust(_TIME)]), "bold")
-                )
-            if hidden := [*values][count - 1 :]:
-                left_out = f"not shown (terminal too narrow): {', '.join(hidden)}"
-                lines.append(Text(wrapped(left_out, width=self.width), "dim"))
-        texts = [row.loss, *values.values()][:count]
-        cells = [text.rjust(width) for text, width in zip(texts, widths, strict=False)]
-        text = _GAP.join(
-            [str(row.step).rjust(step), *cells, duration(self.now() - self.start_s).rjust(_TIME)]
-        )
-        return [*lines, text + end * (len(text) + len(end) < self.rich.width)]
+            line_count = len(columns[0])
+            for index in range(line_count):
+                is_last = index == line_count - 1
+                head = ["step".rjust(step_width) if is_last else " " * step_width]
+                for title, width in zip(columns, widths, strict=True):
+                    head.append(" " * (width - cell_len(title[index])) + title[index])
+                head.append("time".rjust(_TIME) if is_last else " " * _TIME)
+                lines.append(Text(_GAP.join(head), "bold"))
+            hidden = [*values][count - 1 :]
+            if hidden:
+                note = f"not shown (terminal too narrow): {', '.join(hidden)}"
+                lines.append(Text(wrapped(note, width=self.width), "dim"))
+        cells = [str(row.step).rjust(step_width)]
+        for text, width in zip([row.loss, *values.values()], widths, strict=False):
+            cells.append(text.rjust(width))
+        cells.append(duration(self.now() - self.start_s).rjust(_TIME))
+        line = _GAP.join(cells)
+        if row.epoch and len(line) + len(_GAP) + len(row.epoch) < self.rich.width:
+            line += f"{_GAP}{row.epoch}"
+        return [*lines, line]
 
 
 def screen(
@@ -260,7 +274,8 @@ def screen(
 
 class _Guest:
     def __init__(self, stream: TextIO, give_way: Callable[[str], None]) -> None:
-        self.stream, self.give_way = stream, give_way
+        self.stream = stream
+        self.give_way = give_way
 
     def write(self, text: str) -> int:
         self.give_way(text)
@@ -275,7 +290,10 @@ class _Guest:
 
 
 def _split(name: str) -> tuple[str, str]:
-    return ("epoch", "mean") if name == EPOCH_MEAN else name.rpartition("/")[::2]
+    if name == EPOCH_MEAN:
+        return "epoch", "mean"
+    split, _, metric = name.rpartition("/")
+    return split, metric
 
 
 def _ends(titles: Sequence[tuple[str, ...]]) -> list[int]:

@@ -5,14 +5,15 @@ without a traceback.
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from surefoot.errors import first_line, visible
 from surefoot.tracking.console import WIDTH
-from surefoot.tracking.format import duration, in_line, sample_block, text_table
+from surefoot.tracking.format import counted, duration, in_line, sample_block, text_table
 from surefoot.tracking.record import Record
 from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
 
@@ -44,9 +45,12 @@ class Notebook:
         marks_loss: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.length, self.unit, self.now, self.start_s = length, unit, now, now()
+        self.length = length
+        self.unit = unit
+        self.now = now
+        self.start_s = now()
         self.rows = Rows(every_record, epochs, marks_loss)
-        self.table = deque[tuple[Row, str]](maxlen=_ROWS)  # with the time of each row
+        self.table: deque[tuple[Row, str]] = deque(maxlen=_ROWS)  # with the time of each row
         self.count = 0  # rows, including those that are no longer in the table
         self.phrase = ""  # the current long activity
         self.is_started = False
@@ -78,7 +82,8 @@ class Notebook:
 
     def begin_steps(self, spent_s: float) -> None:
         """Begin to show activities: the output is then below the header of the run."""
-        self.start_s, self.is_started = self.now() - spent_s, True
+        self.start_s = self.now() - spent_s
+        self.is_started = True
 
     def step_recorded(self) -> None:
         rows = [*self.rows.rest()]
@@ -96,7 +101,9 @@ class Notebook:
     def close(self) -> None:
         """Add the last row, and remove the bar."""
         self._add(self.rows.rest())
-        self.rows.train, self.phrase, self.is_started = None, "", False
+        self.rows.train = None
+        self.phrase = ""
+        self.is_started = False
         if self.handle is not None:
             self._draw()
 
@@ -105,14 +112,16 @@ class Notebook:
         output. A failure is printed.
         """
         try:
-            if chart := draw_chart():
+            chart = draw_chart()
+            if chart:
                 self._draw(chart)
         except Exception as problem:  # the failure of a picture never breaks a run
             self.say(
                 f"warning: no chart of the run: {type(problem).__name__}: {first_line(problem)}"
             )
         self.table.clear()
-        self.handle, self.count = None, 0
+        self.handle = None
+        self.count = 0
 
     def _add(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -120,61 +129,59 @@ class Notebook:
             self.count += 1
 
     def _draw(self, chart: str = "") -> None:
-        self.drawn_at, cells, line = self.now(), self._cells(), self._line()
+        self.drawn_at = self.now()
+        html = []
+        plain = []
+        cells = self._cells()
+        if cells:
+            html.append(_html_table(cells))
+            plain += text_table(cells, left=())
         hidden = self.count - len(self.table)
-        note = f"{hidden:,} earlier row{'s' * (hidden > 1)} not shown" if hidden else ""
-        head, *body = [
-            _html_row(row, "td" if index else "th") for index, row in enumerate(cells)
-        ] or [""]
-        table = (
-            f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>" if head else ""
-        )
-        step = None if self.rows.train is None else self.rows.train["step"]
-        bar = "" if step is None else f'<progress value="{step}" max="{self.length}"></progress> '
-        html = [table, note and f"<p>{note}</p>", line and f"<p>{bar}{escape(line)}</p>", chart]
-        plain = "\n".join([*text_table(cells, left=()), *filter(None, (note, line))])
-        bundle = {"text/html": "\n".join(filter(None, html)), "text/plain": plain}
+        if hidden:
+            note = f"{counted(hidden, 'earlier row')} not shown"
+            html.append(f"<p>{note}</p>")
+            plain.append(note)
+        line = self._line()
+        if line:
+            bar = ""
+            if self.rows.train is not None:
+                step = self.rows.train["step"]
+                bar = f'<progress value="{step}" max="{self.length}"></progress> '
+            html.append(f"<p>{bar}{escape(line)}</p>")
+            plain.append(line)
+        if chart:
+            html.append(chart)
+        bundle = {"text/html": "\n".join(html), "text/plain": "\n".join(plain)}
         if self.handle is not None:
             self.handle.update(bundle, raw=True)
         else:
-            self.handle = import_module("IPython.display").display(
-                bundle, raw=True, display_id=True
-            )
+            display = import_module("IPython.display").display
+            self.handle = display(bundle, raw=True, display_id=True)
 
     def _cells(self) -> list[list[str]]:
-        rows = [row for row, _ in self.table]
-        names = list(dict.fromkeys(name for row in rows for name in row.scores))
-        epochs = any(row.epoch for row in rows)
-        head = [
-            "step",
-            self.rows.loss_title,
-            *names,
-            *[EPOCH_MEAN] * epochs,
-            "time",
-            *[""] * epochs,
-        ]
-        cells = [
-            [
-                str(row.step),
-                row.loss,
-                *(row.scores.get(name, "") for name in names),
-                *[row.epoch_mean] * epochs,
-                at,
-                *[row.epoch] * epochs,
-            ]
-            for row, at in self.table
-        ]
-        return [[visible(cell) for cell in row] for row in (head, *cells)] if rows else []
+        if not self.table:
+            return []
+        names = list(dict.fromkeys(chain.from_iterable(row.scores for row, _ in self.table)))
+        has_epochs = any(row.epoch for row, _ in self.table)
+        head = ["step", self.rows.loss_title, *names]
+        head += [EPOCH_MEAN, "time", ""] if has_epochs else ["time"]
+        cells = [head]
+        for row, time_text in self.table:
+            scores = [row.scores.get(name, "") for name in names]
+            ends = [row.epoch_mean, time_text, row.epoch] if has_epochs else [time_text]
+            cells.append([str(row.step), row.loss, *scores, *ends])
+        return [list(map(visible, line)) for line in cells]
 
     def _line(self) -> str:
         record = self.rows.train
-        steps = [] if record is None else [f"{record['step']:,} of {self.length:,} steps"]
-        values = (
-            [self.phrase]
-            if self.phrase
-            else [text for text, _ in live_values(record or {}, unit=f" {self.unit}/s")]
-        )
-        return visible(" \u00b7 ".join([*steps, *values]))
+        texts = []
+        if record is not None:
+            texts.append(f"{record['step']:,} of {self.length:,} steps")
+        if self.phrase:
+            texts.append(self.phrase)
+        else:
+            texts += [text for text, _ in live_values(record or {}, unit=f" {self.unit}/s")]
+        return visible(" \u00b7 ".join(texts))
 
 
 class Interrupt(KeyboardInterrupt):
@@ -195,18 +202,24 @@ def interrupt() -> KeyboardInterrupt:
     if shell is None:
         return KeyboardInterrupt()
     if Interrupt not in shell.custom_exceptions:
-        others, show_other = shell.custom_exceptions, shell.CustomTB
+        others = shell.custom_exceptions
+        show_other = shell.CustomTB
 
         def show(_shell: Any, kind: Any, problem: Any, trace: Any, tb_offset: Any = None) -> Any:
-            return (
-                None
-                if isinstance(problem, Interrupt)
-                else show_other(kind, problem, trace, tb_offset=tb_offset)
-            )
+            if isinstance(problem, Interrupt):
+                return None
+            return show_other(kind, problem, trace, tb_offset=tb_offset)
 
         shell.set_custom_exc((*others, Interrupt), show)
     return Interrupt()
 
 
+def _html_table(cells: Sequence[Sequence[str]]) -> str:
+    head, *body = cells
+    rows = "".join(_html_row(row, "td") for row in body)
+    return f"<table><thead>{_html_row(head, 'th')}</thead><tbody>{rows}</tbody></table>"
+
+
 def _html_row(cells: Iterable[str], tag: str) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+    columns = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+    return f"<tr>{columns}</tr>"

@@ -51,10 +51,10 @@ class Rows:
 
     def add(self, record: Record) -> Iterator[Row]:
         """Add a record, and yield the row of an earlier step that no `rest` has shown."""
-        kind, step = record["kind"], record["step"]
+        kind = record["kind"]
         if kind not in IN_ROWS:
             return
-        if any(each["step"] != step for each in self.newest.values()):
+        if any(earlier["step"] != record["step"] for earlier in self.newest.values()):
             yield from self.rest()
         self.newest[kind] = record
         if kind == "train":
@@ -62,8 +62,10 @@ class Rows:
 
     def rest(self) -> Iterator[Row]:
         """Yield the row of the newest step, if it has one that was not yet shown."""
-        records, self.newest = self.newest, {}
-        train, epoch, scored = (records.get(kind, {}) for kind in IN_ROWS)
+        train = self.newest.get("train", {})
+        epoch = self.newest.get("epoch", {})
+        scored = self.newest.get("eval", {})
+        self.newest = {}
         if not (epoch or scored or (self.every_record and train)):
             return
         step = (train or epoch or scored)["step"]
@@ -86,16 +88,19 @@ def live_values(record: Record, *, unit: str) -> list[tuple[str, str]]:
     """Return (text, color) of each value of a training record. The color is "red" or "". `unit` is
     "/s" or " tokens/s".
     """
-    skipped, loss = record.get("skipped"), loss_text(record)
-    values = [(f"{skipped} skipped", "red")] * bool(skipped) + [(f"loss {loss}", "")] * bool(loss)
-    values += [
-        (write(record[name]).replace("/s", unit), "")
-        for name, write in _WRITTEN.items()
-        if name in record
-    ]
-    return values + [
-        (f"{in_line(name)} {number(record[name])}", "") for name in logged_names(record)
-    ]
+    values = []
+    skipped = record.get("skipped")
+    if skipped:
+        values.append((f"{skipped} skipped", "red"))
+    loss = loss_text(record)
+    if loss:
+        values.append((f"loss {loss}", ""))
+    for name, write in _WRITTEN.items():
+        if name in record:
+            values.append((write(record[name]).replace("/s", unit), ""))
+    for name in logged_names(record):
+        values.append((f"{in_line(name)} {number(record[name])}", ""))
+    return values
 
 
 def loss_text(record: Record) -> str:
@@ -110,5 +115,7 @@ def score_text(value: float) -> str:
     >>> score_text(3.36541), score_text(0.000123456), score_text(-1.2345e-100)
     ('3.3654', '0.000123', '-1.2e-100')
     """
-    texts = (number(value), f"{value:.3g}", f"{value:.2g}")
-    return next((text for text in texts if len(text) <= _CELL), f"{value:.0e}")
+    for text in (number(value), f"{value:.3g}", f"{value:.2g}"):
+        if len(text) <= _CELL:
+            return text
+    return f"{value:.0e}"
