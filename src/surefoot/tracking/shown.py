@@ -122,7 +122,8 @@ def _binned(finite: NDArray[Any]) -> tuple[list[int], list[float]]:
     try:
         counts, edges = np.histogram(finite, bins=_BINS)
     except ValueError:  # their range is too narrow or too wide for bins
-        low, high = float(finite.min()), float(finite.max())
+        low = float(finite.min())
+        high = float(finite.max())
         if low == high:
             high = low + max(1.0, float(np.spacing(abs(low))))
         return [len(finite)], [low, high]

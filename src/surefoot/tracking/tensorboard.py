@@ -60,37 +60,35 @@ def _matrix(classes: Any, counts: Any) -> Image.Image:
         ImageDraw.Draw(upright).text((2, _CELL // 3), name, fill="black")
         image.paste(upright.rotate(90, expand=True), (top, 0))
         for column, count in enumerate(line):
-            left, share = margin + column * _CELL, count / max(1, sum(line))
+            left = margin + column * _CELL
+            share = count / max(1, sum(line))
             shade = round(255 * (1 - share))
             draw.rectangle((left, top, left + _CELL - 2, top + _CELL - 2), fill=(shade, shade, 255))
             if count:
-                draw.text(
-                    (left + 3, top + _CELL // 3),
-                    compact(count),
-                    fill="white" if share > 0.5 else "black",
-                )
+                color = "white" if share > 0.5 else "black"
+                draw.text((left + 3, top + _CELL // 3), compact(count), fill=color)
     return image
 
 
 def _tiles(pngs: list[bytes]) -> Image.Image:
     across = min(8, len(pngs))
-    image = Image.new("RGB", (across * (_TILE + 2), -(-len(pngs) // across) * (_TILE + 2)), "white")
+    down = -(-len(pngs) // across)
+    pitch = _TILE + 2
+    image = Image.new("RGB", (across * pitch, down * pitch), "white")
     for index, data in enumerate(pngs):
         with Image.open(BytesIO(data), formats=["PNG"]) as picture:
             scale = min(_TILE / picture.width, _TILE / picture.height)
-            size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-            tile = picture.convert("RGB").resize(size, Image.Resampling.NEAREST)
-        image.paste(tile, (index % across * (_TILE + 2), index // across * (_TILE + 2)))
+            width = max(1, round(picture.width * scale))
+            height = max(1, round(picture.height * scale))
+            tile = picture.convert("RGB").resize((width, height), Image.Resampling.NEAREST)
+        row, column = divmod(index, across)
+        image.paste(tile, (column * pitch, row * pitch))
     return image
 
 
 _files = itertools.count()  # file numbers of this process
-_NO_CURVES = {
-    "layer_stats",
-    "data_check",
-    "event",
-    "slow_rank",
-}  # kinds with nested values or texts
+# kinds with nested values or texts
+_NO_CURVES = {"layer_stats", "data_check", "event", "slow_rank"}
 _SAMPLE_TAG = "sample/text_summary"  # of a text named "sample"
 _LONGEST_EVENT = 1 << 27  # bytes
 _FILES = "events.out.tfevents.*"
@@ -120,17 +118,18 @@ class TensorBoard:
         # no writer thread of torch: on a full disk that thread prints a traceback and loses later
         # events
         event_pb2, summary_pb2, self.writer = event_format()
-        self.directory, self.summary, self.event = directory, summary_pb2.Summary, event_pb2.Event
+        self.directory = directory
+        self.summary = summary_pb2.Summary
+        self.event = event_pb2.Event
         self.histogram = summary_pb2.HistogramProto
         self.start = event_pb2.SessionLog.START
         self.targets = {f"train/targets{rate}": f"train/{unit}{rate}" for rate in ("", "_per_s")}
         make_no_follow(directory)
         earlier = sorted(directory.glob(_FILES))  # the order in which TensorBoard reads them
         first = from_step + 1  # of the steps whose points TensorBoard drops
-        again = list[Any]()
-        if (
-            metrics is not None and len(earlier) != resume_count(metrics) + 1
-        ):  # a session wrote no file here
+        again: list[Any] = []
+        # a session may have written no file here
+        if metrics is not None and len(earlier) != resume_count(metrics) + 1:
             first, again = self._differing(earlier, metrics, from_step=from_step)
         # TensorBoard reads files in the order of names
         number = f"{socket.gethostname()}.{os.getpid()}.{next(_files):04d}"
@@ -169,11 +168,11 @@ class TensorBoard:
     def _values(self, record: Record) -> Any:
         if record["kind"] == "sample":
             return self._text("sample", f"```\n{record['text']}\n```")
-        numbers = numbers_in(record).items()
-        return [
-            self.summary.Value(tag=self.targets.get(name, name), simple_value=value)
-            for name, value in numbers
-        ]
+        values = []
+        for name, number in numbers_in(record).items():
+            tag = self.targets.get(name, name)
+            values.append(self.summary.Value(tag=tag, simple_value=number))
+        return values
 
     def _differing(
         self, files: list[Path], metrics: Path, *, from_step: int
@@ -181,14 +180,13 @@ class TensorBoard:
         """Return the first step at which files and records differ, and the later events that no
         record has.
         """
-        drawn = dict[
-            tuple[int, str], int
-        ]()  # hashes by step and first tag, because the values may not fit in memory
-        unrecorded = list[Any]()
-        for event in (event for file in files for event in self._events(file)):
+        # by step and first tag; only hashes, because the values may not fit in memory
+        hashes: dict[tuple[int, str], int] = {}
+        unrecorded: list[Any] = []
+        for event in itertools.chain.from_iterable(map(self._events, files)):
             if event.session_log.status == self.start:
-                drawn = {key: number for key, number in drawn.items() if key[0] < event.step}
-                unrecorded = [each for each in unrecorded if each.step < event.step]
+                hashes = {key: digest for key, digest in hashes.items() if key[0] < event.step}
+                unrecorded = [earlier for earlier in unrecorded if earlier.step < event.step]
             elif event.summary.value and event.step <= from_step:
                 value = event.summary.value[0]
                 tag = value.tag
@@ -197,41 +195,49 @@ class TensorBoard:
                 if not is_recorded:
                     unrecorded.append(event)
                 else:
-                    drawn[event.step, tag] = hash(event.summary.SerializeToString())
+                    hashes[event.step, tag] = hash(event.summary.SerializeToString())
         first = from_step + 1
         for record in read_records(metrics):
-            if (
-                record["step"] > from_step
-                or record["kind"] in _NO_CURVES
-                or not (values := self._values(record))
-            ):
+            step = record["step"]
+            if step > from_step or record["kind"] in _NO_CURVES:
+                continue
+            values = self._values(record)
+            if not values:
                 continue
             content = self.summary(value=values).SerializeToString()
-            if drawn.pop((record["step"], values[0].tag), None) != hash(content):
-                first = min(first, record["step"])
-        first = min([first, *(step for step, _ in drawn)])
+            if hashes.pop((step, values[0].tag), None) != hash(content):
+                first = min(first, step)
+        first = min([first, *(step for step, _ in hashes)])
         return first, [event for event in unrecorded if event.step >= first]
 
     def _events(self, file: Path) -> Iterator[Any]:
         with open_regular(file) as opened:
             # a length of 8 bytes and its checksum of 4, the event, and the event's checksum of 4
-            while len(head := opened.read(12)) == 12:
+            while True:
+                head = opened.read(12)
                 length = int.from_bytes(head[:8], "little")
-                if length > _LONGEST_EVENT or len(content := opened.read(length + 4)) < length + 4:
-                    return  # torn by a kill
+                if len(head) < 12 or length > _LONGEST_EVENT:
+                    return
+                content = opened.read(length + 4)
+                if len(content) < length + 4:  # torn by a kill
+                    return
                 yield self.event.FromString(content[:-4])
 
     def _add_pictures(self, record: Record) -> None:
         values = []
         for panel in record["panels"]:
-            if (drawn := render_panel(panel)) is not None:
-                file = BytesIO()
-                drawn.save(file, "png")
-                size = {"width": drawn.width, "height": drawn.height}
-                image = self.summary.Image(
-                    encoded_image_string=file.getvalue(), colorspace=3, **size
-                )
-                values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
+            picture = render_panel(panel)
+            if picture is None:
+                continue
+            file = BytesIO()
+            picture.save(file, "png")
+            image = self.summary.Image(
+                encoded_image_string=file.getvalue(),
+                colorspace=3,
+                width=picture.width,
+                height=picture.height,
+            )
+            values.append(self.summary.Value(tag=f"panels/{panel['title']}", image=image))
         self._add(values, record)
 
     def _add_shown(self, record: Record) -> None:
@@ -254,7 +260,7 @@ class TensorBoard:
         self._add(values, record)
 
     def _histogram(self, record: Record) -> Any:
-        edges, counts = record["edges"], record["counts"]
+        edges = record["edges"]
         return self.histogram(
             min=edges[0],
             max=edges[-1],
@@ -262,7 +268,7 @@ class TensorBoard:
             sum=record["sum"],
             sum_squares=record["sum_of_squares"],
             bucket_limit=edges[1:],
-            bucket=counts,
+            bucket=record["counts"],
         )
 
     def _text(self, tag: str, content: str) -> Any:
@@ -274,22 +280,19 @@ class TensorBoard:
         from torch.utils.tensorboard.summary import hparams
 
         scores = [*record["scores"], *record.get("scores_at_end", {})]
-        settings = {
-            name: value if isinstance(value, bool | int | float | str) else str(value)
-            for name, value in record["settings"].items()
-            if value is not None
-        }
+        settings = {}
+        for name, value in record["settings"].items():
+            if value is not None:
+                is_plain = isinstance(value, bool | int | float | str)
+                settings[name] = value if is_plain else str(value)
         # TensorBoard's table of runs takes its metrics from the existing scalars
         for part in hparams(settings, dict.fromkeys(scores, 0.0)):  # type: ignore[no-untyped-call]
             self._add(part.value, record)
 
     def _add(self, values: Any, record: Record) -> None:
         # one event for all: separate events take ten times as long
-        self._append(
-            self.event(
-                wall_time=time.time(), step=record["step"], summary=self.summary(value=values)
-            )
-        )
+        summary = self.summary(value=values)
+        self._append(self.event(wall_time=time.time(), step=record["step"], summary=summary))
 
     def _append(self, event: Any) -> None:
         packed = BytesIO()

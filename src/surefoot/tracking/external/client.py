@@ -34,20 +34,20 @@ class Tracker:
     """
 
     def __init__(self, name: str, *, out: Path, settings: dict[str, Any]) -> None:
-        self.name, self.directory = name, out / "trackers"
+        self.name = name
+        self.directory = out / "trackers"
         self.log = self.directory / f"{name}.log"
         project, run = project_and_name(out)
         self.waiting: deque[bytes] = deque()
-        self.unsent_line = self.received = (
-            b""  # the rests of a partly written line and of a partly read line
-        )
+        self.unsent_line = b""  # the rest of a partly written line
+        self.received = b""  # the beginning of a partly read line
         self.problem: str | None = None
         self.is_reported = False
         self.until = math.inf  # the deadline of the tracker process
         self.process: subprocess.Popen[bytes] | None = None
         self._append(asdict(About(name, project, run, str(self.directory.resolve()), settings)))
         try:
-            self.process = self._started()
+            self.process = self._start()
         except OSError as problem:
             self.problem = f"its process could not be started: {problem.strerror or problem}"
 
@@ -58,7 +58,7 @@ class Tracker:
         self._append(record)
         if len(self.waiting) > WAITING:
             self.waiting.popleft()
-            self.problem = self.problem or f"it is more than {WAITING:,} records behind"
+            self._note(f"it is more than {WAITING:,} records behind")
         self._push()
         self._hear()
         self._tell()
@@ -81,23 +81,22 @@ class Tracker:
                     self._hear()
                     time.sleep(0.01)
                 if process.poll() is None:
-                    self.problem = (
-                        self.problem
-                        or f"it did not finish within {CLOSING_S:g} s of the end and was killed"
+                    self._note(
+                        f"it did not finish within {CLOSING_S:g} s of the end and was killed"
                     )
                     with suppress(OSError):
                         if sys.platform != "win32":
-                            os.killpg(
-                                process.pid, signal.SIGKILL
-                            )  # together with its child processes
+                            # together with its child processes
+                            os.killpg(process.pid, signal.SIGKILL)
                     process.kill()
                 process.wait()
                 self._hear()
             self.process = None
         self._tell()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         make_no_follow(self.directory)
+        import_path = os.pathsep.join(path for path in sys.path if path)  # of this process
         with open(open_no_follow(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "surefoot.tracking.external.worker", str(os.getpid())],
@@ -105,10 +104,7 @@ class Tracker:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                env=os.environ
-                | {
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)
-                },  # the import path of this process
+                env=os.environ | {"PYTHONPATH": import_path},
                 # Ctrl-C reaches only the training, which then asks the tracker to finish
                 start_new_session=True,
             )
@@ -118,24 +114,21 @@ class Tracker:
         return process
 
     def _append(self, values: dict[str, Any]) -> None:
-        self.waiting.append(
-            json.dumps(values, default=str).encode(errors="backslashreplace") + b"\n"
-        )
+        text = json.dumps(values, default=str)
+        self.waiting.append(f"{text}\n".encode(errors="backslashreplace"))
 
     def _push(self) -> None:
         if self.process is None or self.process.stdin is None:
             return
+        pipe = self.process.stdin.fileno()
         while self.unsent_line or self.waiting:
             self.unsent_line = self.unsent_line or self.waiting.popleft()
             try:
-                self.unsent_line = self.unsent_line[
-                    os.write(self.process.stdin.fileno(), self.unsent_line) :
-                ]
+                self.unsent_line = self.unsent_line[os.write(pipe, self.unsent_line) :]
             except BlockingIOError:
                 return
-            except (
-                OSError
-            ):  # the process has ended; its last message or its exit status is read next
+            except OSError:
+                # the process has ended; its last message or its exit status is read next
                 self.waiting.clear()
                 self.unsent_line = b""
 
@@ -152,12 +145,13 @@ class Tracker:
         *lines, self.received = self.received.split(b"\n")
         for line in lines:
             with suppress(ValueError):  # the starting interpreter may print lines that are not JSON
-                self.problem = self.problem or str(json.loads(line)["problem"])
+                self._note(str(json.loads(line)["problem"]))
         if not part and self.process.poll():
-            self.problem = (
-                self.problem
-                or f"its process ended with status {self.process.returncode}; see {self.log}"
-            )
+            self._note(f"its process ended with status {self.process.returncode}; see {self.log}")
+
+    def _note(self, problem: str) -> None:
+        """Keep the first problem."""
+        self.problem = self.problem or problem
 
     def _tell(self) -> None:
         if self.problem is not None and not self.is_reported:

@@ -17,7 +17,9 @@ from surefoot.tracking.external.run_facts import About, TrackerState, text_in
 from surefoot.tracking.record import Record, numbers_in
 from surefoot.tracking.shown import SHOWN_KINDS, image_in, tag_of
 
-_METRICS, _PARAMETERS = 1000, 100  # MLflow's limits per request
+# MLflow's limits per request
+_METRICS = 1000
+_PARAMETERS = 100
 _LONGEST = 6000  # characters of a parameter; a name has at most 250
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -30,24 +32,24 @@ class Mlflow:
         from mlflow.tracking import MlflowClient
 
         self.entities = entities
-        directory, here = Path(about.directory), "MLFLOW_TRACKING_URI" not in os.environ
-        self.client = MlflowClient(
-            tracking_uri=f"sqlite:///{directory / 'mlflow.db'}" if here else None
-        )
+        directory = Path(about.directory)
+        tracking_uri = None
+        artifacts = None
+        if "MLFLOW_TRACKING_URI" not in os.environ:
+            tracking_uri = f"sqlite:///{directory / 'mlflow.db'}"
+            artifacts = (directory / "mlflow").as_uri()
+        self.client = MlflowClient(tracking_uri=tracking_uri)
         if state.started:
             self.client.update_run(state.id, status="RUNNING")
         else:
             project = os.environ.get("MLFLOW_EXPERIMENT_NAME", about.project)
-            existing, artifacts = (
-                self.client.get_experiment_by_name(project),
-                (directory / "mlflow").as_uri() if here else None,
-            )
-            experiment = (
-                existing.experiment_id
-                if existing
-                else self.client.create_experiment(project, artifacts)
-            )
-            state.id = self.client.create_run(str(experiment), run_name=about.name).info.run_id
+            existing = self.client.get_experiment_by_name(project)
+            if existing:
+                experiment_id = existing.experiment_id
+            else:
+                experiment_id = self.client.create_experiment(project, artifacts)
+            run = self.client.create_run(str(experiment_id), run_name=about.name)
+            state.id = run.info.run_id
         self.id = state.id
         self._tell(about.settings)
 
@@ -55,11 +57,11 @@ class Mlflow:
         if record["kind"] in SHOWN_KINDS:
             self._show(record)
             return
-        now, step = int(time.time() * 1000), record["step"]
-        metrics = [
-            self.entities.Metric(_name(name), float(value), now, step)
-            for name, value in numbers_in(record).items()
-        ]
+        now_ms = int(time.time() * 1000)
+        step = record["step"]
+        metrics = []
+        for name, value in numbers_in(record).items():
+            metrics.append(self.entities.Metric(_name(name), float(value), now_ms, step))
         for begin in range(0, len(metrics), _METRICS):
             self.client.log_batch(self.id, metrics=metrics[begin : begin + _METRICS])
         text = text_in(record)
@@ -85,18 +87,15 @@ class Mlflow:
         # MLflow parameters are immutable, so a setting that a resume changes becomes a tag
         parameters = {_name(name): _text(value) for name, value in flat(settings).items()}
         logged = self.client.get_run(self.id).data.params
-        new = [
-            self.entities.Param(name, value)
-            for name, value in parameters.items()
-            if name not in logged
-        ]
+        new = []
+        changed = []
+        for name, value in parameters.items():
+            if name not in logged:
+                new.append(self.entities.Param(name, value))
+            elif logged[name] != value:
+                changed.append(self.entities.RunTag(f"now.{name}", value))
         for begin in range(0, len(new), _PARAMETERS):
             self.client.log_batch(self.id, params=new[begin : begin + _PARAMETERS])
-        changed = [
-            self.entities.RunTag(f"now.{name}", value)
-            for name, value in parameters.items()
-            if logged.get(name, value) != value
-        ]
         if changed:
             self.client.log_batch(self.id, tags=changed[:_PARAMETERS])
 
@@ -106,4 +105,5 @@ def _name(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return (value if isinstance(value, str) else json.dumps(value, default=str))[:_LONGEST]
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text[:_LONGEST]

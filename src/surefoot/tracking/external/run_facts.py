@@ -25,10 +25,9 @@ def project_and_name(out: Path) -> tuple[str, str]:
     (('poems', 'first'), ('poems', 'second_try'))
     """
     directory = out.resolve()
-    above = next(
-        (folder for folder in directory.parents if folder.name not in _USUAL), directory.parent
-    )
-    return _plain(above.name) or "surefoot", _plain(directory.name) or "run"
+    own_folders = [folder for folder in directory.parents if folder.name not in _USUAL]
+    project = own_folders[0] if own_folders else directory.parent
+    return _plain(project.name) or "surefoot", _plain(directory.name) or "run"
 
 
 def _plain(name: str) -> str:
@@ -62,20 +61,14 @@ class TrackerState:
         """Read a saved state; return a new state if the file is missing or unreadable."""
         try:
             saved = json.loads(read_regular(path))
-            return cls(
-                path,
-                str(saved["id"]),
-                bool(saved["begun"]),
-                {str(k): int(v) for k, v in saved["sent"].items()},
-            )
+            sent = {str(kind): int(step) for kind, step in saved["sent"].items()}
+            return cls(path, id=str(saved["id"]), started=bool(saved["begun"]), sent=sent)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return cls(path)
 
     def write(self) -> None:
-        write_whole(
-            self.path,
-            (json.dumps({"id": self.id, "begun": self.started, "sent": self.sent}) + "\n").encode(),
-        )
+        text = json.dumps({"id": self.id, "begun": self.started, "sent": self.sent})
+        write_whole(self.path, f"{text}\n".encode())
 
 
 def text_in(record: Record) -> str | None:
@@ -87,5 +80,9 @@ def text_in(record: Record) -> str | None:
     ... )
     ('once', None)
     """
-    text = record.get({"sample": "text", "event": "event"}.get(record["kind"], ""))
+    text = None
+    if record["kind"] == "sample":
+        text = record.get("text")
+    elif record["kind"] == "event":
+        text = record.get("event")
     return None if text is None else str(text)

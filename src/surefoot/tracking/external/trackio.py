@@ -19,9 +19,8 @@ class Trackio:
     """A trackio run."""
 
     def __init__(self, about: About, state: TrackerState, say: Callable[[str], None]) -> None:
-        os.environ.setdefault(
-            "TRACKIO_DIR", str(Path(about.directory) / "trackio")
-        )  # read by trackio's import
+        # read by trackio's import
+        os.environ.setdefault("TRACKIO_DIR", str(Path(about.directory) / "trackio"))
         import trackio
 
         warnings.showwarning = _warning_writer(say)  # trackio reports lost data only by warnings
@@ -41,7 +40,8 @@ class Trackio:
             self.run.log({tag_of(record): self._shown(record)}, step=record["step"])
             return
         values: dict[str, Any] = dict(numbers_in(record))
-        if (text := text_in(record)) is not None:
+        text = text_in(record)
+        if text is not None:
             values[record["kind"]] = self.package.Markdown(f"```\n{text}\n```")
         if values:
             self.run.log(values, step=record["step"])

@@ -48,10 +48,10 @@ class Wandb:
             self.run.log({tag_of(record): self._shown(record), "step": record["step"]})
             return
         values: dict[str, object] = dict(numbers_in(record))
-        if (text := text_in(record)) is not None:
-            values[record["kind"]] = self.package.Html(
-                f"<pre>{html.escape(text)}</pre>", inject=False
-            )
+        text = text_in(record)
+        if text is not None:
+            page = f"<pre>{html.escape(text)}</pre>"
+            values[record["kind"]] = self.package.Html(page, inject=False)
         if values:
             self.run.log({**values, "step": record["step"]})
         if record["kind"] == "final_eval":

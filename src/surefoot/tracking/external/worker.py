@@ -46,7 +46,8 @@ def main() -> None:
         except OSError:  # the training process, which reads the pipe, has ended
             print(problem, flush=True)
 
-    ok = follow(_until_over(sys.stdin.buffer, end_with(int(sys.argv[1]))), begin, say=say)
+    gone = end_with(int(sys.argv[1]))
+    ok = follow(_until_over(sys.stdin.buffer, gone), begin, say=say)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if ok else 1)  # all data are sent, and the package's exit handlers may hang
@@ -69,7 +70,7 @@ def end_with(training: int) -> threading.Event:
 
 
 def follow(
-    lines: Iterable[bytes],
+    lines: Iterator[bytes],
     begin: Callable[[About, TrackerState, Callable[[str], None]], Package],
     *,
     say: Callable[[str], None],
@@ -80,12 +81,12 @@ def follow(
     Each step is saved before its record is sent, so a kill in between loses a point but never
     repeats a point.
     """
-    each = iter(lines)
-    about = About(**json.loads(next(each)))
+    about = About(**json.loads(next(lines)))
     path = Path(about.directory) / f"{about.tracker}.json"
     lock = _alone(path)  # before the state is read: an earlier process may still send
     state = TrackerState.read(path)
-    before, ok = dict(state.sent), True
+    sent_before = dict(state.sent)
+    ok = True
 
     @contextmanager
     def telling() -> Iterator[None]:
@@ -105,14 +106,15 @@ def follow(
         state.write()
     if not ok:
         return False
-    for line in each:
+    for line in lines:
         record = json.loads(line)
-        kind, step = record["kind"], record.get("step", 0)
+        kind = record["kind"]
+        step = record.get("step", 0)
         if kind == "close":
             ending = ending or "finished"
             break
         ending = _reported_end(record) or ending
-        if step > before.get(kind, -1):
+        if step > sent_before.get(kind, -1):
             with telling():
                 state.sent[kind] = max(step, state.sent.get(kind, -1))
                 state.write()
@@ -127,7 +129,8 @@ def follow(
 def begin(about: About, state: TrackerState, say: Callable[[str], None]) -> Package:
     """Start the tracker, whose package is imported only here, in the tracker's own process."""
     module = import_module(f"surefoot.tracking.external.{about.tracker}")
-    package: Package = getattr(module, about.tracker.capitalize())(about, state, say)
+    package_class = getattr(module, about.tracker.capitalize())
+    package: Package = package_class(about, state, say)
     return package
 
 
@@ -139,9 +142,9 @@ def _until_over(lines: Iterable[bytes], gone: threading.Event) -> Iterator[bytes
 
 
 def _reported_end(record: Record) -> str | None:
-    word = (
-        str(record.get("event", "")).split(" ")[0].strip(":,") if record["kind"] == "event" else ""
-    )
+    if record["kind"] != "event":
+        return None
+    word = str(record.get("event", "")).split(" ")[0].strip(":,")
     return {"failed": "failed", "diverged": "failed", "stopped": "stopped"}.get(word)
 
 
