@@ -25,10 +25,10 @@ def resume_command(directory: Path, *, numbered: str | None = None, stops: bool 
     stops_in_code = stops and words == sys.orig_argv[1:]
     remark = ", without stop_after" if stops_in_code else ""
     if numbered is not None:
-        there = [word.replace(numbered, str(directory)) for word in words]
-        if there == words:
+        with_number = [word.replace(numbered, str(directory)) for word in words]
+        if with_number == words:
             return f'the same code, with run_dir="{directory}"{remark}'
-        words = there
+        words = with_number
     elif Path(sys.argv[0]).name in _TYPED_IN:
         return f"the same code again{remark}"
     command = f"{typed(Path(sys.executable), 'python')} {shlex.join(words)}"
@@ -44,10 +44,8 @@ def replay_command(directory: Path, step: int) -> str:
 
 def diagnose_command(directory: Path) -> str:
     """Return the shell command that diagnoses a run, as this installation is called."""
-    command = typed(
-        Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot")
-    )
-    return f"{command} diagnose {shlex.quote(str(directory))}"
+    program = Path(sys.argv[0]) if by_command() else Path(sys.executable).with_name("surefoot")
+    return f"{typed(program)} diagnose {shlex.quote(str(directory))}"
 
 
 def script_command(run: Path, words: list[str]) -> str:
@@ -58,26 +56,27 @@ def script_command(run: Path, words: list[str]) -> str:
 
     if words[:1] == ["python"] and shutil.which("python") != sys.executable:
         words = [sys.executable, *words[1:]]
+    command = shlex.join(words)
     started_in = directory_of_start(run)
-    change = (
-        "" if started_in in (None, str(Path.cwd())) else f"cd {shlex.quote(str(started_in))} && "
-    )
-    return change + shlex.join(words)
+    if started_in is None or started_in == str(Path.cwd()):
+        return command
+    return f"cd {shlex.quote(started_in)} && {command}"
 
 
 def typed(program: Path, name: str | None = None) -> str:
     """Return a program as command-line text: its name if the shell finds the name, else its
     relative path.
     """
-    name, here = name or program.name, program.absolute()
-    on_path = Path(shutil.which(name) or "")
-    if not here.is_file() or (
-        on_path.resolve() == program.resolve() and on_path.parent == here.parent
-    ):
+    name = name or program.name
+    file = program.absolute()
+    if not file.is_file():
         return name
-    return shlex.quote(
-        str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
-    )
+    on_path = Path(shutil.which(name) or "")
+    if on_path.resolve() == program.resolve() and on_path.parent == file.parent:
+        return name
+    if file.is_relative_to(Path.cwd()):
+        file = file.relative_to(Path.cwd())
+    return shlex.quote(str(file))
 
 
 def by_command() -> bool:
@@ -89,48 +88,47 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     """Return the shell commands for a run by purpose, or {} if the first command of the run is
     unknown.
     """
-    first = run.sessions[0] if run.sessions else Session()
-    last = run.sessions[-1] if run.sessions else Session()
-    if not first.get("command"):
+    if not run.sessions or not run.sessions[0].get("command"):
         return {}
+    first = run.sessions[0]
+    last = run.sessions[-1]
     # a session's stop_after is no part of the run
-    began = without_flag(first["command"], "stop_after")
-    continued = without_flag(last.get("command") or began, "stop_after")
+    first_command = without_flag(first["command"], "stop_after")
+    last_command = without_flag(last.get("command") or first_command, "stop_after")
     path = shlex.quote(str(run.path))
-    by_verb = began[0] == "surefoot" and not run.config.script
-    again = began if "numbered" in first else _without_out(began)
+    is_of_subcommand = first_command[0] == "surefoot" and not run.config.script
+    again = first_command if "numbered" in first else _without_out(first_command)
     texts = {"Train it again": _with_place(_again(again), first)}
-    if by_verb:
+    if not finished and is_of_subcommand:
         texts["Continue from the newest checkpoint"] = f"surefoot resume {path}"
+    elif not finished:
+        resume = _with_place(_resume_line(last_command, last, run.path), last)
+        texts["Continue from the newest checkpoint"] = resume
+    if is_of_subcommand:
         texts["Evaluate it again"] = f"surefoot evaluate {path} --checkpoint best"
-    else:
-        go_on = _with_place(_continued(continued, last, run.path), last)
-        texts["Continue from the newest checkpoint"] = go_on
-    if run.config.script:
+    elif run.config.script:
         texts["Evaluate it again"] = _SCRIPT
-    if finished:
-        del texts["Continue from the newest checkpoint"]
     return texts
 
 
 def _again(words: list[str]) -> str:
     if words[0] in _TYPED_IN:
         return "# an interactive session or a notebook: run the same code again"
-    if words[0] == "surefoot":
-        return shlex.join(words)
-    return shlex.join(["python", *words] if words[0].endswith(".py") else words)
+    if words[0].endswith(".py"):
+        words = ["python", *words]
+    return shlex.join(words)
 
 
-def _continued(words: list[str], session: Session, run: Path) -> str:
+def _resume_line(words: list[str], session: Session, run: Path) -> str:
     """Return the command that continues a script's run. Unchanged, one with {n} in its run_dir
     would begin another run.
     """
     numbered = session.get("numbered")
     if numbered is None:
         return _again(words)
-    there = [word.replace(numbered, str(run)) for word in words]
-    if there != words:
-        return _again(there)
+    with_number = [word.replace(numbered, str(run)) for word in words]
+    if with_number != words:
+        return _again(with_number)
     return f'{_again(words)}  # with run_dir="{run}"'
 
 
@@ -164,8 +162,11 @@ def without_flag(words: Sequence[str], name: str) -> list[str]:
 
 
 def _with_place(line: str, session: Session) -> str:
-    directory, commit = session.get("directory"), session.get("git_commit")
-    lines = [f"cd {shlex.quote(directory)}"] if directory else []
+    lines = []
+    directory = session.get("directory")
+    if directory:
+        lines.append(f"cd {shlex.quote(directory)}")
+    commit = session.get("git_commit")
     if commit and re.fullmatch(r"[0-9a-f]{7,64}", commit):
         lines.append(f"git checkout {commit}  # if HEAD differs")
     return "\n".join([*lines, line])

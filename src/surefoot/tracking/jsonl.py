@@ -37,7 +37,8 @@ class JsonLines:
         """Open the file and cut off an incomplete last line, unless a checkpoint's `noted_bytes`
         include the line.
         """
-        self.appended, self.hash = AppendedFile(path), sha256()
+        self.appended = AppendedFile(path)
+        self.hash = sha256()
         self.length = os.fstat(self.appended.file.fileno()).st_size
         whole_lines = self._whole_lines()
         if noted_bytes <= whole_lines < self.length:
@@ -56,13 +57,15 @@ class JsonLines:
 
     def holds(self, length: int, digest: str) -> bool:
         """Return True if the file still begins with the bytes that a checkpoint recorded."""
-        begin, start = sha256(), 0
-        while start < length and (
-            chunk := self.appended.read(start, min(length - start, READ_BYTES))
-        ):
-            begin.update(chunk)
+        hash_of_begin = sha256()
+        start = 0
+        while start < length:
+            chunk = self.appended.read(start, min(length - start, READ_BYTES))
+            if not chunk:
+                return False
+            hash_of_begin.update(chunk)
             start += len(chunk)
-        return start == length and begin.hexdigest() == digest
+        return hash_of_begin.hexdigest() == digest
 
     def state(self) -> tuple[int, str]:
         return self.length, self.hash.hexdigest()
@@ -99,19 +102,19 @@ def line(record: Record) -> str:
     strange: dict[str, str] = {}
     for name, value in record.items():
         if isinstance(value, dict):
-            plain[name] = {
-                key: None if _is_strange(number) else number for key, number in value.items()
-            }
-            strange |= {
-                f"{name}/{key}": repr(number)
-                for key, number in value.items()
-                if _is_strange(number)
-            }
+            plain[name] = dict(value)
+            for key, number in value.items():
+                if _is_strange(number):
+                    plain[name][key] = None
+                    strange[f"{name}/{key}"] = repr(number)
         elif _is_strange(value):
-            plain[name], strange[name] = None, repr(value)
+            plain[name] = None
+            strange[name] = repr(value)
         else:
             plain[name] = value
-    return _encoded(plain | ({"nonfinite": strange} if strange else {}))
+    if strange:
+        plain["nonfinite"] = strange
+    return _encoded(plain)
 
 
 def _is_strange(value: object) -> bool:
@@ -179,7 +182,9 @@ class RecordReader:
             is_same = self.file == [status.st_dev, status.st_ino] and self.offset <= size
             if not is_same or file.read(len(self.tail)) != self.tail:
                 self._start_over()
-                self.resumed_at, self.resumed_steps, self.searched = [], [], 0
+                self.resumed_at = []
+                self.resumed_steps = []
+                self.searched = 0
             self.file = [status.st_dev, status.st_ino]
             self.size_and_time = [status.st_size, status.st_mtime_ns]
             starts_over = not self.offset
@@ -207,7 +212,9 @@ class RecordReader:
         return News(news, starts_over, has_more)
 
     def _start_over(self) -> None:
-        self.offset, self.tail, self.last_step = 0, b"", 0
+        self.offset = 0
+        self.tail = b""
+        self.last_step = 0
 
     def _search(self, lines: bytes, start: int) -> bool:
         """Note the resumes in lines that begin at byte `start`; return True if one supersedes
@@ -238,7 +245,9 @@ def _whole_lines(file: BinaryIO, size: int, *, most_bytes: int) -> bytes:
     is_at_end = len(chunk) >= left
     if is_at_end and parse_record(chunk[end:]) is not None:  # only its line feed is missing
         return chunk
-    return chunk if not end and not is_at_end else chunk[:end]
+    if end == 0 and not is_at_end:  # a part of a longer line
+        return chunk
+    return chunk[:end]
 
 
 def split_at_resumes(
@@ -251,16 +260,17 @@ def split_at_resumes(
         later = bisect_right(ends, start)
         part = lines[: ends[later] - start] if later < len(ends) else lines
         yield part, min(steps[later:], default=None)
-        start, lines = start + len(part), lines[len(part) :]
+        start += len(part)
+        lines = lines[len(part) :]
 
 
 def kept_records(lines: bytes, last_step: int | None) -> list[Record]:
     """Parse lines; after the last step (if any), only events are kept."""
+    records = [record for record in parse_lines(lines) if record is not None]
+    if last_step is None:
+        return records
     return [
-        record
-        for record in parse_lines(lines)
-        if record is not None
-        and (last_step is None or record["step"] <= last_step or record["kind"] == "event")
+        record for record in records if record["step"] <= last_step or record["kind"] == "event"
     ]
 
 
@@ -308,14 +318,15 @@ def _checked(record: Any) -> Record | None:
     if type(record.get("step")) is not int or record["step"] < 0:  # excludes booleans
         return None
     strange = record.pop("nonfinite", None)
-    for name, written in strange.items() if isinstance(strange, dict) else ():
+    if not isinstance(strange, dict):
+        return record
+    for name, text in strange.items():
         outer, _, inner = name.partition("/")
         group = record.get(outer)
         with suppress(TypeError, ValueError):
-            if name in record or not isinstance(
-                group, dict
-            ):  # a metric's name also contains a slash
-                record[name] = float(written)
+            # a metric's name also contains a slash
+            if name in record or not isinstance(group, dict):
+                record[name] = float(text)
             else:
-                group[inner] = float(written)
+                group[inner] = float(text)
     return record

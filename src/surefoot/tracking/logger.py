@@ -21,9 +21,9 @@ class Journal:
     """Writer of records to all sinks; `open` adds the files of a run's directory."""
 
     def __init__(self, console: Screen | None, text_log: TextLog | None = None) -> None:
-        self.console = console
         self.text = None if text_log is None else text_log.console
-        self.sinks: list[Sink] = [each for each in (console, self.text) if each is not None]
+        self.screens = [screen for screen in (console, self.text) if screen is not None]
+        self.sinks: list[Sink] = [*self.screens]
         self.metrics: JsonLines | None = None
         self.board: TensorBoard | None = None
         self.trackers: list[Tracker] = []
@@ -62,16 +62,15 @@ class Journal:
 
     def make_again(self, directory: RunDirectory) -> bool:
         """Recreate deleted record files; return True if a file was recreated."""
-        files = [
-            sink.appended
-            for sink in (self.metrics, self.board)
-            if sink is not None and sink.appended.was_deleted()
-        ]
-        for file in files:
+        deleted = []
+        for sink in (self.metrics, self.board):
+            if sink is not None and sink.appended.was_deleted():
+                deleted.append(sink.appended)
+        for file in deleted:
             directory.refuse_links()
             file.path.parent.mkdir(parents=True, exist_ok=True)
             file.make_again()
-        return bool(files)
+        return bool(deleted)
 
     def follow(
         self, names: Sequence[str], directory: RunDirectory, *, settings: dict[str, Any]
@@ -92,9 +91,8 @@ class Journal:
 
     def step_recorded(self) -> None:
         """Tell the console that the newest step has all its records."""
-        for each in (self.console, self.text):
-            if each is not None:
-                each.step_recorded()
+        for screen in self.screens:
+            screen.step_recorded()
 
     def _hand(self, record: Record, sinks: Sequence[Sink]) -> None:
         for sink in sinks:
@@ -132,19 +130,20 @@ class Journal:
             self._say(f"WARNING: records are missing in {self._name(sink)}: {_words(problem)}")
 
     def _name(self, sink: Sink) -> str:
-        return (
-            {
-                id(self.metrics): "metrics.jsonl",
-                id(self.board): "tensorboard",
-                id(self.text): "log.txt",
-            }
-            | {id(each): each.name for each in self.trackers}
-        ).get(id(sink), "the console")
+        if sink is self.metrics:
+            return "metrics.jsonl"
+        if sink is self.board:
+            return "tensorboard"
+        if sink is self.text:
+            return "log.txt"
+        for tracker in self.trackers:
+            if sink is tracker:
+                return tracker.name
+        return "the console"
 
     def _say(self, text: str) -> None:
-        for each in (self.console, self.text):
-            if each is not None:
-                each.say(text)
+        for screen in self.screens:
+            screen.say(text)
 
 
 def _words(problem: Exception) -> str:

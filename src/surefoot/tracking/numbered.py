@@ -60,9 +60,8 @@ def _numbers(parent: Path, name: str) -> Iterator[int]:
     if not parent.is_dir():
         return
     before, _, after = name.partition(PLACEHOLDER)
-    numbered = re.compile(
-        re.escape(before) + "([0-9]+)" + re.escape(after).replace(re.escape(PLACEHOLDER), r"\1")
-    )
+    same_number_after = re.escape(after).replace(re.escape(PLACEHOLDER), r"\1")
+    numbered = re.compile(f"{re.escape(before)}([0-9]+){same_number_after}")
     for entry in os.listdir(parent):
         match = numbered.fullmatch(entry)
         if match is not None:
@@ -105,12 +104,14 @@ def free_directory(directory: Path) -> Path:
     >>> str(free_directory(Path("no-such/gpt")))
     'no-such/gpt-2'
     """
-    name, number = directory.name, 2
+    name = directory.name
     counted = re.fullmatch(r"(.+)-([0-9]+)", name)
     if counted is not None and directory.with_name(counted[1]).exists():
         name = counted[1]
     elif not name:  # the current directory
-        directory, name = directory / "run", "run"
+        name = "run"
+        directory = directory / name
+    number = 2
     while os.path.lexists(directory.with_name(f"{name}-{number}")):
         number += 1
     return directory.with_name(f"{name}-{number}")

@@ -20,9 +20,8 @@ PHASES: dict[Phase, str] = {
 }
 """The phases of a session and their names in messages; "opening" is not timed."""
 
-_SPENT: dict[str, Any] = {
-    f"{phase}_s": float for phase in PHASES
-}  # seconds since the last record (`train/timer.py`)
+# seconds since the last record (`train/timer.py`)
+_SPENT: dict[str, Any] = {f"{phase}_s": float for phase in PHASES}
 _BY_NAME = dict[str, float]  # values by parameter or module name
 KINDS: dict[str, dict[str, Any]] = {
     # the steps since the last record: `Meter.read` documents each value; `step.log` adds values
@@ -140,11 +139,11 @@ def scores_in(record: Record) -> dict[str, float]:
     ... )
     {'all/accuracy': 0.5}
     """
-    return {
-        name: value
-        for name, value in record.items()
-        if "/" in name and isinstance(value, int | float)
-    }
+    scores = {}
+    for name, value in record.items():
+        if "/" in name and isinstance(value, int | float):
+            scores[name] = value
+    return scores
 
 
 def numbers_in(record: Record) -> dict[str, float]:
@@ -159,11 +158,12 @@ def numbers_in(record: Record) -> dict[str, float]:
     {'val/loss': 0.5}
     """
     prefix = "" if record["kind"] in ("eval", "final_eval") else f"{record['kind']}/"
-    return {
-        prefix + name: value
-        for name, value in _flat(record).items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name != "step"
-    }
+    numbers = {}
+    for name, value in _flat(record).items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and name != "step":
+            numbers[prefix + name] = value
+    return numbers
 
 
 class Sink(Protocol):
@@ -175,8 +175,9 @@ class Sink(Protocol):
 
 def refuse_own(names: Iterable[str]) -> None:
     """Raise `ConfigError` if a user-defined value has a reserved name."""
-    if taken := _RESERVED.intersection(names):
-        name = min(taken)
+    reserved = _RESERVED.intersection(names)
+    if reserved:
+        name = min(reserved)
         raise ConfigError(
             "logged-name-reserved",
             problem=f"a value named {name!r} cannot be logged: records already have this key",
@@ -189,9 +190,8 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     # slashes separate the keys, because parameter names contain dots
     by_name: dict[str, Any] = {}
     for name, value in nested.items():
-        by_name |= (
-            _flat(value, f"{prefix}{name}/")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, Mapping):
+            by_name |= _flat(value, f"{prefix}{name}/")
+        else:
+            by_name[f"{prefix}{name}"] = value
     return by_name

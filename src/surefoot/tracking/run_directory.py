@@ -37,11 +37,8 @@ from surefoot.tracking.run_reader import (
 _DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tapes", "tensorboard", "trackers")
 _APPENDED_TO = ("metrics.jsonl", ".lock")
 TEXT_LOG = "log.txt"  # appended to if the run has a text log
-_REPLACED = (
-    "config.toml",
-    "environment.json",
-    "panels.json",
-)  # replaced atomically, so links are not followed
+# replaced atomically, so links are not followed
+_REPLACED = ("config.toml", "environment.json", "panels.json")
 _REPORT = "report.html"
 # what a run replaces or removes below its directory; to logs of ranks, it only appends
 _WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
@@ -59,9 +56,8 @@ class RunDirectory:
     is_locked: bool = False  # False on a file system without locks
     text_log: bool = False  # the run appends to log.txt
     numbered: str | None = None  # run_dir with {n}, if the number was chosen for this run
-    small_files: dict[str, bytes] = field(
-        default_factory=dict
-    )  # config.toml and others, restored if deleted
+    # config.toml and others, restored if deleted
+    small_files: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shown = self.path
@@ -85,7 +81,7 @@ class RunDirectory:
         try:
             _make(resolved)
             self._refuse_strange_files()
-            lock, locked = self._locked()
+            lock, is_locked = self._lock()
         except OSError as problem:
             raise ConfigError(
                 "run-directory-not-writable",
@@ -94,9 +90,10 @@ class RunDirectory:
                 setting="run_dir",
                 value=str(self.shown),
             ) from problem
-        if locked is False:
+        if is_locked is False:
             raise self._in_training("another")
-        self.lock, self.is_locked = lock, locked is not None
+        self.lock = lock
+        self.is_locked = is_locked is not None
         HELD.add(resolved)
 
     def _in_training(self, process: str) -> ConfigError:
@@ -122,23 +119,24 @@ class RunDirectory:
             present += sorted(self.path.glob(pattern))
         if not present:
             return
-        found = [path.relative_to(self.path).as_posix() for path in present]
-        more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+        others = [path.relative_to(self.path).as_posix() for path in present]
+        more = f" and {len(others) - 2} more" if len(others) > 2 else ""
         raise ConfigError(
             "directory-has-other-files",
-            problem=f"{self.shown} has {', '.join(found[:2])}{more}, and no run has begun there",
+            problem=f"{self.shown} has {', '.join(others[:2])}{more}, and no run has begun there",
             reason="a run would overwrite what somebody else has written",
             remedy=[Setting("run_dir", str(self.shown / "run")), "move the files away"],
             setting="run_dir",
             value=str(self.shown),
-            files=found,
+            files=others,
         )
 
     def remember(self, *names: str) -> None:
         """Read small files into memory, so that `make_again` can restore the files."""
-        self.small_files |= {
-            name: (self.path / name).read_bytes() for name in names if (self.path / name).is_file()
-        }
+        for name in names:
+            file = self.path / name
+            if file.is_file():
+                self.small_files[name] = file.read_bytes()
 
     def make_again(self) -> bool:
         """Recreate and lock a deleted directory or lock file, and restore the small files; return
@@ -154,14 +152,14 @@ class RunDirectory:
         try:
             _make(self.path.resolve())
             self.refuse_links()
-            lock, locked = self._locked()
+            lock, is_locked = self._lock()
         except OSError as problem:
             raise CheckpointError(
                 "run-directory-not-recreated",
                 problem=f"cannot recreate {self.shown}, which was deleted: {problem}",
                 path=self.path,
             ) from problem
-        if locked is False:
+        if is_locked is False:
             raise CheckpointError(
                 "run-directory-taken-over",
                 problem=f"another process is training into {self.shown}: the .lock of this run was"
@@ -180,15 +178,16 @@ class RunDirectory:
 
     def refuse_links(self) -> None:
         """Raise `OSError` (ELOOP) if a file or directory that the run writes is a link."""
-        if (link := self._link()) is not None:
+        link = self._link()
+        if link is not None:
             words = f"a link to {os.readlink(link)}, and a run does not follow links"
             raise OSError(errno.ELOOP, words, str(link))
 
     def _link(self) -> Path | None:
-        return next(
-            (path for path in (*self._named(_DIRECTORIES), *self._files()) if path.is_symlink()),
-            None,
-        )
+        for path in [*self._named(_DIRECTORIES), *self._files()]:
+            if path.is_symlink():
+                return path
+        return None
 
     def _files(self) -> list[Path]:
         return [
@@ -198,7 +197,9 @@ class RunDirectory:
         ]
 
     def _appended_to(self) -> tuple[str, ...]:
-        return (*_APPENDED_TO, TEXT_LOG) if self.text_log else _APPENDED_TO
+        if self.text_log:
+            return (*_APPENDED_TO, TEXT_LOG)
+        return _APPENDED_TO
 
     def _named(self, names: Iterable[str]) -> list[Path]:
         return [self.path / name for name in names]
@@ -207,11 +208,12 @@ class RunDirectory:
         link = self._link()
         if link is not None:
             raise _strange(link, f"a link to {os.readlink(link)}")
-        kinds = dict.fromkeys(self._named(_DIRECTORIES), "directory")
-        kinds |= dict.fromkeys([*self._files(), *self._named(_REPLACED)], "regular file")
-        for path, kind in kinds.items():
-            if path.exists() and not (path.is_dir() if kind == "directory" else path.is_file()):
-                raise _strange(path, f"not a {kind}")
+        for path in self._named(_DIRECTORIES):
+            if path.exists() and not path.is_dir():
+                raise _strange(path, "not a directory")
+        for path in [*self._files(), *self._named(_REPLACED)]:
+            if path.exists() and not path.is_file():
+                raise _strange(path, "not a regular file")
 
     def _is_of_run(self) -> bool:
         """Return True if a run has begun in the directory: then its files are a run's. A run begins
@@ -222,7 +224,7 @@ class RunDirectory:
                 return True
         return any(self.checkpoints.glob(f"step-*/{MANIFEST}"))
 
-    def _locked(self) -> tuple[IO[bytes], bool | None]:
+    def _lock(self) -> tuple[IO[bytes], bool | None]:
         # True: locked; False: another process has the lock; None: no lock support
         lock = os.fdopen(open_no_follow(self.path / ".lock", os.O_RDWR | os.O_CREAT), "r+b")
         if sys.platform == "win32":
@@ -268,7 +270,8 @@ class RunDirectory:
                 earlier = read_sessions(self.path)
             except (OSError, ValueError):
                 file.replace(self.path / "environment.damaged.json")
-        self.write_text(file.name, json.dumps({"sessions": [*earlier, session]}, indent=1) + "\n")
+        text = json.dumps({"sessions": [*earlier, session]}, indent=1)
+        self.write_text(file.name, f"{text}\n")
 
 
 def _strange(path: Path, what: str) -> ConfigError:
@@ -307,13 +310,14 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
 
 def machine(device: torch.device, *, deterministic: bool) -> dict[str, Any]:
     """Return the hardware and software properties that affect bitwise reproducibility."""
+    hardware = platform.machine()
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
     return {
         "surefoot": surefoot_version(),
         "torch": torch.__version__,
         "device": device.type,
-        "hardware": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.machine(),
+        "hardware": hardware,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "deterministic": deterministic,
@@ -379,10 +383,6 @@ def _make(path: Path) -> None:
 def _git_commit() -> str | None:
     command = ["git", "rev-parse", "HEAD"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        return (
-            subprocess.run(
-                command, capture_output=True, text=True, timeout=5, check=False
-            ).stdout.strip()
-            or None
-        )
+        git = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        return git.stdout.strip() or None
     return None

@@ -116,12 +116,13 @@ def read_run(path: Path) -> RunFiles:
             pass
         except ConfigError as problem:
             problems.append(first_line(problem))
-        except (OSError, ValueError) as problem:
-            problems.append(
-                f"{name} cannot be read: {problem.strerror if isinstance(problem, OSError) else problem}"
-            )
+        except OSError as problem:
+            problems.append(f"{name} cannot be read: {problem.strerror}")
+        except ValueError as problem:
+            problems.append(f"{name} cannot be read: {problem}")
 
-    config, sessions = Settings({}, {}, {}, {}), tuple[Session, ...]()
+    config = Settings({}, {}, {}, {})
+    sessions: tuple[Session, ...] = ()
     with reading("config.toml"):
         config = read_settings(path)
     with reading("environment.json"):
@@ -136,11 +137,15 @@ def read_settings(path: Path) -> Settings:
     """
     file = path / "config.toml"
     text = read_regular(file).decode()
-    flat, made_by, noted = values(text, where=str(file)), program(text, where=str(file)), None
-    if made_by.get("kind") == "script":
-        noted = tomllib.loads(text).get("run")
+    flat = values(text, where=str(file))
+    program_table = program(text, where=str(file))
+    of_script = None
+    if program_table.get("kind") == "script":
+        of_script = tomllib.loads(text).get("run")
         flat = {name.removeprefix("run."): value for name, value in flat.items()}
-    return Settings(flat, origins(text), made_by, noted if isinstance(noted, dict) else {})
+    if not isinstance(of_script, dict):
+        of_script = {}
+    return Settings(flat, origins(text), program_table, of_script)
 
 
 def read_sessions(path: Path) -> tuple[Session, ...]:
@@ -152,7 +157,8 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     sessions = environment.get("sessions") if isinstance(environment, dict) else None
-    if problem := misshapen(sessions, list[Session], "sessions"):
+    problem = misshapen(sessions, list[Session], "sessions")
+    if problem is not None:
         raise ValueError(problem)
     return tuple(sessions or ())
 
@@ -161,10 +167,9 @@ def read_state(path: Path, step: int) -> SavedState | None:
     """Return a checkpoint's state.json without checking its hash, or None if the file is missing or
     damaged.
     """
+    file = path / "checkpoints" / f"step-{step:08d}" / STATE
     try:
-        return typed_state(
-            parse_state(read_regular(path / "checkpoints" / f"step-{step:08d}" / "state.json"))
-        )
+        return typed_state(parse_state(read_regular(file)))
     except (OSError, ValueError):
         return None
 
@@ -207,7 +212,7 @@ def read_beginning(path: Path) -> Beginning:
     """
     for state in _states_of_manifests(path):
         return beginning_in(state.identity)
-    damaged = newest_state(path)[1]
+    _, damaged = newest_state(path)
     if damaged is None:
         return new_beginning()
     return replace(
@@ -257,7 +262,8 @@ def _states_of_manifests(path: Path) -> Iterator[SavedState]:
         try:
             manifest = from_bytes(read_regular(directory / MANIFEST))
             content = read_regular(directory / STATE)
-            if (len(content), sha256(content).hexdigest()) == manifest.files.get(STATE):
+            digest = sha256(content).hexdigest()
+            if manifest.files.get(STATE) == (len(content), digest):
                 yield typed_state(parse_state(content))
         except (OSError, ValueError, RecursionError):
             continue
@@ -269,7 +275,8 @@ def newest_state(path: Path) -> tuple[int, SavedState | None]:
     """
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
-        if number.isdecimal() and (state := read_state(path, int(number))) is not None:
+        state = read_state(path, int(number)) if number.isdecimal() else None
+        if state is not None:
             return int(number), state
     return 0, None
 
@@ -311,19 +318,23 @@ def missing_run(path: Path, runs: Path) -> ConfigError:
     """
     from difflib import SequenceMatcher
 
-    files = [file for name in ("config.toml", "metrics.jsonl") for file in runs.glob(f"*/{name}")]
+    files = [*runs.glob("*/config.toml"), *runs.glob("*/metrics.jsonl")]
     names = sorted({printable(file.parent.name) for file in files})
     ratios = {name: SequenceMatcher(None, path.name, name).ratio() for name in names}
     nearest = sorted(names, key=lambda name: -ratios[name])[:_NEAREST]
-    more = f", and {len(names) - _NEAREST} more" if len(names) > _NEAREST else ""
-    there = f"{runs} has {', '.join(nearest)}{more}" if names else f"{runs} has no runs"
+    present = ", ".join(nearest) or "no runs"
+    if len(names) > _NEAREST:
+        present += f", and {len(names) - _NEAREST} more"
     shown = printable(str(path))
+    problem = f"no run {shown}"
+    if path.is_dir():
+        problem = (
+            f"{shown} is a directory, but not a run: it has no config.toml and no metrics.jsonl"
+        )
     return ConfigError(
         "run-missing",
-        problem=f"{shown} is a directory, but not a run: it has no config.toml and no metrics.jsonl"
-        if path.is_dir()
-        else f"no run {shown}",
-        reason=there,
+        problem=problem,
+        reason=f"{runs} has {present}",
         remedy="give the directory that was passed as run_dir; a run has it once it trains",
         run=shown,
         nearest=nearest,
@@ -361,7 +372,8 @@ def standing_of(run: Path) -> Standing:
     """Return "running" if a process is training in the directory, else "over" or "unknown", without
     acquiring the lock.
     """
-    if (holder := lock_holder(run)) is None:
+    holder = lock_holder(run)
+    if holder is None:
         return "unknown"
     return "over" if holder == 0 else "running"
 
@@ -377,16 +389,21 @@ def lock_holder(run: Path) -> int | None:
     import fcntl
 
     whole_file = (0, 0, 0, fcntl.F_WRLCK, 0) if _DARWIN else (fcntl.F_WRLCK, 0, 0, 0, 0)
+    question = struct.pack(_FLOCK, *whole_file)
     try:
         with open_regular(run / ".lock") as lock:
-            answer = struct.unpack(
-                _FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, struct.pack(_FLOCK, *whole_file))
-            )
+            answer = struct.unpack(_FLOCK, fcntl.fcntl(lock, fcntl.F_GETLK, question))
     except OSError:  # the lock is missing, belongs to another user, or the file system has no locks
         return None
-    if answer[3 if _DARWIN else 0] == fcntl.F_UNLCK:
+    if _DARWIN:
+        _, _, process, kind, _ = answer
+    else:
+        kind, _, _, _, process = answer
+    if kind == fcntl.F_UNLCK:
         return 0
-    return max(-1, answer[2 if _DARWIN else 4]) or -1  # 0: a process of another container
+    if process <= 0:  # of another container
+        return -1
+    return int(process)
 
 
 def is_running(run: Path) -> bool:
@@ -405,19 +422,21 @@ def surefoot_version() -> str:
 
 def divergence_from(path: Path, step: int) -> int | None:
     """Return the first step from `step` on at which an earlier session diverged, or None."""
-    steps = [
-        crash["step"]
-        for crash in _crashes(path)
-        if "step" in crash and str(crash.get("error", "")).startswith("DivergedError")
-    ]
-    return min((each for each in steps if isinstance(each, int) and each >= step), default=None)
+    steps = []
+    for crash in _crashes(path):
+        crash_step = crash.get("step")
+        has_diverged = str(crash.get("error", "")).startswith("DivergedError")
+        if has_diverged and isinstance(crash_step, int) and crash_step >= step:
+            steps.append(crash_step)
+    return min(steps, default=None)
 
 
 def _crashes(path: Path) -> tuple[Mapping[str, Any], ...]:
     crashes = []
     for file in sorted((path / "crash").glob("step-*.json"), reverse=True)[:_MAX_CRASHES]:
         with suppress(OSError, ValueError, RecursionError):
-            crash, words = json.loads(read_regular(file)), None
+            crash = json.loads(read_regular(file))
+            words = None
             with suppress(OSError, UnicodeDecodeError):
                 words = read_regular(file.with_suffix(".txt")).decode()
             if isinstance(crash, dict):

@@ -134,19 +134,19 @@ class RunRecords:
         skipped = record["skipped"]
         if not isinstance(skipped, int) or skipped <= 0:
             return
-        listed = record.get("skipped_steps")
-        indexes = (
-            [index for index in listed if isinstance(index, int)]
-            if isinstance(listed, list)
-            else []
-        )
+        values = record.get("skipped_steps")
+        indexes = []
+        if isinstance(values, list):
+            indexes = [index for index in values if isinstance(index, int)]
         if len(self.skipped_steps) < _MOST_SKIPPED:
             self.skipped_steps += indexes[:_SKIPPED_OF_RECORD]
-        which = f": {', '.join(str(index) for index in indexes[:5])}" if indexes else ""
-        more = ", ..." if which and skipped > 5 else ""
         subject = "1 step was" if skipped == 1 else f"{skipped:,} steps were"
-        reason = "skipped because of a non-finite gradient or loss"
-        self._tell(Event(step, f"{subject} {reason}{which}{more}"))
+        what = f"{subject} skipped because of a non-finite gradient or loss"
+        if indexes:
+            what += f": {', '.join(map(str, indexes[:5]))}"
+            if skipped > 5:
+                what += ", ..."
+        self._tell(Event(step, what))
 
     def _add_layers(self, record: Record) -> None:
         measured = record.get("measured_step")
