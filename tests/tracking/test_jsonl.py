@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import random
-from io import BytesIO
+from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from in_one import in_one
 from surefoot.tools.report.series import read_reported_run
+from surefoot.tracking import appended_file
 from surefoot.tracking.jsonl import (
     RecordReader,
     line,
@@ -239,3 +240,23 @@ def test_an_odd_line_leaves_the_others_as_they_are(odd: bytes, place: int) -> No
     lines = b"".join(text + b"\n" for text in texts)
     one_by_one = [parse_record(text) for text in lines.splitlines(keepends=True)]
     assert repr(parse_lines(lines)) == repr(one_by_one)
+
+
+class PartlyWritten(FileIO):
+    """A file of which one write accepts at most three bytes."""
+
+    def write(self, content: Any) -> int:
+        return super().write(content[:3])
+
+
+def test_a_deleted_file_is_made_again_in_whole_if_a_write_accepts_only_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = appended_file.AppendedFile(path)
+    file.append(b"one\ntwo\nthree\n")
+    path.unlink()
+    monkeypatch.setattr(file, "_open", lambda: PartlyWritten(path, "a+"))
+    file.make_again()
+    file.close()
+    assert path.read_bytes() == b"one\ntwo\nthree\n"
