@@ -13,7 +13,7 @@ import torch
 
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.manifest import Pieces, bounds
-from surefoot.checkpoint.writer import Board, save_following, save_leading
+from surefoot.checkpoint.writer import SaveMessages, save_following, save_leading
 from surefoot.errors import CheckpointError
 
 
@@ -139,14 +139,17 @@ def save_by_turns(
 
     def others() -> None:
         for place in range(1, count):
-            board = Board(UntilItWaits(messages), save=attempt)
+            board = SaveMessages(UntilItWaits(messages), save=attempt)
             with suppress(PendingError, *survived):
                 save_following(stores[place], of_rank(contents, place, count), board, rank=place)
 
     messages = Turns(others, late=late, died=died)
     try:
         save_leading(
-            stores[0], of_rank(contents, 0, count), Board(messages, save=attempt), protected=()
+            stores[0],
+            of_rank(contents, 0, count),
+            SaveMessages(messages, save=attempt),
+            protected=(),
         )
     except CheckpointError as problem:
         if "outcome" not in "".join(messages.held):
@@ -168,7 +171,7 @@ def _outcome(
     only = Messages()
     only.held = {key: text for key, text in messages.held.items() if key.endswith("/outcome")}
     try:
-        save_following(store, Checkpoint(contents.step, {}), Board(only, save=1), rank=place)
+        save_following(store, Checkpoint(contents.step, {}), SaveMessages(only, save=1), rank=place)
     except CheckpointError as problem:
         return problem
     return None

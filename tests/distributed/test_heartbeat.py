@@ -18,7 +18,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from surefoot.distributed.heartbeat import SPEAKER, VERDICT, Heartbeat
-from surefoot.distributed.liveness import Beat, Lines, Lost
+from surefoot.distributed.liveness import Beat, Lost, RankConnections
 from surefoot.errors import DataError, RankLostError
 from waiting import HANG_S, wait_until
 
@@ -292,9 +292,9 @@ def line_between(three: Ranks, rank: int) -> socket.socket:
     return other
 
 
-def to_rank_0(nonce: str, rank: int) -> tuple[Lines, socket.socket]:
+def to_rank_0(nonce: str, rank: int) -> tuple[RankConnections, socket.socket]:
     """Rank 0's lines, and the other end of one of them."""
-    lines = Lines(nonce)
+    lines = RankConnections(nonce)
     with socket.create_server(("127.0.0.1", 0)) as server:
         other = socket.create_connection(server.getsockname())
         other.sendall(f"{nonce} {rank}".encode())
@@ -351,7 +351,7 @@ def test_a_line_that_the_network_breaks_proves_nothing(three: Ranks) -> None:
 
 
 def test_a_stranger_that_connects_is_no_rank() -> None:
-    lines, rank = Lines("nonce"), Lines("nonce")
+    lines, rank = RankConnections("nonce"), RankConnections("nonce")
     with socket.create_server(("127.0.0.1", 0)) as server:
         strangers = [socket.create_connection(server.getsockname()) for _ in range(3)]
         for stranger, text in zip(strangers, ("hello", "another 1", "nonce two"), strict=True):
@@ -369,7 +369,7 @@ def test_a_stranger_that_connects_is_no_rank() -> None:
 def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line(
     answer: str, heard: list[int]
 ) -> None:
-    lines, ended = Lines("nonce"), list[int]()
+    lines, ended = RankConnections("nonce"), list[int]()
     with socket.create_server(("127.0.0.1", 0)) as server:
         lines.connect(*server.getsockname(), rank=1)
         line, _ = server.accept()
@@ -389,7 +389,7 @@ def test_a_worker_that_a_rank_has_forked_does_not_hold_its_line_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         rank = os.fork()
         if rank == 0:
-            lines = Lines("nonce")
+            lines = RankConnections("nonce")
             lines.connect(*server.getsockname(), rank=1)
             server.close()
             threading.Thread(target=lines.watch, args=[print], daemon=True).start()

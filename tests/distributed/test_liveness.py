@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stated import numbers_in
-from surefoot.distributed.liveness import Beat, Lost, Stall, Watch
+from surefoot.distributed.liveness import Beat, Lost, RankWatch, Stall
 
 FIRST, SECOND = (
     Beat(0, "here", 10, stage="running", step=6),
@@ -20,7 +20,7 @@ def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost
     """After how many seconds which rank is named, where two say one thing after the other each
     second and stay with the last.
     """
-    watch = Watch(silent_s=20, grace_s=5)
+    watch = RankWatch(silent_s=20, grace_s=5)
     for second in range(60):
         told = rounds[min(second, len(rounds) - 1)]
         beats = {beat.rank: beat for beat in told}
@@ -116,7 +116,7 @@ def test_a_suspicion_that_passes_begins_anew() -> None:
 def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_it(
     place: str,
 ) -> None:
-    watch = Watch(silent_s=20, grace_s=5)
+    watch = RankWatch(silent_s=20, grace_s=5)
     lost = watch.lost_rank({0: FIRST, 1: replace(SECOND, stage=place)}, elapsed_s=0, dead={1})
     assert lost is not None
     assert lost.rank == 1
@@ -127,7 +127,7 @@ def test_one_whose_process_has_ended_is_named_at_once_where_others_may_wait_for_
 def test_one_that_said_before_why_it_ends_is_not_named_for_its_closed_connection(
     place: str,
 ) -> None:
-    watch = Watch(silent_s=20, grace_s=5)
+    watch = RankWatch(silent_s=20, grace_s=5)
     beats = {0: replace(FIRST, stage="leaving"), 1: replace(SECOND, stage=place, error="DataError")}
     assert watch.lost_rank(beats, elapsed_s=0, dead={1}) is None
 

@@ -27,7 +27,7 @@ from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.manifest import Base
 from surefoot.checkpoint.reader import opened, read_manifest, verify
 from surefoot.checkpoint.store import NotPrunedError
-from surefoot.checkpoint.writer import Board, Writer, save_leading
+from surefoot.checkpoint.writer import SaveMessages, Writer, save_leading
 from surefoot.errors import CheckpointError, Setting
 
 ROOT = Path("/runs/a/checkpoints")
@@ -338,7 +338,7 @@ def test_nothing_is_cleared_away_while_another_rank_still_writes(tmp_path: Path)
 
 
 def test_a_rank_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    board = Board(Messages(), save=1, patience_s=0.05)
+    board = SaveMessages(Messages(), save=1, patience_s=0.05)
     with refused("ranks-out-of-contact", CheckpointError):
         save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), board, protected=())
     assert list(tmp_path.iterdir()) == []
@@ -355,7 +355,7 @@ def test_where_the_process_wants_to_end_a_rank_is_not_waited_for_long(
     monkeypatch.setattr("threading.main_thread", Ended)
     with refused("ranks-out-of-contact", CheckpointError):
         save_leading(
-            Store(tmp_path), of_rank(whole(1), 0, 2), Board(Messages(), save=1), protected=()
+            Store(tmp_path), of_rank(whole(1), 0, 2), SaveMessages(Messages(), save=1), protected=()
         )
 
 
@@ -379,5 +379,7 @@ def test_a_connection_that_is_lost_is_said_and_nothing_is_saved(tmp_path: Path) 
             raise RuntimeError("Connection reset by peer\nException raised from ...")
 
     with refused("ranks-out-of-contact", CheckpointError):
-        save_leading(Store(tmp_path), of_rank(whole(1), 0, 2), Board(Lost(), save=1), protected=())
+        save_leading(
+            Store(tmp_path), of_rank(whole(1), 0, 2), SaveMessages(Lost(), save=1), protected=()
+        )
     assert list(tmp_path.iterdir()) == []

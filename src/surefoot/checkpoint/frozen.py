@@ -24,7 +24,7 @@ Frozen = Mapping[str, Mapping[str, tuple[Tensor, Rows | None]]]
 _Key = tuple[str, str]  # file, name
 
 
-class _StoredTensor(NamedTuple):
+class _FrozenTensor(NamedTuple):
     """The step of the checkpoint that has a tensor, and the tensor's fingerprint."""
 
     step: int
@@ -39,8 +39,8 @@ class FrozenTensors:
     def __init__(self, store: Store, world: World) -> None:
         self.store = store
         self.world = world
-        self.stored: dict[_Key, _StoredTensor] = {}
-        self.pending: dict[_Key, _StoredTensor] = {}  # written by the last save, which may fail
+        self.stored: dict[_Key, _FrozenTensor] = {}
+        self.pending: dict[_Key, _FrozenTensor] = {}  # written by the last save, which may fail
         self.digests: dict[int, str] = {}  # of manifests that an earlier session has written
         self.chained: set[int] = set()  # checkpoints that need others than step 0, thus no bases
 
@@ -60,7 +60,7 @@ class FrozenTensors:
                 for name in names:
                     steps[file, name] = base.step
         for key, fingerprint in self._fingerprints(frozen).items():
-            self.stored[key] = _StoredTensor(steps.get(key, checkpoint.step), fingerprint)
+            self.stored[key] = _FrozenTensor(steps.get(key, checkpoint.step), fingerprint)
         if checkpoint.directory is not None:
             manifest = read_manifest(checkpoint.directory, disk=self.store.disk)
             self.digests[checkpoint.step] = manifest.sha256
@@ -101,7 +101,7 @@ class FrozenTensors:
         if needs_chained:  # this checkpoint is to need at most step 0
             unchanged = {key for key in unchanged if self.stored[key].step == 0}
         self.pending = {
-            key: _StoredTensor(step, fingerprint)
+            key: _FrozenTensor(step, fingerprint)
             for key, fingerprint in fingerprints.items()
             if key not in unchanged
         }

@@ -70,7 +70,7 @@ Number = Annotated[str, partial(float)]  # a float as text, which may be NaN or 
 Nested = Annotated[Mapping[str, Any], _check_nested]
 
 
-class Machine(TypedDict):
+class MachineFacts(TypedDict):
     """The machine settings that affect the bits of results. Further keys are allowed."""
 
     surefoot: str
@@ -127,7 +127,7 @@ class Fingerprints(TypedDict):
     micro-batch.
     """
 
-    machine: Machine
+    machine: MachineFacts
     format: str
     samples: dict[str, str]
     splits: dict[str, dict[str, str]]
@@ -141,14 +141,14 @@ class Fingerprints(TypedDict):
     not_looked_into: list[str]
 
 
-class Trainable(TypedDict):
+class TrainableNames(TypedDict):
     """Names of the frozen parameters, and of the parameters in no optimizer."""
 
     frozen: list[str]
     in_no_optimizer: list[str]
 
 
-class Watched(TypedDict):
+class WatchedScore(TypedDict):
     """The best monitored score, its step, and the number of evaluations since that step."""
 
     direction: Literal["min", "max"]
@@ -224,15 +224,15 @@ class SavedState:
     evaluation_due: bool
     ended: bool
     first_scores: dict[str, Number]
-    machine: Machine
+    machine: MachineFacts
     stopped_early: bool
     aliases: dict[str, Mapping[str, str]]
     extra: dict[str, Mapping[str, Nested]]
     optimizer: dict[str, Annotated[Mapping[str, Any], _check_optimizer]]
     param_groups: dict[str, Annotated[Mapping[str, Any], _check_groups]]
-    trainable: Annotated[dict[str, list[str]], Trainable]
+    trainable: Annotated[dict[str, list[str]], TrainableNames]
     eval_mode: dict[str, list[str]]
-    monitor: Watched | None
+    monitor: WatchedScore | None
     plateau: Lowered | None
     skipped_in_a_row: list[int]
     clock: Seconds
@@ -246,7 +246,7 @@ class SavedState:
     scores: dict[str, Number] | None = None  # of an evaluation after this step
     average_updates: dict[str, int] | None = None  # of models with an average, by name
     runners_up: list[Kept] | None = None  # the best checkpoints after the best, in order
-    stopping: list[Watched] | None = None  # of each early-stopping rule; behavior 1: `monitor`
+    stopping: list[WatchedScore] | None = None  # of each early-stopping rule; behavior 1: `monitor`
     # what passes have shown of the buffers without a rule
     buffers: dict[str, list[str]] | None = None
     epoch: Epoch | None = None  # of a run whose length is in epochs
@@ -260,7 +260,7 @@ class SavedState:
         return None if self.monitor is None else self.monitor["step"]
 
     @property
-    def watched(self) -> Watched | None:
+    def watched(self) -> WatchedScore | None:
         """The score by which the run is judged: that of `best`, else of the first early-stopping
         rule.
         """

@@ -96,11 +96,13 @@ class Writer:
             if self.mail is None:
                 self.store.save(checkpoint, protected=protected)
             else:
-                board = Board(self.mail, save=self._save_count, hurried=self._hurried.is_set)
+                messages = SaveMessages(
+                    self.mail, save=self._save_count, hurried=self._hurried.is_set
+                )
                 if self.rank == 0:
-                    save_leading(self.store, checkpoint, board, protected=protected)
+                    save_leading(self.store, checkpoint, messages, protected=protected)
                 else:
-                    save_following(self.store, checkpoint, board, rank=self.rank)
+                    save_following(self.store, checkpoint, messages, rank=self.rank)
             self.saved = step
             self.failure = None
         # a bug must reach the caller too: a thread's traceback would be lost
@@ -117,7 +119,7 @@ class Writer:
             self.took_s = self.now() - start
 
 
-class Board:
+class SaveMessages:
     """The messages of one save, prefixed with the save's number. Waits for ranks are short while
     `hurried` returns True.
     """
@@ -172,8 +174,8 @@ class Board:
 class Writers:
     """The other ranks that write pieces, as seen by rank 0 (`format.Others`)."""
 
-    def __init__(self, board: Board, store: Store, checkpoint: Checkpoint) -> None:
-        self.board = board
+    def __init__(self, messages: SaveMessages, store: Store, checkpoint: Checkpoint) -> None:
+        self.messages = messages
         self.store = store
         self.step = checkpoint.step
         self.started = False
@@ -182,7 +184,7 @@ class Writers:
 
     def begin(self) -> None:
         self.started = True
-        self.board.send("begin", {"step": self.step})
+        self.messages.send("begin", {"step": self.step})
 
     def entries(self) -> Entries:
         """Wait for the other ranks; return length and hash of their files. Raises `CheckpointError`
@@ -192,9 +194,9 @@ class Writers:
         failed = None
         while self.awaited:
             rank = self.awaited.pop(0)
-            _, report = self.board.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")
+            _, report = self.messages.receive(f"piece-{rank}", of=f"the rank of piece {rank + 1}")
             with suppress(RuntimeError):  # no other rank needs this key
-                self.board.mail.delete_key(f"{self.board.save}/piece-{rank}")
+                self.messages.mail.delete_key(f"{self.messages.save}/piece-{rank}")
             for file, (length, digest) in report["files"].items():
                 merged[file] = (int(length), str(digest))
             failed = failed or report["failed"]
@@ -215,31 +217,33 @@ class Writers:
 
 
 def save_leading(
-    store: Store, checkpoint: Checkpoint, board: Board, *, protected: Collection[int]
+    store: Store, checkpoint: Checkpoint, messages: SaveMessages, *, protected: Collection[int]
 ) -> None:
     """Save on rank 0, and send the outcome to all ranks; raise the errors of `Store.save`."""
     try:
-        store.save(checkpoint, protected=protected, others=Writers(board, store, checkpoint))
+        store.save(checkpoint, protected=protected, others=Writers(messages, store, checkpoint))
     except Exception as problem:
         kind = "not_pruned" if isinstance(problem, NotPrunedError) else "problem"
-        board.send("outcome", {kind: _failure(checkpoint.step, problem).to_dict()})
+        messages.send("outcome", {kind: _failure(checkpoint.step, problem).to_dict()})
         raise
-    board.send("outcome", {})
+    messages.send("outcome", {})
 
 
-def save_following(store: Store, checkpoint: Checkpoint, board: Board, *, rank: int) -> None:
+def save_following(
+    store: Store, checkpoint: Checkpoint, messages: SaveMessages, *, rank: int
+) -> None:
     """Write the pieces of a rank other than 0, if any; then return or raise the same result as rank
     0.
     """
     pieces = checkpoint.pieces
     if pieces is None:
-        _, message = board.receive("outcome", of="rank 0")
+        _, message = messages.receive("outcome", of="rank 0")
     else:
-        kind, message = board.receive("begin", "outcome", of="rank 0")
+        kind, message = messages.receive("begin", "outcome", of="rank 0")
         if kind == "begin":
             report = _write_pieces(store, checkpoint, leader_step=message["step"], rank=rank)
-            board.send(f"piece-{pieces.rank}", report)
-            _, message = board.receive("outcome", of="rank 0")
+            messages.send(f"piece-{pieces.rank}", report)
+            _, message = messages.receive("outcome", of="rank 0")
     if "problem" in message:
         raise error_of_dict(message["problem"])
     if "not_pruned" in message:

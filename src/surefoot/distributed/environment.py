@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from surefoot.errors import ConfigError, Setting
 
 if TYPE_CHECKING:
-    from surefoot.distributed.slurm import Task
+    from surefoot.distributed.slurm import SlurmTask
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun in a rank's environment
@@ -179,7 +179,7 @@ def _end_unless(is_alive: Callable[[], bool], *, every_s: float = 0.0) -> None:
     threading.Thread(target=watch, name="surefoot parent watch", daemon=True).start()
 
 
-def _by_torchrun(environment: Mapping[str, str], task: "Task | None") -> Placement:
+def _by_torchrun(environment: Mapping[str, str], task: "SlurmTask | None") -> Placement:
     size = _number(environment, "WORLD_SIZE", source="WORLD_SIZE")
     # a script exported srun's values under torch's names
     if task is not None and "LOCAL_WORLD_SIZE" not in environment:
@@ -219,7 +219,7 @@ def _by_mpi(environment: Mapping[str, str]) -> Placement | None:
     return None
 
 
-def _by_slurm(environment: Mapping[str, str], task: "Task") -> Placement:
+def _by_slurm(environment: Mapping[str, str], task: "SlurmTask") -> Placement:
     host = environment.get("MASTER_ADDR") or task.host
     if ":" in host:  # IPv6 addresses need brackets
         host = f"[{host}]"

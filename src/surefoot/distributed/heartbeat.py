@@ -3,7 +3,8 @@
 Collectives time out after a day, since compilation and evaluation can take hours. So each rank also
 reports to the ranks' store, over a separate connection, that the rank is alive. Rank 0 reads all
 reports. The other ranks read rank 0's report, and the name of a lost rank from rank 0 or the
-launcher. Without a launcher, connections to rank 0 (`Lines`) reveal the end of a process at once.
+launcher. Without a launcher, connections to rank 0 (`RankConnections`) reveal the end of a process
+at once.
 """
 
 import os
@@ -23,12 +24,12 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import (
     STOPPED,
     Beat,
-    Lines,
     Lost,
+    RankConnections,
     RankPhase,
+    RankWatch,
     Stage,
     Stall,
-    Watch,
     of_connection,
 )
 from surefoot.distributed.own_times import DeviceTimes, HostTimes, OwnTimes, Work
@@ -78,7 +79,7 @@ class Heartbeat:
         self.beat = Beat(rank, host, os.getpid())
         self.times: OwnTimes = HostTimes()
         self.sent = replace(self.beat)  # the last beat sent
-        self.watch = Watch(silent_s=silent_s, grace_s=grace_s)
+        self.watch = RankWatch(silent_s=silent_s, grace_s=grace_s)
         self.stall = Stall(after_s=stall_s)
         self.sent_condition = threading.Condition()
         self.wake = threading.Event()
@@ -105,7 +106,7 @@ class Heartbeat:
         for thread in self.threads:
             thread.start()
 
-    def follow(self, lines: Lines) -> None:
+    def follow(self, lines: RankConnections) -> None:
         """Watch the connections to other ranks in a thread. A rank whose connection closes counts
         as dead at once.
         """

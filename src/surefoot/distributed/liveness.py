@@ -182,7 +182,7 @@ class Lost:
         return Lost(**json.loads(text))
 
 
-class Watch:
+class RankWatch:
     """The last messages of some ranks, and the seconds since each rank became suspicious.
 
     silent_s: the longest tolerated silence. grace_s: the delay until a failed rank counts as lost,
@@ -330,7 +330,7 @@ def of_connection(problem: BaseException) -> bool:
     return before is not None and of_connection(before)
 
 
-class Lines:
+class RankConnections:
     """Idle connections between rank 0 and every other rank. The system closes a connection when its
     process ends.
 

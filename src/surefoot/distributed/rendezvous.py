@@ -29,7 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from surefoot.distributed.environment import TORCHRUN, Placement, end_with_parent
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, Heartbeat
-from surefoot.distributed.liveness import Lines
+from surefoot.distributed.liveness import RankConnections
 from surefoot.distributed.no_heartbeat import NoHeartbeat
 from surefoot.distributed.side_channel import SideChannel
 from surefoot.errors import (
@@ -272,7 +272,7 @@ def _agree_on_nonce(store: Store, *, rank: int, size: int, main_host: str) -> tu
         nonce, port = json.loads(letters.get(word))  # waits for the answer
     elif has_launcher:  # surefoot's, which drew the nonce and detects ended processes itself
         nonce = letters.get(NONCE).decode()
-    lines = Lines(nonce)
+    lines = RankConnections(nonce)
     if port:
         lines.connect(main_host, port, rank=rank)
     mailbox = PrefixStore(f"{nonce}/{MAILBOX}", store.clone())  # type: ignore[attr-defined]  # missing in torch's stubs

@@ -20,7 +20,7 @@ _GROUP = r"(?:[^\[\],\s]|\[[^\[\]\s]+\])+"
 
 
 @dataclass(frozen=True)
-class Task:
+class SlurmTask:
     """One process of a step. `host` and `port` are the rendezvous address of the step."""
 
     rank: int
@@ -31,7 +31,7 @@ class Task:
     port: int
 
 
-def task(environment: Mapping[str, str]) -> Task | None:
+def task(environment: Mapping[str, str]) -> SlurmTask | None:
     """Return the task of this process in its Slurm step. Returns None outside of a step with
     several tasks.
 
@@ -52,7 +52,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
     ...     "SLURM_LOCALID": "1",
     ... }
     >>> task(step)
-    Task(rank=4, tasks=5, local_rank=1, local_tasks=2, host='gpu07', port=61457)
+    SlurmTask(rank=4, tasks=5, local_rank=1, local_tasks=2, host='gpu07', port=61457)
     """
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         return None
@@ -82,7 +82,7 @@ def task(environment: Mapping[str, str]) -> Task | None:
             f"SLURM_PROCID = {rank}, SLURM_NODEID = {node} and SLURM_LOCALID = {local_rank} are out of range for {tasks} tasks,"
             f" {where}"
         )
-    return Task(
+    return SlurmTask(
         rank=rank,
         tasks=tasks,
         local_rank=local_rank,

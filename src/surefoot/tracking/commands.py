@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.tracking.run_reader import RunFiles, Session
+from surefoot.tracking.run_reader import RunFiles, SessionEntry
 
 # program names of an interactive session or a notebook
 _TYPED_IN = {"", "-", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py"}
@@ -119,7 +119,7 @@ def _again(words: list[str]) -> str:
     return shlex.join(words)
 
 
-def _resume_line(words: list[str], session: Session, run: Path) -> str:
+def _resume_line(words: list[str], session: SessionEntry, run: Path) -> str:
     """Return the command that continues a script's run. Unchanged, one with {n} in its run_dir
     would begin another run.
     """
@@ -161,7 +161,7 @@ def without_flag(words: Sequence[str], name: str) -> list[str]:
     return kept
 
 
-def _with_place(line: str, session: Session) -> str:
+def _with_place(line: str, session: SessionEntry) -> str:
     lines = []
     directory = session.get("directory")
     if directory:

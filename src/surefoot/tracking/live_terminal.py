@@ -17,7 +17,7 @@ from surefoot.errors import visible
 from surefoot.tracking.console import Console, Screen, TextWriter, can_redraw, in_cell
 from surefoot.tracking.format import duration, in_line, sample_block, wrapped
 from surefoot.tracking.record import Record
-from surefoot.tracking.rows import EPOCH_MEAN, Row, Rows, live_values
+from surefoot.tracking.rows import EPOCH_MEAN, TableRow, TableRows, live_values
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -59,7 +59,7 @@ class Terminal:
         from rich.console import Console  # the import takes 60 ms, and only terminals need rich
 
         self.unit = unit
-        self.rows = Rows(every_record, epochs, marks_loss)
+        self.rows = TableRows(every_record, epochs, marks_loss)
         self.length = length
         self.now = now
         self.start_s = now()
@@ -101,7 +101,7 @@ class Terminal:
             self._above(visible(sample_block(record)))
         self._draw()
 
-    def _print_rows(self, rows: Iterable[Row]) -> None:
+    def _print_rows(self, rows: Iterable[TableRow]) -> None:
         for row in rows:
             self._above(*self._row(row))
 
@@ -205,7 +205,7 @@ class Terminal:
         style = _STYLES.get(word.rstrip(":"), "cyan" if is_title else "")
         return Text.assemble((word, style), text[len(word) :])
 
-    def _row(self, row: Row) -> "list[str | Text]":
+    def _row(self, row: TableRow) -> "list[str | Text]":
         from rich.cells import cell_len
         from rich.text import Text
 

@@ -15,7 +15,7 @@ from surefoot.errors import first_line, visible
 from surefoot.tracking.console import WIDTH
 from surefoot.tracking.format import counted, duration, in_line, sample_block, text_table
 from surefoot.tracking.record import Record
-from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, Row, Rows, live_values
+from surefoot.tracking.rows import EPOCH_MEAN, IN_ROWS, TableRow, TableRows, live_values
 
 if TYPE_CHECKING:
     from surefoot.tracking.run_records import RunRecords
@@ -49,8 +49,8 @@ class Notebook:
         self.unit = unit
         self.now = now
         self.start_s = now()
-        self.rows = Rows(every_record, epochs, marks_loss)
-        self.table: deque[tuple[Row, str]] = deque(maxlen=_ROWS)  # with the time of each row
+        self.rows = TableRows(every_record, epochs, marks_loss)
+        self.table: deque[tuple[TableRow, str]] = deque(maxlen=_ROWS)  # with the time of each row
         self.count = 0  # rows, including those that are no longer in the table
         self.phrase = ""  # the current long activity
         self.is_started = False
@@ -123,7 +123,7 @@ class Notebook:
         self.handle = None
         self.count = 0
 
-    def _add(self, rows: Iterable[Row]) -> None:
+    def _add(self, rows: Iterable[TableRow]) -> None:
         for row in rows:
             self.table.append((row, duration(self.now() - self.start_s)))
             self.count += 1

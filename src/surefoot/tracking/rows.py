@@ -24,7 +24,7 @@ EPOCH_MEAN = "epoch mean"  # the title of the training loss over an epoch
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of the table: the records of one step. `loss` is empty if the step has no training
     record, `scores` if it was not evaluated, `epoch_mean` and `epoch` if no epoch ended.
     """
@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass
-class Rows:
+class TableRows:
     """The steps that have a row: those with an evaluation or the end of an epoch, and with
     `every_record` those with a training record. `epochs` is the number of epochs of the run, or 0.
     With `marks_loss`, the title of the training loss has a mark, which the header explains.
@@ -49,7 +49,7 @@ class Rows:
     train: Record | None = None  # the last training record
     newest: dict[str, Record] = field(default_factory=dict)  # of one step, by kind, not yet shown
 
-    def add(self, record: Record) -> Iterator[Row]:
+    def add(self, record: Record) -> Iterator[TableRow]:
         """Add a record, and yield the row of an earlier step that no `rest` has shown."""
         kind = record["kind"]
         if kind not in IN_ROWS:
@@ -60,7 +60,7 @@ class Rows:
         if kind == "train":
             self.train = record
 
-    def rest(self) -> Iterator[Row]:
+    def rest(self) -> Iterator[TableRow]:
         """Yield the row of the newest step, if it has one that was not yet shown."""
         train = self.newest.get("train", {})
         epoch = self.newest.get("epoch", {})
@@ -71,7 +71,7 @@ class Rows:
         step = (train or epoch or scored)["step"]
         scores = {in_line(name): score_text(value) for name, value in scores_in(scored).items()}
         mean = number(epoch["loss"]) if epoch else ""
-        yield Row(step, loss_text(train), scores, mean, self._end_of(epoch))
+        yield TableRow(step, loss_text(train), scores, mean, self._end_of(epoch))
 
     @property
     def loss_title(self) -> str:

@@ -28,7 +28,7 @@ from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.run_reader import (
     HELD,
-    Session,
+    SessionEntry,
     read_sessions,
     run_file_not_written,
     surefoot_version,
@@ -264,7 +264,7 @@ class RunDirectory:
         environment.damaged.json.
         """
         file = self.path / "environment.json"
-        earlier: tuple[Session, ...] = ()
+        earlier: tuple[SessionEntry, ...] = ()
         if file.exists():
             try:
                 earlier = read_sessions(self.path)

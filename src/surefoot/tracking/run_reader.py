@@ -35,7 +35,7 @@ _DARWIN = sys.platform == "darwin"
 _FLOCK = "qqihh" if _DARWIN else "hhqqi0q"  # struct flock in fcntl.h
 
 
-class Session(TypedDict, total=False):
+class SessionEntry(TypedDict, total=False):
     """A start or resume in environment.json; any key may be missing if another tool wrote the
     file.
     """
@@ -82,7 +82,7 @@ class RunFiles:
 
     path: Path
     config: Settings
-    sessions: tuple[Session, ...]
+    sessions: tuple[SessionEntry, ...]
     crashes: tuple[Mapping[str, Any], ...]  # newest first; "words" holds the text file of a crash
     step: int
     state: SavedState | None
@@ -122,7 +122,7 @@ def read_run(path: Path) -> RunFiles:
             problems.append(f"{name} cannot be read: {problem}")
 
     config = Settings({}, {}, {}, {})
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[SessionEntry, ...] = ()
     with reading("config.toml"):
         config = read_settings(path)
     with reading("environment.json"):
@@ -148,7 +148,7 @@ def read_settings(path: Path) -> Settings:
     return Settings(flat, origins(text), program_table, of_script)
 
 
-def read_sessions(path: Path) -> tuple[Session, ...]:
+def read_sessions(path: Path) -> tuple[SessionEntry, ...]:
     """Read environment.json; raise `OSError` if the file is missing, and `ValueError` if the file
     lists no sessions.
     """
@@ -157,7 +157,7 @@ def read_sessions(path: Path) -> tuple[Session, ...]:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     sessions = environment.get("sessions") if isinstance(environment, dict) else None
-    problem = misshapen(sessions, list[Session], "sessions")
+    problem = misshapen(sessions, list[SessionEntry], "sessions")
     if problem is not None:
         raise ValueError(problem)
     return tuple(sessions or ())

@@ -38,7 +38,7 @@ RATIO = "ratio"  # of the update to the weight, which no record has
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """An event and the number of steps completed before the event."""
 
     step: int
@@ -62,7 +62,7 @@ class RunRecords:
         self.over: str | None = None  # the last event, if no record followed
         self.ending: Record = {}  # the last event, until a resume
         self.resumed: list[int] = []
-        self.events: list[Event] = []
+        self.events: list[RunEvent] = []
         self.more_events = 0
         self.skipped_steps: list[int] = []
         self.user_rates: set[str] = set()  # names of rates that the user's code logged
@@ -110,11 +110,11 @@ class RunRecords:
             case "resume":
                 self.ending = {}
                 self.resumed.append(step)
-                self._tell(Event(step, f"resumed after step {step:,}", resumed=True))
+                self._tell(RunEvent(step, f"resumed after step {step:,}", resumed=True))
             case "event":
                 self.ending = record
                 if isinstance(event, str):
-                    self._tell(Event(step, event[:_LONGEST_EVENT]))
+                    self._tell(RunEvent(step, event[:_LONGEST_EVENT]))
 
     def extend(self, records: Iterable[Record]) -> None:
         """Add records."""
@@ -146,7 +146,7 @@ class RunRecords:
             what += f": {', '.join(map(str, indexes[:5]))}"
             if skipped > 5:
                 what += ", ..."
-        self._tell(Event(step, what))
+        self._tell(RunEvent(step, what))
 
     def _add_layers(self, record: Record) -> None:
         measured = record.get("measured_step")
@@ -171,7 +171,7 @@ class RunRecords:
             self.kept_samples = self.kept_samples[::2]
             self.sampled_every *= 2
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: RunEvent) -> None:
         if len(self.events) < _MOST_EVENTS:
             self.events.append(event)
         else:
@@ -241,7 +241,7 @@ class RunRecords:
         """Replace all but the tables by the values of `state`."""
         for name, value in state.items():
             setattr(self, name, value)
-        self.events = [Event(**event) for event in state["events"]]
+        self.events = [RunEvent(**event) for event in state["events"]]
         self.user_rates = set(state["user_rates"])
         self.kept_samples = [(step, text) for step, text in state["kept_samples"]]
         last = state["last_sample"]

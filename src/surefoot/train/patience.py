@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from surefoot.checkpoint.state_json import Kept, Lowered, Watched
+from surefoot.checkpoint.state_json import Kept, Lowered, WatchedScore
 from surefoot.config.behavior import BEST_IS_STRICT
 from surefoot.config.keywords import known_keywords, parse_score, unmonitored
 from surefoot.errors import ConfigError, Remedy, Setting, out_of_range, together
@@ -225,9 +225,9 @@ class Watch:
             self.waited += 1
         return is_better
 
-    def state(self) -> Watched:
+    def state(self) -> WatchedScore:
         value = None if self.value is None else repr(self.value)
-        return Watched(
+        return WatchedScore(
             direction=self.direction,
             score=self.score,
             value=value,
@@ -235,7 +235,7 @@ class Watch:
             waited=self.waited,
         )
 
-    def load_state(self, state: Watched | None) -> None:
+    def load_state(self, state: WatchedScore | None) -> None:
         """Restore the dictionary returned by `state`, unless the checkpoint monitored another
         score.
         """
@@ -329,7 +329,7 @@ class Best:
     def state(self) -> list[Kept]:
         return [Kept(step=step, value=repr(value)) for step, value in self.runners_up]
 
-    def load_state(self, state: Watched | None, runners_up: Sequence[Kept] | None) -> None:
+    def load_state(self, state: WatchedScore | None, runners_up: Sequence[Kept] | None) -> None:
         """Restore what `watch.state` and `state` returned, unless the checkpoint monitored another
         score.
         """
@@ -340,7 +340,7 @@ class Best:
 
 
 def load_stopping(
-    rules: Sequence[Watch], states: Sequence[Watched] | None, *, monitor: Watched | None
+    rules: Sequence[Watch], states: Sequence[WatchedScore] | None, *, monitor: WatchedScore | None
 ) -> None:
     """Restore the patience of early-stopping rules. In a checkpoint of behavior 1, `monitor` has
     the patience too.

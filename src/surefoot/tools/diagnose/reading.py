@@ -11,7 +11,7 @@ from surefoot.config.paths import run_path
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.tracking.run_reader import (
-    Session,
+    SessionEntry,
     is_run,
     missing_run,
     read_run,
@@ -44,7 +44,7 @@ def description_of(run: Path) -> RunDescription:
     """
     files = read_run(run)
     config = files.config
-    last_session = files.sessions[-1] if files.sessions else Session()
+    last_session = files.sessions[-1] if files.sessions else SessionEntry()
     description = RunDescription(
         identity=config.of_script,
         # a script has no flags, and its session says how many workers it had

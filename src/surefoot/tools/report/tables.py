@@ -8,7 +8,7 @@ from surefoot.tools.report.charts import format_value
 from surefoot.tools.report.headline import Headline, State, headline
 from surefoot.tools.report.series import ReportedRun
 from surefoot.tracking.record import PHASES
-from surefoot.tracking.run_reader import Session
+from surefoot.tracking.run_reader import SessionEntry
 
 _LONGEST = 400  # characters of a value
 _MOST = 300  # rows
@@ -162,5 +162,5 @@ def _headline_tile(main: Headline) -> tuple[str, str, str]:
     )
 
 
-def _time(session: Session) -> str:
+def _time(session: SessionEntry) -> str:
     return session.get("time", "").replace("T", " ", 1)

@@ -21,7 +21,7 @@ from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
-from surefoot.tracking.run_reader import Session, read_sessions, read_settings
+from surefoot.tracking.run_reader import SessionEntry, read_sessions, read_settings
 from surefoot.train.run_identity import differences
 
 _MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
@@ -53,7 +53,7 @@ class Files:
     path: Path
     checkpoints: dict[int, StoredStep]
     log: Log
-    sessions: Sequence[Session]
+    sessions: Sequence[SessionEntry]
     problems: list[Problem]
     notes: list[str]
 
@@ -176,7 +176,7 @@ def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
     ][:1]
 
 
-def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
+def _sessions(path: Path) -> tuple[Sequence[SessionEntry], list[Problem]]:
     file, why = "environment.json", "is damaged: it lists no sessions"
     try:
         with suppress(ValueError):
@@ -193,7 +193,7 @@ def _sessions(path: Path) -> tuple[Sequence[Session], list[Problem]]:
 
 
 def _wrong_sessions(
-    checkpoints: Mapping[int, StoredStep], sessions: Sequence[Session], log: Log
+    checkpoints: Mapping[int, StoredStep], sessions: Sequence[SessionEntry], log: Log
 ) -> list[Problem]:
     if not sessions:
         return []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from surefoot.checkpoint.state_json import Watched
+from surefoot.checkpoint.state_json import WatchedScore
 from surefoot.config.keywords import parse_score
 from surefoot.run.components import RunComponents
 from surefoot.tools.replay.rerun import describe_changes
@@ -118,7 +118,7 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
     return []
 
 
-def _patience(checkpoint: StoredStep) -> list[tuple[Watch, Watched]]:
+def _patience(checkpoint: StoredStep) -> list[tuple[Watch, WatchedScore]]:
     """Return the early-stopping rules of a checkpoint, each with its saved state."""
     state = checkpoint.state
     described = state.identity.get("early_stopping") or []
