@@ -22,6 +22,7 @@ import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
 from stated import lines_naming, numbers_in
+from surefoot.run.body_rates import schedulers_of
 
 STEPS, RATE = 12, 0.1
 
@@ -372,6 +373,23 @@ def test_a_scheduler_over_an_inner_optimizer_is_looked_at_too() -> None:
     scheduler = lr_scheduler.LambdaLR(optimizer_of(run).inner, lambda step: 0.7**step)
     with refused("two-schedules", value="LambdaLR"):
         loop(run, lambda run, step: scheduler.step())
+
+
+class WithoutModule:
+    """An object of another program in this process, whose class was made without a module."""
+
+    def step(self) -> None: ...
+
+
+WithoutModule.__module__ = None  # type: ignore[assignment]
+
+
+def test_schedulers_are_found_beside_objects_of_any_class() -> None:
+    other = WithoutModule()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=RATE)
+    scheduler = lr_scheduler.StepLR(optimizer, 1)
+    assert schedulers_of([optimizer]) == [scheduler]
+    assert type(other).__module__ is None
 
 
 def test_a_scheduler_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:

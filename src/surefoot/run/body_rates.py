@@ -229,10 +229,12 @@ def schedulers_of(optimizers: Sequence[Any]) -> list[Any]:
         kind = type(candidate)
         if not hasattr(kind, "step") or not kind.__weakrefoffset__:
             continue
-        if isinstance(candidate, Optimizer) or kind.__module__.startswith("surefoot."):
+        if isinstance(candidate, Optimizer):
             continue
         attributes = getattr(candidate, "__dict__", {})
-        if any(id(value) in ids for value in attributes.values()):
+        is_over_one = any(id(value) in ids for value in attributes.values())
+        # the module of a class that has nothing to do with the run may be anything
+        if is_over_one and not kind.__module__.startswith("surefoot."):
             schedulers.append(candidate)
     return schedulers
 
