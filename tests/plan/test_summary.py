@@ -615,6 +615,30 @@ def test_plan_and_header_say_which_files_were_not_read_below_subsets_and_parts(
         assert notes_of_csv(capsys.readouterr().out) == [[1, 2, 1]]
 
 
+def test_plan_and_header_say_a_note_of_two_directories_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"x": [[0.5] * 32] * 20, "y": [*range(10)] * 2})
+    for directory in (tmp_path / "a", tmp_path / "b"):
+        directory.mkdir()
+        for part in ("test", "train"):
+            parquet.write_table(table, directory / f"{part}.parquet")
+    rows = sf.data.Table([tmp_path / "a", tmp_path / "b"])
+    note, again = rows.reading_notes
+    assert note == again
+    run = run_of(
+        train_data=rows,
+        loss=lambda model, batch: F.cross_entropy(model(batch["x"].float()), batch["y"]),
+        length="1 step",
+        console=True,
+    )
+    assert said(run).count(note) == 1
+    run.train()
+    header = " ".join(capsys.readouterr().out.split())
+    assert header.count(note) == 1
+
+
 def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

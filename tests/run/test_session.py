@@ -929,6 +929,17 @@ def test_the_header_says_what_decays_and_what_limits_the_gradient(
         run("all" if decay == "matrices" else "matrices").train()
 
 
+def test_the_header_has_the_decay_of_a_group_without_parameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def optimizer(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*groups, {"params": [], "weight_decay": 0.25}], lr=1e-2)
+
+    build(tmp_path, optimizer=optimizer, console=True, stop_after="1 steps").train()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "0.25 for 0 parameters" in printed
+
+
 def test_a_run_killed_before_its_first_save_says_that_it_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

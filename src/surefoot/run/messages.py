@@ -171,12 +171,12 @@ def reading_notes(parts: RunComponents) -> list[str]:
     """Return what the data sets say of how their files were read, each thing once."""
     datasets = [parts.pipeline.dataset]
     datasets += [split.data for split in parts.evaluator.splits.values()]
-    notes: list[str] = []
+    notes: dict[str, None] = {}
     for dataset in datasets:
         for part in all_within(dataset):
             if type(part).__module__.startswith("surefoot."):
-                notes += [n for n in getattr(part, "reading_notes", ()) if n not in notes]
-    return notes
+                notes |= dict.fromkeys(getattr(part, "reading_notes", ()))
+    return [*notes]
 
 
 def _slow_average(parts: RunComponents) -> str | None:
@@ -395,9 +395,10 @@ def _optimizers(parts: RunComponents) -> str:
     for name, trained in parts.state.optimizers.items():
         sizes = Counter[float]()
         for group in trained.optimizer.param_groups:
+            decay = group.get("weight_decay", 0)
+            sizes[decay] += 0  # a group without parameters is said too
             for parameter in group["params"]:
-                shape = (rows_of(parameter) or parameter).shape
-                sizes[group.get("weight_decay", 0)] += prod(shape)
+                sizes[decay] += prod((rows_of(parameter) or parameter).shape)
         by_decay = sorted(sizes.items(), reverse=True)
         decays = " and ".join(f"{decay:g} for {size:,} parameters" for decay, size in by_decay)
         prefix = "" if len(parts.state.optimizers) == 1 else f"{name}: "
