@@ -67,10 +67,11 @@ class Files:
         """
         # the last session that began at or before the step: each later session computes its steps
         # anew
-        return next(
-            (each["machine"] for each in reversed(self.sessions) if each["step"] <= step),
-            otherwise.saved.machine,
-        )
+        machine: Mapping[str, Any] = otherwise.saved.machine
+        for session in self.sessions:
+            if session["step"] <= step:
+                machine = session["machine"]
+        return machine
 
 
 def check_files(path: Path) -> Files:
@@ -82,35 +83,45 @@ def check_files(path: Path) -> Files:
         raise without_checkpoint(path)
     # read last, so that the file covers all checkpoints of a running run
     data = (path / FILE).read_bytes() if (path / FILE).is_file() else b""
-    log = logs.read(
-        data,
-        [
-            Noted(each.step, *each.manifest.log)
-            for each in checkpoints.values()
-            if each.manifest.log
-        ],
-    )
+    noted = []
+    for checkpoint in checkpoints.values():
+        if checkpoint.manifest.log:
+            length, digest = checkpoint.manifest.log
+            noted.append(Noted(checkpoint.step, length, digest))
+    log = logs.read(data, noted)
+    problems += log.problems
     sessions, unread = _sessions(path)
-    # the damaged file had further sessions
-    sessions = [] if (path / "environment.damaged.json").exists() else sessions
-    problems += [*log.problems, *unread]
-    notes: list[str] = []
+    problems += unread
+    if (path / "environment.damaged.json").exists():
+        sessions = []  # the damaged file had further sessions
+    notes = []
     if checkpoints:
-        with interpreted(checkpoints[max(checkpoints)].path):
-            problems += [*_other_runs(checkpoints), *_wrong_sessions(checkpoints, sessions, log)]
-            problems += _script(path, checkpoints[max(checkpoints)])
+        newest = checkpoints[max(checkpoints)]
+        with interpreted(newest.path):
+            problems += _other_runs(checkpoints)
+            problems += _wrong_sessions(checkpoints, sessions, log)
+            problems += _script(path, newest)
             notes += _other_scores(checkpoints)
-    return Files(path, checkpoints, log, sessions, problems, notes + program_notes(path))
+    notes += program_notes(path)
+    return Files(path, checkpoints, log, sessions, problems, notes)
 
 
 def program_notes(path: Path) -> list[str]:
     """Return notes on program changes since the run last started or resumed."""
     with suppress(OSError, UnicodeDecodeError, ConfigError):
         program = read_settings(path).program
-        file, digest = program.get("path"), program.get("sha256")
-        if isinstance(file, str) and isinstance(digest, str) and digest_of(Path(file)) != digest:
-            changed = "has changed since the run last started or resumed: steps are repeated with the current program"
-            return [f"{file} {changed if Path(file).is_file() else 'no longer exists'}"]
+        file = program.get("path")
+        digest = program.get("sha256")
+        if not isinstance(file, str) or not isinstance(digest, str):
+            return []
+        if digest_of(Path(file)) == digest:
+            return []
+        if not Path(file).is_file():
+            return [f"{file} no longer exists"]
+        return [
+            f"{file} has changed since the run last started or resumed: steps are repeated with the"
+            " current program"
+        ]
     return []
 
 
@@ -131,34 +142,31 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
             wrong = [error.damage.problem]
         except CheckpointError as problem:
             wrong = [str(problem).splitlines()[0]]
-        for line in wrong if path.is_dir() else ():  # a running run may have deleted the directory
+        if not path.is_dir():  # a running run may have deleted the directory
+            continue
+        for line in wrong:
             file = line.partition(":")[0]
-            problems.append(
-                Problem(
-                    "damaged", f"checkpoint {path.name} is damaged: {line}", step=step, file=file
-                )
-            )
+            text = f"checkpoint {path.name} is damaged: {line}"
+            problems.append(Problem("damaged", text, step=step, file=file))
     return checkpoints, problems
 
 
 def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
-    newest, problems = checkpoints[max(checkpoints)], []
+    """Return a problem for each checkpoint whose settings or model are not those of the newest."""
+    problems = []
+    newest = checkpoints[max(checkpoints)]
     for step, checkpoint in sorted(checkpoints.items()):
-        then, now = _lasting(checkpoint.state.identity), _lasting(newest.state.identity)
-        if any(
-            "data" in each["changed"] and each["step"] >= step
-            for each in newest.state.fingerprints["accepted"]
-        ):
-            then["data"] = now["data"]
+        then = _lasting(checkpoint.state.identity)
+        now = _lasting(newest.state.identity)
+        for accepted in newest.state.fingerprints["accepted"]:
+            if "data" in accepted["changed"] and accepted["step"] >= step:
+                then["data"] = now["data"]
         if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
-            then["architecture"], now["architecture"] = (
-                each.state.architecture for each in (checkpoint, newest)
-            )
+            then["architecture"] = checkpoint.state.architecture
+            now["architecture"] = newest.state.architecture
         what = f"{checkpoint.path.name} is from a different run than {newest.path.name}"
-        problems += [
-            Problem("inconsistent", f"{what}: {line}", step=step)
-            for line in differences(then, now)[:1]
-        ]
+        for line in differences(then, now)[:1]:
+            problems.append(Problem("inconsistent", f"{what}: {line}", step=step))
     return problems
 
 
@@ -167,28 +175,30 @@ def _lasting(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _other_scores(checkpoints: Mapping[int, StoredStep]) -> list[str]:
+    """Return a note on the first split whose data has changed."""
     newest = checkpoints[max(checkpoints)].state.splits
-    return [
-        f"the data of split {name} has changed since step {step:,}: metrics before and after the change are not comparable"
-        for step, checkpoint in sorted(checkpoints.items())
-        for name, identity in checkpoint.state.splits.items()
-        if name in newest and newest[name] != identity
-    ][:1]
+    for step, checkpoint in sorted(checkpoints.items()):
+        for name, identity in checkpoint.state.splits.items():
+            if name in newest and newest[name] != identity:
+                return [
+                    f"the data of split {name} has changed since step {step:,}: metrics before and after the change are not comparable"
+                ]
+    return []
 
 
 def _sessions(path: Path) -> tuple[Sequence[SessionEntry], list[Problem]]:
-    file, why = "environment.json", "is damaged: it lists no sessions"
+    file = "environment.json"
+    why = "is damaged: it lists no sessions"
     try:
-        with suppress(ValueError):
-            sessions = read_sessions(path)
-            if all("step" in session and "machine" in session for session in sessions):
-                return sessions, []
+        sessions = read_sessions(path)
+        if all("step" in session and "machine" in session for session in sessions):
+            return sessions, []
+    except FileNotFoundError:
+        why = "is missing"
     except OSError as problem:
-        why = (
-            "is missing"
-            if isinstance(problem, FileNotFoundError)
-            else f"cannot be read: {problem.strerror}"
-        )
+        why = f"cannot be read: {problem.strerror}"
+    except ValueError:
+        pass
     return [], [Problem("damaged", f"{file} {why}", file=file)]
 
 
@@ -198,17 +208,13 @@ def _wrong_sessions(
     if not sessions:
         return []
     problems = []
-    session_steps = iter([session["step"] for session in sessions])
-    resumed = (line.step for line in log.lines if line.kind == "resume")
-    lost = next(
-        (step for step in resumed if step not in session_steps), None
-    )  # consumes the iterator, so order counts
+    lost = _resume_without_session(sessions, log)
     if lost is not None and not log.problems:
         problems.append(f"lists no session that resumed at step {lost}, but {FILE} does")
     for step, checkpoint in sorted(checkpoints.items()):
         machine = dict(checkpoint.state.machine)
-        now = {"threads": machine["threads"]}  # the user may change the number of threads
-        if all(differences({**session["machine"], **now}, machine) for session in sessions):
+        threads = {"threads": machine["threads"]}  # the user may change their number
+        if all(differences({**session["machine"], **threads}, machine) for session in sessions):
             problems.append(f"lists no session on the machine that saved {checkpoint.path.name}")
         data = [session["data"] for session in sessions if session.get("data") is not None]
         if data and checkpoint.state.identity["data"] not in data:
@@ -221,15 +227,24 @@ def _wrong_sessions(
     ]
 
 
+def _resume_without_session(sessions: Sequence[SessionEntry], log: Log) -> int | None:
+    """Return the step of the first resume in the records that no session began at, in the order of
+    sessions.
+    """
+    session_steps = iter([session["step"] for session in sessions])
+    for line in log.lines:
+        # the search goes on behind the session of the resume before
+        if line.kind == "resume" and line.step not in session_steps:
+            return line.step
+    return None
+
+
 def _script(path: Path, newest: StoredStep) -> list[Problem]:
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):
-        return [
-            Problem(
-                "damaged", "config.toml is missing or is not a settings file", file="config.toml"
-            )
-        ]
+        text = "config.toml is missing or is not a settings file"
+        return [Problem("damaged", text, file="config.toml")]
     if not settings.of_script:
         return []
     lines = differences(_comparable(settings.of_script), _comparable(newest.state.identity))

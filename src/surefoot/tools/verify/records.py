@@ -12,7 +12,7 @@ from surefoot.run.components import RunComponents
 from surefoot.tools.replay.rerun import describe_changes
 from surefoot.tools.verify.compare import TOLERANCE, tensors
 from surefoot.tools.verify.files import Files, StoredStep
-from surefoot.tools.verify.metrics_log import FILE, Line, Log, curve
+from surefoot.tools.verify.metrics_log import FILE, Log, LogLine, curve
 from surefoot.tools.verify.verdict import Kind, Problem, Verdict, as_problem
 from surefoot.tracking.record import PHASES, Record
 from surefoot.train.patience import TRAINING, EarlyStopping, Watch, is_of_training
@@ -28,15 +28,12 @@ def in_order(log: Log) -> Iterator[Problem]:
             case "resume":
                 last = {name: min(before, line.step) for name, before in last.items()}
             case "train" | "eval":
-                if line.step <= last.get(
-                    line.kind, -1 if line.kind == "eval" else 0
-                ):  # splits can be evaluated at step 0
-                    before = (
-                        f"after the record of step {last[line.kind]}"
-                        if line.kind in last
-                        else "before the first step"
-                    )
-                    yield _at(line, f"this {line.kind} record comes {before}")
+                before_first = -1 if line.kind == "eval" else 0  # splits can be evaluated at step 0
+                if line.step <= last.get(line.kind, before_first):
+                    where = "before the first step"
+                    if line.kind in last:
+                        where = f"after the record of step {last[line.kind]}"
+                    yield _at(line, f"this {line.kind} record comes {where}")
                 last[line.kind] = line.step
 
 
@@ -62,23 +59,24 @@ def times(log: Log, checkpoint: StoredStep) -> list[Problem]:
     lines = log.up_to(checkpoint.manifest.log[0])
     clock = checkpoint.state.clock
     for phase in PHASES:
-        clock_s, data_wait_s = (
-            float(clock[name].get(phase, "0")) for name in ("total_s", "window_s")
-        )
-        added_s, max_s = (
-            data_wait_s
-            + math.fsum(
-                _number(line.record, f"{phase}_s") for line in counted if line.kind == "train"
-            )
-            for counted in (curve(lines), lines)  # after a divergence the clock includes all lines
-        )
-        close = any(
-            math.isclose(clock_s, each_s, rel_tol=1e-6, abs_tol=1e-6) for each_s in (added_s, max_s)
-        )
-        if not close and not added_s < clock_s < max_s:
+        clock_s = float(clock["total_s"].get(phase, "0"))
+        unrecorded_s = float(clock["window_s"].get(phase, "0"))
+        added_s = unrecorded_s + _recorded_s(curve(lines), phase)
+        max_s = unrecorded_s + _recorded_s(lines, phase)  # which the clock has after a divergence
+        if not added_s < clock_s < max_s and not _is_close(clock_s, added_s, max_s):
             why = f"reports {clock_s!r} s of {phase}, but the records up to it add up to {added_s!r} s"
             return [_of_checkpoint(checkpoint, why, f"{phase}_s", repr(clock_s), repr(added_s))]
     return []
+
+
+def _recorded_s(lines: Iterable[LogLine], phase: str) -> float:
+    recorded = [line.record for line in lines if line.kind == "train"]
+    return math.fsum(_number(record, f"{phase}_s") for record in recorded)
+
+
+def _is_close(clock_s: float, *sums_s: float) -> bool:
+    """Return True if a clock agrees with one of several sums, up to rounding."""
+    return any(math.isclose(clock_s, sum_s, rel_tol=1e-6, abs_tol=1e-6) for sum_s in sums_s)
 
 
 def has_times(log: Log, checkpoint: StoredStep) -> bool:
@@ -103,11 +101,14 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
         return []
     lines = curve(log.up_to(checkpoint.manifest.log[0]))
     for watch, saved in _patience(checkpoint):
+        kind = "eval"
+        name = watch.score
+        if watch.of_training:
+            kind = "train"
+            name = watch.score.removeprefix(TRAINING)
         for line in lines:
-            if line.step > 0 and line.kind == ("train" if watch.of_training else "eval"):
-                name = watch.score.removeprefix(TRAINING) if watch.of_training else watch.score
-                if name in line.record:
-                    watch.improved(line.step, _number(line.record, name))
+            if line.step > 0 and line.kind == kind and name in line.record:
+                watch.improved(line.step, _number(line.record, name))
         for name, now in dict(watch.state()).items():
             recorded = dict(saved)[name]
             if now != recorded:
@@ -122,21 +123,17 @@ def _patience(checkpoint: StoredStep) -> list[tuple[Watch, WatchedScore]]:
     """Return the early-stopping rules of a checkpoint, each with its saved state."""
     state = checkpoint.state
     described = state.identity.get("early_stopping") or []
-    rules = [
-        EarlyStopping(**rule)
-        for rule in ([described] if isinstance(described, dict) else described)
-    ]
+    if isinstance(described, dict):
+        described = [described]
+    watches = []
+    for settings in described:
+        rule = EarlyStopping(**settings)
+        _, score = parse_score(rule.monitor)
+        of_training = is_of_training(score, state.splits)
+        watches.append(Watch(rule.monitor, rule, of_training=of_training))
     saved = state.stopping
     if saved is None:  # behavior 1
         saved = [] if state.monitor is None else [state.monitor]
-    watches = [
-        Watch(
-            rule.monitor,
-            rule,
-            of_training=is_of_training(parse_score(rule.monitor)[1], state.splits),
-        )
-        for rule in rules
-    ]
     return list(zip(watches, saved, strict=False))
 
 
@@ -148,17 +145,14 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
     the plateau factor.
     """
     name = "lr"
-    factors = [
-        (0, 1.0)
-    ]  # (first step, factor); an evaluation changes the factor only for later steps
+    factors = [(0, 1.0)]  # each with the step of its evaluation: it holds for later steps
     for line in log.curve:
         if line.kind == "eval" and "lr_factor" in line.record:
             factors.append((line.step, _number(line.record, "lr_factor")))
         if line.kind != "train" or name not in line.record:
             continue
-        planned = rate(
-            line.step - 1, next(factor for start, factor in reversed(factors) if start < line.step)
-        )
+        factor = next(factor for start, factor in reversed(factors) if start < line.step)
+        planned = rate(line.step - 1, factor)
         if BODY_FACTOR in line.record:  # the rate that was written is known up to rounding
             by_body = planned * _number(line.record, BODY_FACTOR)
             if math.isclose(by_body, _number(line.record, name), rel_tol=1e-9):
@@ -172,19 +166,22 @@ def targets(log: Log, each: float) -> Iterator[Problem]:
     """Yield records whose steps do not have `each` targets, counted since the last record or since
     a resume after divergence.
     """
-    name, before, resumed = "targets", 0, 0
+    name = "targets"
+    before = 0
+    resumed = 0
     for line in log.curve:
-        resumed = line.step if line.kind == "resume" else resumed
+        if line.kind == "resume":
+            resumed = line.step
         if line.kind != "train":
             continue
-        step_counts = {line.step - start for start in (before, max(before, resumed))}
+        steps = line.step - before
+        since_resume = line.step - max(before, resumed)
         before = line.step
         if "skipped_samples" in line.record:  # fewer targets, which a repetition counts
             continue
-        if name in line.record and _number(line.record, name) not in {
-            steps * each for steps in step_counts
-        }:
-            steps = max(step_counts)
+        if name not in line.record:
+            continue
+        if _number(line.record, name) not in (steps * each, since_resume * each):
             why = f"{name} is {line.record[name]!r}, but {steps} steps of {each:g} targets give {steps * each:g}"
             yield _at(line, why, name=name, computed=float(steps * each))
 
@@ -199,27 +196,28 @@ def add_beginning(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     if 0 not in files.checkpoints or parts.state.step:
         return
     start = files.checkpoints[0]
-    if (init := start.state.identity["init_from"]) is not None:
+    init = start.state.identity["init_from"]
+    if init is not None:
         verdict.not_proved.append(
             f"the weights of step 0: they came from {init}, and are used as saved"
         )
         return
     then = start.state.machine
-    moved = describe_changes(
-        then, parts.machine() | {"threads": then["threads"]}
-    )  # weights do not depend on threads
-    unequal = tensors(start.checkpoint, parts.packed(), exact=False)
-    differing = [each for each in unequal if each.file.partition("-")[0] == "model"]
-    changed = [
-        as_problem(each, step=0, what=start.path.name)
-        for each in differing
-        if not (moved and each.relative <= TOLERANCE) and each.differing <= 0.5
-    ]
+    now = parts.machine() | {"threads": then["threads"]}  # weights do not depend on threads
+    moved = describe_changes(then, now)
+    differing = []
+    changed = []
+    for difference in tensors(start.checkpoint, parts.packed(), exact=False):
+        if difference.file.partition("-")[0] != "model":
+            continue
+        differing.append(difference)
+        is_rounding = moved and difference.relative <= TOLERANCE
+        if difference.differing <= 0.5 and not is_rounding:
+            changed.append(as_problem(difference, step=0, what=start.path.name))
     if len(changed) < len(differing):
-        why = (
-            moved
-            or "the model was built without the run's seed, from a file, or by code that has changed"
-        )
+        why = moved
+        if not why:
+            why = "the model was built without the run's seed, from a file, or by code that has changed"
         verdict.not_proved.append(
             f"the weights of step 0: they differ from the weights that are built now, and are used as saved ({why})"
         )
@@ -241,16 +239,15 @@ def shortened(problems: Iterable[Problem], *, of: str = "more like it") -> list[
 
 
 def _at(
-    line: Line, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0
+    line: LogLine, text: str, *, kind: Kind = "inconsistent", name: str = "", computed: float = 0.0
 ) -> Problem:
-    problem = Problem(
-        kind, f"{FILE}, line {line.number}, the record of step {line.step}: {text}", line.step, FILE
-    )
-    return (
-        replace(problem, quantity=name, saved=repr(line.record.get(name)), computed=repr(computed))
-        if name
-        else problem
-    )
+    """Return the problem of a line; of its value `name`, if that is given."""
+    where = f"{FILE}, line {line.number}, the record of step {line.step}"
+    problem = Problem(kind, f"{where}: {text}", line.step, FILE)
+    if not name:
+        return problem
+    saved = repr(line.record.get(name))
+    return replace(problem, quantity=name, saved=saved, computed=repr(computed))
 
 
 def _of_checkpoint(
