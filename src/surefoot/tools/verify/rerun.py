@@ -22,7 +22,9 @@ from surefoot.tools.verify.verdict import Difference, Outcome, Problem, Window, 
 from surefoot.tracking.record import is_rate, logged_names
 from surefoot.train.meter import derived
 
-STEPS, WINDOWS = 100, 5  # the defaults
+# the defaults
+STEPS = 100
+WINDOWS = 5
 
 
 def plan_windows(
@@ -55,14 +57,12 @@ def plan_windows(
     if len(possible) <= windows:
         return possible
     if seed is not None:
-        return sorted(
-            random.Random(seed).sample(possible, windows), key=lambda window: window.start
-        )
+        chosen = random.Random(seed).sample(possible, windows)
+        return sorted(chosen, key=lambda window: window.start)
     if windows == 1:
         return possible[-1:]
-    return [
-        possible[round(index * (len(possible) - 1) / (windows - 1))] for index in range(windows)
-    ]
+    between = (len(possible) - 1) / (windows - 1)
+    return [possible[round(index * between)] for index in range(windows)]
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
@@ -71,12 +71,13 @@ def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
     >>> gaps([Window(0, 20), Window(80, 100)], end=110)
     [Window(start=20, stop=80), Window(start=100, stop=110)]
     """
-    in_order = sorted(windows, key=lambda window: window.start)
-    begins, ends = (
-        [0, *(window.stop for window in in_order)],
-        [*(window.start for window in in_order), end],
-    )
-    return [Window(begin, stop) for begin, stop in zip(begins, ends, strict=True) if stop > begin]
+    uncovered = []
+    covered = 0
+    for window in [*sorted(windows, key=lambda window: window.start), Window(end, end)]:
+        if window.start > covered:
+            uncovered.append(Window(covered, window.start))
+        covered = window.stop
+    return uncovered
 
 
 def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
@@ -91,18 +92,23 @@ def cost_steps(gap: Window, starts: Sequence[int]) -> int | None:
 
 
 def _from(start: int, points: Sequence[int], steps: int) -> Window:
+    """Return the window from a start to the last point within so many steps, or else to the next
+    point.
+    """
     later = [point for point in points if point > start]
-    return Window(
-        start, max((point for point in later if point <= start + steps), default=min(later))
-    )
+    near = [point for point in later if point <= start + steps]
+    return Window(start, max(near) if near else min(later))
 
 
 def _without_overlap(possible: Sequence[Window], *, end: int) -> list[Window]:
+    """Return windows of which none overlaps another, with one that ends at the `end`."""
     last = next((window for window in possible if window.stop == end), possible[-1])
-    separate: list[Window] = []
+    separate = []
+    stop = 0
     for window in possible:
-        if window.start >= (separate[-1].stop if separate else 0) and window.stop <= last.start:
+        if stop <= window.start and window.stop <= last.start:
             separate.append(window)
+            stop = window.stop
     return [*separate, last]
 
 
@@ -142,8 +148,11 @@ class _WindowReplay:
         tolerance: float,
         watch: Callable[[], None],
     ) -> None:
-        self.parts, self.files, self.window = parts, files, window
-        self.tolerance, self.watch = tolerance, watch
+        self.parts = parts
+        self.files = files
+        self.window = window
+        self.tolerance = tolerance
+        self.watch = watch
         self.lines = {line.step: line for line in files.log.lines_of("train")}
         self.known = {name for line in self.lines.values() for name in line.record}
         self.resumed = {int(record["step"]) for record in files.log.of("resume")}
@@ -151,10 +160,12 @@ class _WindowReplay:
         self.astray = False  # True if the last checkpoint differed
 
     def replay_from(self, start: StoredStep) -> StoredStep | None:
-        with execution(
-            self.parts, start.checkpoint, records=[line.record for line in self.files.log.curve]
-        ) as stand:
-            self._on(stand, start.step, start.checkpoint)
+        """Repeat the steps behind a checkpoint; return the checkpoint from which to go on, or None
+        at the end of the window.
+        """
+        records = [line.record for line in self.files.log.curve]
+        with execution(self.parts, start.checkpoint, records=records) as stand:
+            self._take_machine(stand, start.step, start.checkpoint)
             for finished in stand.steps(self.window.stop):
                 self.outcome.loss_counts |= isinstance(finished.step.target_count, torch.Tensor)
                 self._record(finished, stand)
@@ -162,35 +173,39 @@ class _WindowReplay:
                 checkpoint = self.files.checkpoints.get(stand.done)
                 if checkpoint is not None and not self._checkpoint(checkpoint, stand):
                     return checkpoint
-                self._on(stand, stand.done, start.checkpoint)
+                self._take_machine(stand, stand.done, start.checkpoint)
         return None
 
-    def _on(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
+    def _take_machine(self, stand: Execution, step: int, otherwise: Checkpoint) -> None:
+        """Compute the next step with the threads of its session, and note what else differs from
+        the machine of that session.
+        """
         if step >= self.window.stop:
             return
         machine = self.files.machine_of(step, otherwise=otherwise)
         if stand.parts.device.type == "cpu":
             torch.set_num_threads(int(machine.get("threads", torch.get_num_threads())))
-        if other := describe_changes(machine, stand.parts.machine()):
-            self.outcome.exact, self.outcome.unlike = False, self.outcome.unlike or other
+        unlike = describe_changes(machine, stand.parts.machine())
+        if unlike:
+            self.outcome.exact = False
+            self.outcome.unlike = self.outcome.unlike or unlike
 
     def _record(self, finished: FinishedStep, stand: Execution) -> None:
-        outcome, step = self.outcome, finished.index + 1
-        outcome.met_records += step in self.lines
-        if (
-            step not in self.lines or finished.window is None
-        ):  # the record covers steps before the checkpoint
+        outcome = self.outcome
+        step = finished.index + 1
+        line = self.lines.get(step)
+        if line is None:
             return
-        line = self.lines[step]
-        rates = stand.parts.recorded_rates()
+        outcome.met_records += 1
+        if finished.window is None:  # the record covers steps before the checkpoint
+            return
         logged = logged_names(line.record)
         # 0.1.0 recorded only `lr`, and left the other names to the user's code
         has_rates = "ms_per_step" in line.record
-        computed: dict[str, Any] = {
-            name: rate
-            for name, rate in rates.items()
-            if name == "lr" or (has_rates and name in line.record and name not in logged)
-        }
+        computed: dict[str, Any] = {}
+        for name, rate in stand.parts.recorded_rates().items():
+            if name == "lr" or (has_rates and name in line.record and name not in logged):
+                computed[name] = rate
         computed |= finished.window
         computed |= derived(stand.parts.settings.derived, finished.window)
         if "ms_per_step" not in self.known:
@@ -201,78 +216,86 @@ class _WindowReplay:
         if not wrong:
             outcome.records.append(step)
             return
+        first, *others = wrong
+        name = first.where
+        where = f"{FILE} line {line.number}"
         count = step - max((earlier for earlier in self.lines if earlier < step), default=0)
-        over = f"over {count} steps; " if count > 1 else ""
-        too = f"; also {', '.join(each.where for each in wrong[1:])}" if len(wrong) > 1 else ""
-        name, saved, now = wrong[0].where, wrong[0].saved, wrong[0].computed
+        if count > 1:
+            where = f"over {count} steps; {where}"
+        if others:
+            where += f"; also {', '.join(other.where for other in others)}"
         text = (
-            f"step {step}: {name} was logged as {saved}, and is {now} when recomputed"
-            f" ({over}{FILE} line {line.number}{too})"
+            f"step {step}: {name} was logged as {first.saved}, and is {first.computed} when"
+            f" recomputed ({where})"
         )
-        outcome.problems.append(Problem("differs", text, step, FILE, name, saved, now))
+        outcome.problems.append(
+            Problem("differs", text, step, FILE, name, first.saved, first.computed)
+        )
 
     def _checkpoint(self, checkpoint: StoredStep, stand: Execution) -> bool:
-        outcome, step = self.outcome, checkpoint.step
+        """Compare the state with a checkpoint; return False if the replay must go on from the
+        checkpoint.
+        """
+        outcome = self.outcome
+        step = checkpoint.step
         cleared = self._cleared(checkpoint, stand)
         now = stand.parts.packed()
         differences = tensors(checkpoint.checkpoint, now, exact=outcome.exact, without=cleared)
         if not outcome.exact:
-            buffers = {
-                name
-                for model in stand.parts.state.models.values()
-                for name, _ in model.named_buffers()
-            }
+            buffers: set[str] = set()
+            for model in stand.parts.state.models.values():
+                buffers.update(name for name, _ in model.named_buffers())
             differences = rescale(checkpoint.checkpoint, now, differences, buffers=buffers)
         outcome.has_user_state |= bool(checkpoint.state.user_state)
         wrong = self._beyond(differences, checkpoint.path.name, "tensors")
-        outcome.checkpoints += [] if wrong else [step]
+        if not wrong:
+            outcome.checkpoints.append(step)
         outcome.problems += _of_checkpoint(wrong, checkpoint)
-        both, self.astray = wrong and self.astray, bool(wrong)
-        return not (both or (cleared and step in self.resumed))
+        were_both_wrong = self.astray and bool(wrong)
+        self.astray = bool(wrong)
+        went_on_after_divergence = bool(cleared) and step in self.resumed
+        return not were_both_wrong and not went_on_after_divergence
 
     def _cleared(self, checkpoint: StoredStep, stand: Execution) -> tuple[str, ...]:
+        """Return prefixes of the entries that a diverged run clears in its last checkpoint
+        (`divergence.ended`).
+        """
         if checkpoint.manifest.log is None:
             return ()
-        # prefixes of entries that a diverged run clears in its last checkpoint (`divergence.ended`)
-        before = curve(self.files.log.up_to(checkpoint.manifest.log[0]))
+        length, _ = checkpoint.manifest.log
+        before = curve(self.files.log.up_to(length))
         if any(line.kind == "train" and line.step > checkpoint.step for line in before):
-            return (
-                "meter/",
-                "skipped_in_a_row",
-            )  # of the last good step: later steps were recorded, not applied
+            # of the last good step: later steps were recorded, not applied
+            return ("meter/", "skipped_in_a_row")
         latched = periodic.latched(stand.parts.state, stand.parts.settings.max_bad_steps)
-        return (
-            ("bad_in_a_row/", "skipped_in_a_row")
-            if latched and not checkpoint.state.skipped_in_a_row
-            else ()
-        )
+        if latched and not checkpoint.state.skipped_in_a_row:
+            return ("bad_in_a_row/", "skipped_in_a_row")
+        return ()
 
     def _beyond(self, differences: list[Difference], what: str, kind: str) -> list[Difference]:
+        """Return the differences that are no rounding, and keep the largest of the others."""
         if self.outcome.exact:
             return differences
+        beyond = []
         for difference in differences:
+            if difference.relative > self.tolerance:
+                beyond.append(difference)
+                continue
             largest = self.outcome.largest.get(kind)
-            if difference.relative <= self.tolerance and (
-                largest is None or difference.relative > largest.relative
-            ):
-                together = f" {difference.more}" if difference.more.startswith("with") else ""
-                self.outcome.largest[kind] = replace(
-                    difference, where=f"{what}, {difference.where}{together}"
-                )
-        return [difference for difference in differences if difference.relative > self.tolerance]
+            if largest is None or difference.relative > largest.relative:
+                where = f"{what}, {difference.where}"
+                if difference.more.startswith("with"):
+                    where += f" {difference.more}"
+                self.outcome.largest[kind] = replace(difference, where=where)
+        return beyond
 
 
 def _of_checkpoint(wrong: list[Difference], checkpoint: StoredStep) -> list[Problem]:
-    first: dict[
-        str, Difference
-    ] = {}  # a value may exceed the limit both alone and within its group
+    first: dict[str, Difference] = {}  # a value may exceed the limit alone and within its group
     for difference in wrong:
         first.setdefault(difference.where, difference)
-    weights_first = sorted(first.values(), key=lambda each: not each.where.startswith("model"))
-    return shortened(
-        (
-            as_problem(each, step=checkpoint.step, what=checkpoint.path.name)
-            for each in weights_first
-        ),
-        of="more tensors",
-    )
+    weights_first = sorted(first.values(), key=lambda value: not value.where.startswith("model"))
+    problems = []
+    for difference in weights_first:
+        problems.append(as_problem(difference, step=checkpoint.step, what=checkpoint.path.name))
+    return shortened(problems, of="more tensors")

@@ -25,42 +25,43 @@ def file_facts(files: Files) -> list[str]:
     checkpoint covers.
     """
     manifests = [checkpoint.manifest for checkpoint in files.checkpoints.values()]
-    number = sum(len(manifest.files) + 1 for manifest in manifests)
-    size = in_words(sum(length for manifest in manifests for length, _ in manifest.files.values()))
     facts = []
     if manifests:
-        which = f"the checkpoint{'s' * (len(manifests) > 1)} of {steps_in_words(sorted(files.checkpoints))}"
+        count = 0
+        total_bytes = 0
+        for manifest in manifests:
+            count += len(manifest.files) + 1
+            total_bytes += sum(length for length, _ in manifest.files.values())
         facts.append(
-            f"{which}: every byte matches its manifest ({size} in {counted(number, 'file')})"
+            f"{_checkpoints_of(sorted(files.checkpoints))}: every byte matches its manifest"
+            f" ({in_words(total_bytes)} in {counted(count, 'file')})"
         )
     covered = files.log.up_to(files.log.proved_bytes)
     if covered and not files.log.problems:
-        last = max(
-            step for step, checkpoint in files.checkpoints.items() if checkpoint.manifest.log
-        )
+        steps = [step for step, checkpoint in files.checkpoints.items() if checkpoint.manifest.log]
         facts.append(
-            f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {last:,} recorded it"
+            f"{FILE}: {line_numbers(covered)}, as the checkpoint of step {max(steps):,} recorded it"
         )
     return facts
+
+
+def _checkpoints_of(steps: Sequence[int]) -> str:
+    checkpoints = "the checkpoint" if len(steps) == 1 else "the checkpoints"
+    return f"{checkpoints} of {steps_in_words(steps)}"
 
 
 def record_facts(files: Files) -> str:
     """Describe in one line what the checks of the records have proved."""
     fact = "the records: in order; their speeds agree with their times"
-    every = sum(
-        checkpoint.step > 0 for checkpoint in files.checkpoints.values()
-    )  # no records exist before step 0
-    timed = sum(
-        has_times(files.log, checkpoint)
-        for checkpoint in files.checkpoints.values()
-        if checkpoint.step > 0
-    )
+    checkpoints = files.checkpoints.values()
+    later = [checkpoint for checkpoint in checkpoints if checkpoint.step > 0]  # with records before
+    timed = sum(has_times(files.log, checkpoint) for checkpoint in later)
     if timed:
-        whose = (
-            "every checkpoint" if timed == every else f"{timed} of {counted(every, 'checkpoint')}"
-        )
-        fact = f"{fact}, and their times with the clock of {whose}"
-    if any(map(has_best, files.checkpoints.values())):
+        whose = "every checkpoint"
+        if timed < len(later):
+            whose = f"{timed} of {counted(len(later), 'checkpoint')}"
+        fact += f", and their times with the clock of {whose}"
+    if any(has_best(checkpoint) for checkpoint in checkpoints):
         fact += "; the best metric agrees with the recorded metrics"
     return fact
 
@@ -68,36 +69,39 @@ def record_facts(files: Files) -> str:
 def unproved_lines(files: Files) -> list[str]:
     """Return a line about records after the newest checkpoint, which no hash covers."""
     after = [line for line in files.log.lines if line.stop > files.log.proved_bytes]
-    text = f"{FILE}: {{}}, written after the newest checkpoint: no hash covers this part, only repeated steps do"
-    return [text.format(line_numbers(after))] if after and not files.log.problems else []
+    if not after or files.log.problems:
+        return []
+    return [
+        f"{FILE}: {line_numbers(after)}, written after the newest checkpoint: no hash covers this"
+        " part, only repeated steps do"
+    ]
 
 
 def window_facts(outcome: Outcome) -> list[str]:
     """Describe the executed steps and, if they differ by rounding, the largest differences. Empty
     if nothing was compared.
     """
-    reached, how = _reached(outcome), "bit for bit" if outcome.exact else "up to rounding"
-    of = "" if len(outcome.records) == outcome.met_records else f" of {outcome.met_records:,}"
-    parts = (
-        [f"{len(outcome.records):,}{of} record{'s' * (outcome.met_records != 1)}"]
-        if outcome.records
-        else []
-    )
+    matching = []
+    count = len(outcome.records)
+    if count:
+        records = counted(outcome.met_records, "record")
+        matching.append(records if count == outcome.met_records else f"{count:,} of {records}")
     if outcome.checkpoints:
-        parts.append(
-            f"the checkpoint{'s' * (len(outcome.checkpoints) > 1)} of {steps_in_words(outcome.checkpoints)}"
-        )
-    if not parts:
+        matching.append(_checkpoints_of(outcome.checkpoints))
+    if not matching:
         return []
+    reached = _reached(outcome)
+    how = "bit for bit" if outcome.exact else "up to rounding"
+    lines = [f"steps {reached.start:,} to {reached.stop:,}: {' and '.join(matching)}, {how}"]
     what = {"records": "value", "tensors": "tensor"}
-    return [
-        f"steps {reached.start:,} to {reached.stop:,}: {' and '.join(parts)}, {how}",
-        *(
-            f"  largest relative difference of a {what[kind]}: {each.relative:.2g}, {each.where}: {each.saved}, now {each.computed}"
-            for kind, each in sorted(outcome.largest.items())
-        ),
-        *([] if outcome.exact else [f"  {outcome.unlike}"]),
-    ]
+    for kind, largest in sorted(outcome.largest.items()):
+        lines.append(
+            f"  largest relative difference of a {what[kind]}: {largest.relative:.2g},"
+            f" {largest.where}: {largest.saved}, now {largest.computed}"
+        )
+    if not outcome.exact:
+        lines.append(f"  {outcome.unlike}")
+    return lines
 
 
 def unproved_steps(
@@ -107,56 +111,71 @@ def unproved_steps(
     facts that no replay proves.
     """
     starts = sorted(files.checkpoints)
-    newest = max(starts, default=0)
-    wrong = {
-        problem.step for outcome in outcomes for problem in outcome.problems if problem.file == FILE
-    }
-    unread = sum(outcome.met_records - len(outcome.records) for outcome in outcomes) - len(wrong)
-    unknown = sorted(set().union(*(outcome.unknown for outcome in outcomes)))
+    lines = []
+    for gap in gaps([Window(0, since), *(_reached(outcome) for outcome in outcomes)], end=end):
+        lines.append(_gap(gap, starts, step_s))
+    for outcome in outcomes:
+        if outcome.lost is not None:
+            lines.append(
+                f"steps {outcome.window.start:,} to {outcome.window.stop:,}: the run is still"
+                " training, and has removed a checkpoint"
+            )
+    if outcomes:
+        lines += _beyond_any_replay(outcomes, files, end)
+    return lines
+
+
+def _beyond_any_replay(outcomes: Sequence[Outcome], files: Files, end: int) -> list[str]:
+    """Return the facts that no replay proves."""
+    lines = []
+    newest = max(files.checkpoints, default=0)
+    if end > newest:
+        lines.append(
+            f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared"
+        )
+    unmatched = 0
+    wrong: set[int | None] = set()  # steps of records that differ
+    unknown: set[str] = set()
+    for outcome in outcomes:
+        unmatched += outcome.met_records - len(outcome.records)
+        wrong.update(problem.step for problem in outcome.problems if problem.file == FILE)
+        unknown |= outcome.unknown
+    unread = unmatched - len(wrong)
+    if unread > 0:
+        lines.append(
+            f"{counted(unread, 'record')} with steps before a checkpoint that does not hold them, as after a divergence"
+        )
+    if unknown:
+        lines.append(
+            f"{', '.join(sorted(unknown))} in the records: logged by your own loop, which cannot be repeated"
+        )
+    if any(outcome.has_user_state for outcome in outcomes):
+        lines.append(
+            "state registered with run.register_state: changed by your own loop, which cannot be repeated"
+        )
     kinds = {line.kind for line in files.log.curve}
     others = [name for kind, name in _OTHERS.items() if kind in kinds]
-    notes = {
-        f"the weights after step {newest:,}: there is no later checkpoint, so only records were compared": end
-        > newest,
-        f"{counted(unread, 'record')} with steps before a checkpoint that does not hold them, as after a divergence": unread
-        > 0,
-        f"{', '.join(unknown)} in the records: logged by your own loop, which cannot be repeated": bool(
-            unknown
-        ),
-        "state registered with run.register_state: changed by your own loop, which cannot be repeated": any(
-            outcome.has_user_state for outcome in outcomes
-        ),
-        f"{', '.join(others)}: not recomputed{_EVALUATE if 'eval' in kinds else ''}": bool(others),
-    }
-    return [
-        *(
-            _gap(gap, starts, step_s)
-            for gap in gaps([Window(0, since), *map(_reached, outcomes)], end=end)
-        ),
-        *(
-            f"steps {outcome.window.start:,} to {outcome.window.stop:,}: the run is still training, and has removed a checkpoint"
-            for outcome in outcomes
-            if outcome.lost is not None
-        ),
-        *(note for note, holds in notes.items() if holds and outcomes),
-    ]
+    if others:
+        line = f"{', '.join(others)}: not recomputed"
+        lines.append(line + _EVALUATE if "eval" in kinds else line)
+    return lines
 
 
 def hints(outcomes: Sequence[Outcome], notes: Sequence[str]) -> list[str]:
     """Return the likely causes of differences, without repetitions; [] if nothing differs."""
     wrong = [outcome for outcome in outcomes if outcome.problems]
-    inexact = [
-        f"not the machine that trained the run ({outcome.unlike}): rounding differences grow from step to step; try fewer --steps"
-        for outcome in wrong
-        if not outcome.exact
-    ]
-    return (
-        list(
-            dict.fromkeys([*(line for each in wrong for line in _why(each)), *inexact[:1], *notes])
+    if not wrong:
+        return []
+    lines = []
+    for outcome in wrong:
+        lines += _why(outcome)
+    inexact = [outcome for outcome in wrong if not outcome.exact]
+    if inexact:
+        lines.append(
+            f"not the machine that trained the run ({inexact[0].unlike}): rounding differences grow"
+            " from step to step; try fewer --steps"
         )
-        if wrong
-        else []
-    )
+    return list(dict.fromkeys([*lines, *notes]))
 
 
 def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | None) -> str:
@@ -164,16 +183,17 @@ def cost(windows: Sequence[Window], files: Files, *, end: int, step_s: float | N
     steps = sum(window.steps for window in windows)
     all_steps = end - min(files.checkpoints)
     text = f"repeating {steps:,} of {counted(end, 'step')}, in {counted(len(windows), 'window')}{_took(steps, step_s)}"
-    return (
-        text
-        if steps >= all_steps
-        else f"{text}; all steps (--all): {all_steps:,}{_took(all_steps, step_s)}"
-    )
+    if steps >= all_steps:
+        return text
+    return f"{text}; all steps (--all): {all_steps:,}{_took(all_steps, step_s)}"
 
 
 def _reached(outcome: Outcome) -> Window:
-    start, compared = outcome.window.start, (*outcome.records, *outcome.checkpoints)
-    return outcome.window if outcome.lost is None else Window(start, max([start, *compared]))
+    """Return the steps of a window that were compared: fewer if a checkpoint was lost."""
+    if outcome.lost is None:
+        return outcome.window
+    start = outcome.window.start
+    return Window(start, max([start, *outcome.records, *outcome.checkpoints]))
 
 
 def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
@@ -186,20 +206,22 @@ def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
 
 
 def _why(outcome: Outcome) -> list[str]:
-    wrong = [
-        (problem.step, problem.file == FILE)
-        for problem in outcome.problems
-        if problem.step is not None
-    ]
-    checkpoints = {step for step, of_record in wrong if not of_record}
-    records = {step for step, of_record in wrong if of_record}
-    first = min([*checkpoints, *records])
-    held_later = [
-        step
-        for step in (*outcome.records, *outcome.checkpoints)
-        if step > max([*checkpoints, *records])
-    ]
-    if len(checkpoints) == 1 and not records and held_later:
+    """Return the likely cause of the differences of a window."""
+    records = set()  # steps of records that differ
+    checkpoints = set()
+    count = 0
+    for problem in outcome.problems:
+        if problem.step is None:
+            continue
+        count += 1
+        if problem.file == FILE:
+            records.add(problem.step)
+        else:
+            checkpoints.add(problem.step)
+    first = min(records | checkpoints)
+    last = max(records | checkpoints)
+    later_matches = any(step > last for step in (*outcome.records, *outcome.checkpoints))
+    if len(checkpoints) == 1 and not records and later_matches:
         return [
             f"later steps match the recomputed state: the checkpoint of step {first:,} was changed after it was saved"
         ]
@@ -207,17 +229,16 @@ def _why(outcome: Outcome) -> list[str]:
         return [
             "the next checkpoint matches the recomputed state: the record was changed, not the run"
         ]
-    several = [
+    if count == 1:
+        return []
+    return [
         f"from step {outcome.window.start:,} on, the run and the repeated steps differ, first at step {first:,}; possible causes: changed"
         " code, data or libraries, a checkpoint",
         "  that was changed before that step, your own loop changing weights (which cannot be repeated), or a faulty machine",
     ]
-    return several if len(wrong) > 1 else []
 
 
 def _took(steps: int, step_s: float | None) -> str:
-    return (
-        ""
-        if step_s is None
-        else f", about {duration(max(1.0, steps * step_s))} at the run's own pace"
-    )
+    if step_s is None:
+        return ""
+    return f", about {duration(max(1.0, steps * step_s))} at the run's own pace"

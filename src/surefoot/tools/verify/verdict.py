@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from surefoot.errors import CheckpointError, DataError, visible
+from surefoot.tracking.format import counted
 
 Kind = Literal["damaged", "inconsistent", "data", "differs"]
 DIFFERS = 8  # exit status: replayed steps gave other results
@@ -69,16 +70,15 @@ class Difference:
 
 def as_problem(difference: Difference, *, step: int, what: str) -> Problem:
     """Return the problem for a difference at `step`; `what` names the checkpoint."""
-    verb = (
-        ""
-        if difference.more.startswith("with")
-        else " differs"
-        if difference.more.startswith("1 ")
-        else " differ"
-    )
-    more = f" ({difference.more}{verb})" if difference.more else ""
-    where, saved, now = difference.where, difference.saved, difference.computed
-    text = f"{what}: {where} was saved as {saved}, and is {now} when recomputed{more}"
+    where = difference.where
+    saved = difference.saved
+    now = difference.computed
+    more = difference.more
+    text = f"{what}: {where} was saved as {saved}, and is {now} when recomputed"
+    if more.startswith("with"):
+        text += f" ({more})"
+    elif more:
+        text += f" ({more} differs)" if more.startswith("1 ") else f" ({more} differ)"
     file, _, quantity = where.partition(",")
     return Problem("differs", text, step, f"{what}/{file}", quantity.removeprefix(" "), saved, now)
 
@@ -135,30 +135,26 @@ class Verdict:
         """The exit status: 0 without problems, 4 for damaged or inconsistent files, 3 for changed
         data, 8 if steps differ.
 
-        >>> Verdict(
-        ...     "runs/a", [], [], [Problem("differs", "step 3 ..."), Problem("data", "...")]
-        ... ).exit_status
+        >>> problems = [Problem("differs", "step 3 ..."), Problem("data", "...")]
+        >>> Verdict("runs/a", [], [], problems).exit_status
         3
         """
-        return next(
-            (
-                status
-                for kind, status in _STATUS.items()
-                if kind in {each.kind for each in self.problems}
-            ),
-            0,
-        )
+        kinds = {problem.kind for problem in self.problems}
+        for kind, status in _STATUS.items():
+            if kind in kinds:
+                return status
+        return 0
 
     @property
     def sentence(self) -> str:
         """The verdict in one sentence."""
         if self.problems:
-            count = len(self.problems)
-            return f"{self.run} failed verification: {count} problem{'s' * (count > 1)}"
+            return f"{self.run} failed verification: {counted(len(self.problems), 'problem')}"
         if not self.outcomes:
             return f"{self.run}: the files match their manifests; no step was repeated"
-        how = "bit for bit" if all(outcome.exact for outcome in self.outcomes) else "up to rounding"
-        return f"{self.run} is proved {how}{'' if self.whole else ', in part'}"
+        is_exact = all(outcome.exact for outcome in self.outcomes)
+        sentence = f"{self.run} is proved {'bit for bit' if is_exact else 'up to rounding'}"
+        return sentence if self.whole else f"{sentence}, in part"
 
     def __str__(self) -> str:
         titles = {
@@ -167,12 +163,11 @@ class Verdict:
             "WRONG": [problem.text for problem in self.problems],
             "why": list(self.hints),
         }
-        lines = [
-            line
-            for title, facts in titles.items()
-            if facts
-            for line in [title, *(f"  {each}" for each in facts)]
-        ]
+        lines = []
+        for title, facts in titles.items():
+            if facts:
+                lines.append(title)
+                lines += [f"  {fact}" for fact in facts]
         return visible("\n".join([*lines, self.sentence]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,23 +181,28 @@ class Verdict:
             "not_proved": list(self.not_proved),
             "why": list(self.hints),
             "problems": [asdict(problem) for problem in self.problems],
-            "windows": [
-                {
-                    "start": outcome.window.start,
-                    "stop": outcome.window.stop,
-                    "exact": outcome.exact,
-                    "unlike": outcome.unlike,
-                    "records": outcome.records,
-                    "checkpoints": outcome.checkpoints,
-                    "largest": {
-                        name: {"difference": largest.relative}
-                        | {key: getattr(largest, key) for key in ("where", "saved", "computed")}
-                        for name, largest in outcome.largest.items()
-                    },
-                }
-                for outcome in self.outcomes
-            ],
+            "windows": [_window_values(outcome) for outcome in self.outcomes],
         }
+
+
+def _window_values(outcome: Outcome) -> dict[str, Any]:
+    largest = {}
+    for name, difference in outcome.largest.items():
+        largest[name] = {
+            "difference": difference.relative,
+            "where": difference.where,
+            "saved": difference.saved,
+            "computed": difference.computed,
+        }
+    return {
+        "start": outcome.window.start,
+        "stop": outcome.window.stop,
+        "exact": outcome.exact,
+        "unlike": outcome.unlike,
+        "records": outcome.records,
+        "checkpoints": outcome.checkpoints,
+        "largest": largest,
+    }
 
 
 def steps_in_words(steps: Sequence[int], *, limit: int = 3) -> str:

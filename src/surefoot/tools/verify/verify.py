@@ -1,7 +1,7 @@
 """Verification of a run: files, records, data, then replayed steps."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count, pairwise
 from typing import Any, Literal
@@ -47,42 +47,38 @@ def verify(
     end. `files` is the result of `check_files`. See `SavedRun.verify` for the other arguments.
     Raises `ConfigError` for a run on several ranks.
     """
-    parts = replace(
-        run.parts, accept_change=CHANGES
-    )  # replay also from checkpoints older than a change
+    # replay also from checkpoints older than a change
+    parts = replace(run.parts, accept_change=CHANGES)
     refuse_ranks(parts)
     verdict = _check_files(files)
     if not files.checkpoints:
         return verdict
     with parts.snapshot():
-        if (why := _why_not_replayed(parts, files, verdict.problems)) is not None:
+        why = _why_not_replayed(parts, files, verdict.problems)
+        if why is not None:
             verdict.not_proved.append(f"no step was repeated: {why}")
             return verdict
         _add_rates(verdict, parts, files)
         consistency.add_beginning(verdict, parts, files)
-        since = max(
-            (each["step"] for each in files.newest.state.fingerprints["accepted"]), default=0
-        )
-        if since:
+        accepted_at = [change["step"] for change in files.newest.state.fingerprints["accepted"]]
+        changed_at = max(accepted_at, default=0)
+        if changed_at:
             verdict.not_proved.append(
-                f"steps 0 to {since:,}: trained by another program, before the change that was accepted at step {since:,}"
+                f"steps 0 to {changed_at:,}: trained by another program, before the change that was accepted at step {changed_at:,}"
             )
-        since, dropped = max(since, on_tape := _check_tape(verdict, parts, files)), on_tape
-        points = {*files.checkpoints, *(int(record["step"]) for record in files.log.of("train"))}
-        end, step_s = (
-            max(points),
-            pace_s(files.log.of("train")),
-        )  # nothing can be compared after the last point
+        dropped_until = _check_tape(verdict, parts, files)
+        # those that the current program computes from rows that are still there
+        starts = [step for step in files.checkpoints if step >= max(changed_at, dropped_until)]
+        records = files.log.of("train")
+        points = {*files.checkpoints, *(int(record["step"]) for record in records)}
+        end = max(points)  # nothing can be compared after the last point
+        step_s = pace_s(records)
         if steps == "auto":
-            steps = (
-                "all"
-                if step_s is not None and (end - min(files.checkpoints)) * step_s <= _SOON_S
-                else STEPS
-            )
+            all_steps = end - min(files.checkpoints)
+            is_soon = step_s is not None and all_steps * step_s <= _SOON_S
+            steps = "all" if is_soon else STEPS
         chosen = plan_windows(
-            sorted(
-                step for step in files.checkpoints if step >= since
-            ),  # computed by the current program
+            sorted(starts),
             sorted(points),
             steps=None if steps == "all" else int(steps),
             windows=windows,
@@ -97,24 +93,20 @@ def verify(
             outcomes = _replay_windows(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
         except CheckpointError as problem:  # tensors that do not fit the rebuilt run
             verdict.problems.append(Problem("inconsistent", first_line(problem)))
-        verdict.problems.extend(problem for outcome in outcomes for problem in outcome.problems)
+        for outcome in outcomes:
+            verdict.problems.extend(outcome.problems)
+            verdict.proved.extend(sentences.window_facts(outcome))
         known = {(problem.step, problem.quantity) for problem in verdict.problems}
-        verdict.problems.extend(
-            each
-            for each in _check_targets(parts, files, outcomes)
-            if (each.step, each.quantity) not in known
-        )
-        verdict.proved.extend(
-            line for outcome in outcomes for line in sentences.window_facts(outcome)
-        )
+        for found in _check_targets(parts, files, outcomes):
+            if (found.step, found.quantity) not in known:
+                verdict.problems.append(found)
         verdict.not_proved.extend(
-            sentences.unproved_steps(outcomes, files, since=dropped, end=end, step_s=step_s)
+            sentences.unproved_steps(outcomes, files, since=dropped_until, end=end, step_s=step_s)
         )
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     complete = bool(outcomes) and covered == end and end in files.checkpoints
-    return replace(
-        verdict, outcomes=outcomes, hints=sentences.hints(outcomes, files.notes), whole=complete
-    )
+    hints = sentences.hints(outcomes, files.notes)
+    return replace(verdict, outcomes=outcomes, hints=hints, whole=complete)
 
 
 def verify_files(files: Files, *, why: str, problem: DataError | None = None) -> Verdict:
@@ -124,24 +116,18 @@ def verify_files(files: Files, *, why: str, problem: DataError | None = None) ->
     verdict = _check_files(files)
     verdict.not_proved.append(f"no step was repeated: {why}")
     if problem is not None:
-        verdict.problems.append(
-            _data_problem([line.strip() for line in str(problem).splitlines()], "the data")
-        )
+        lines = [line.strip() for line in str(problem).splitlines()]
+        verdict.problems.append(_data_problem(lines, "the data"))
     return verdict
 
 
 def _check_files(files: Files) -> Verdict:
-    kinds: list[Iterable[Problem]] = [
-        consistency.in_order(files.log),
-        consistency.speeds(files.log),
-    ]
+    problems = consistency.shortened(consistency.in_order(files.log))
+    problems += consistency.shortened(consistency.speeds(files.log))
     for _, checkpoint in sorted(files.checkpoints.items()):
         with interpreted(checkpoint.path):
-            kinds += [
-                consistency.times(files.log, checkpoint),
-                consistency.best_metric(files.log, checkpoint),
-            ]
-    problems = [problem for each in kinds for problem in consistency.shortened(each)]
+            problems += consistency.times(files.log, checkpoint)
+            problems += consistency.best_metric(files.log, checkpoint)
     proved = sentences.file_facts(files)
     if files.log.of("train") and not problems:
         proved.append(sentences.record_facts(files))
@@ -171,23 +157,25 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
         except DataError as problem:
             problems.append(Problem("data", first_line(problem), quantity="training data"))
             return "the tape is not that of this run"
-    return (
-        None
-        if parts.task.loss is not None
-        else "this run has no loss function, its script computes each step itself"
-    )
+    if parts.task.loss is None:
+        return "this run has no loss function, its script computes each step itself"
+    return None
 
 
 def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
     saved = files.newest.state
     data, scored = json.loads(json.dumps([parts.plan.identity["data"], parts.plan.splits]))
-    unlike = {"training data": differences({"data": saved.identity["data"]}, {"data": data})} | {
-        f"data of split {name}": differences(before, scored[name])
-        if name in scored
-        else [f"{name} is no longer evaluated"]
-        for name, before in saved.splits.items()
-    }
-    return [_data_problem(lines[:3], what) for what, lines in unlike.items() if lines]
+    problems = []
+    lines = differences({"data": saved.identity["data"]}, {"data": data})
+    if lines:
+        problems.append(_data_problem(lines[:3], "training data"))
+    for name, before in saved.splits.items():
+        lines = [f"{name} is no longer evaluated"]
+        if name in scored:
+            lines = differences(before, scored[name])
+        if lines:
+            problems.append(_data_problem(lines[:3], f"data of split {name}"))
+    return problems
 
 
 def _data_problem(lines: Sequence[str], what: str) -> Problem:
@@ -198,7 +186,8 @@ def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
     """Check all rows of a stream's tape, and return the step of the first checkpoint behind which
     all rows are on it.
     """
-    if (tape := parts.pipeline.tape) is None:
+    tape = parts.pipeline.tape
+    if tape is None:
         return 0
     rows, problem = tape.shards.intact()
     if problem is not None:
@@ -208,23 +197,25 @@ def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
     else:
         verdict.proved.append(f"the tape of {rows:,} rows: every row on it matches its hash")
     first = tape.first_step(parts.pipeline.sizes.batch_size)
-    since = min(
-        (step for step in files.checkpoints if step >= first), default=max(files.checkpoints)
+    if not first:
+        return 0
+    usable = [step for step in files.checkpoints if step >= first]
+    since = min(usable) if usable else max(files.checkpoints)
+    verdict.not_proved.append(
+        f"steps 0 to {since:,}: cannot be repeated, because the tape has dropped rows of steps before {first:,} (tape_size)"
     )
-    if first:
-        verdict.not_proved.append(
-            f"steps 0 to {since:,}: cannot be repeated, because the tape has dropped rows of steps before {first:,} (tape_size)"
-        )
-    return since if first else 0
+    return since
 
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     initial = next(iter(parts.state.optimizers.values())).rates.initial[0]
-    rates = consistency.rates(
-        files.log, lambda step, lowered: initial * (parts.task.factors(step) * lowered)
-    )
-    recorded, wrong = len(files.log.lines_of("train", "lr")), consistency.shortened(rates)
+
+    def planned(step: int, plateau_factor: float) -> float:
+        return initial * (parts.task.factors(step) * plateau_factor)
+
+    wrong = consistency.shortened(consistency.rates(files.log, planned))
     verdict.problems.extend(wrong)
+    recorded = len(files.log.lines_of("train", "lr"))
     if recorded and not wrong:
         verdict.proved.append(f"learning rates of {recorded:,} records: they match the schedule")
 
@@ -236,7 +227,8 @@ def _without_body_changes(
     what a step depends on.
     """
     for start, stop in pairwise(sorted(files.checkpoints)):
-        before, after = files.checkpoints[start].state, files.checkpoints[stop].state
+        before = files.checkpoints[start].state
+        after = files.checkpoints[stop].state
         if before.trainable != after.trainable:
             what = "froze or unfroze parameters"
         elif _bases(before) != _bases(after):
@@ -246,10 +238,10 @@ def _without_body_changes(
         else:
             continue
         remaining = []
-        for each in windows:
-            remaining.append(Window(each.start, min(each.stop, start)))
-            remaining.append(Window(max(each.start, stop), each.stop))
-        windows = [part for part in remaining if part.start < part.stop]
+        for window in windows:
+            remaining.append(Window(window.start, min(window.stop, start)))
+            remaining.append(Window(max(window.start, stop), window.stop))
+        windows = [window for window in remaining if window.start < window.stop]
         verdict.not_proved.append(
             f"steps {start:,} to {stop:,}: your own loop {what}, which is not repeated"
         )
@@ -259,7 +251,7 @@ def _without_body_changes(
 def _bases(saved: SavedState) -> dict[str, Any]:
     """Return the base learning rates by optimizer."""
     rates = saved.rates or {}
-    return {name: each["dict"]["bases"] for name, each in rates.items()}
+    return {name: saved_rates["dict"]["bases"] for name, saved_rates in rates.items()}
 
 
 def _group_values(saved: SavedState, parts: RunComponents) -> dict[str, Any]:
@@ -269,12 +261,12 @@ def _group_values(saved: SavedState, parts: RunComponents) -> dict[str, Any]:
         changing |= {"momentum", "betas"}
     values: dict[str, Any] = {}
     for name, trained in parts.state.optimizers.items():
-        if kind_of(trained.optimizer) is not None:
-            groups = [group["dict"] for group in saved.param_groups[name]["list"]]
-            values[name] = [
-                {key: each for key, each in group.items() if key not in changing}
-                for group in groups
-            ]
+        if kind_of(trained.optimizer) is None:
+            continue
+        values[name] = []
+        for group in saved.param_groups[name]["list"]:
+            of_group = group["dict"].items()
+            values[name].append({key: value for key, value in of_group if key not in changing})
     return values
 
 
@@ -286,14 +278,19 @@ def _replay_windows(
     tolerance: float,
     watch: Watching | None,
 ) -> list[Outcome]:
-    done, total = count(1), sum(window.steps for window in chosen)
-    tell: Watching = watch or (lambda *_: None)
-    return [
-        replay_window(
-            parts, files, window, tolerance=tolerance, watch=lambda: tell(next(done), total)
+    done = count(1)
+    total = sum(window.steps for window in chosen)
+
+    def step_is_done() -> None:
+        if watch is not None:
+            watch(next(done), total)
+
+    outcomes = []
+    for window in chosen:
+        outcomes.append(
+            replay_window(parts, files, window, tolerance=tolerance, watch=step_is_done)
         )
-        for window in chosen
-    ]
+    return outcomes
 
 
 def _check_targets(
@@ -302,6 +299,5 @@ def _check_targets(
     of_samples = parts.pipeline.count is None and parts.pipeline.plan.steps is None
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
-    return consistency.shortened(
-        consistency.targets(files.log, float(parts.pipeline.sizes.batch_size))
-    )
+    batch_size = float(parts.pipeline.sizes.batch_size)
+    return consistency.shortened(consistency.targets(files.log, batch_size))
