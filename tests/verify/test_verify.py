@@ -244,7 +244,7 @@ def test_records_after_the_newest_checkpoint_are_said_not_to_be_covered(run: Pat
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with refused("run-without-checkpoint", CheckpointError, path=tmp_path / "a"):
-        verified(tmp_path / "a")
+        check_files(tmp_path / "a")
 
 
 # --- files that contradict each other -------------------------------------------------------------
