@@ -88,7 +88,7 @@ class DataValues:
         differences = self._differences()
         if not differences:
             return
-        registered_ids = {id(each) for each in registered.values()}
+        registered_ids = set(map(id, registered.values()))
         for name, place, value in differences:
             if name in self.changed_by_reading:
                 continue
@@ -136,17 +136,17 @@ class DataValues:
         for place in self.places:
             if place.is_same():
                 continue
-            now, last = place.entries(), place.last
-            for key in {**last, **now}:
-                value = now.get(key, _NOTHING)
-                before = last.get(key, _NOTHING)
+            entries = place.entries()
+            for key in {**place.last, **entries}:
+                value = entries.get(key, _NOTHING)
+                before = place.last.get(key, _NOTHING)
                 if value is before or _is_equal(value, before):
                     continue
                 differences.append(_Difference(place.name_of(key), place, value))
                 is_plain = isinstance(value, PLAIN) and isinstance(before, PLAIN)
                 is_within = place.label == ITSELF
                 has_other_objects = has_other_objects or not (is_plain or is_within)
-            place.keep(now)
+            place.keep(entries)
         if has_other_objects:
             self.refresh()
         return differences

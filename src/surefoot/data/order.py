@@ -17,8 +17,9 @@ Ids = NDArray[np.int64]
 _ROUNDS = 6
 # for at most six bits, which mix less per round: all orders become equally likely
 _ROUNDS_SMALL = 10
-# positions computed per NumPy call: after a jump, and for consecutive steps
-_FIRST_SAMPLES, _BLOCK_SAMPLES = 512, 16384
+# positions computed per NumPy call
+_FIRST_SAMPLES = 512  # after a jump
+_BLOCK_SAMPLES = 16384  # for consecutive steps
 # of SplitMix64; arrays without dimensions are faster than scalars
 _GAMMA, _FACTOR, _LAST_FACTOR, *_SHIFTS = (
     np.array(number, np.uint64)
@@ -75,7 +76,10 @@ class Cut:
     """
 
     def __init__(self, plan: Plan, micro_batch_size: int, *, steps: int | None = None) -> None:
-        self.plan, self.size, self.samples, self.steps = plan, micro_batch_size, plan.samples, steps
+        self.plan = plan
+        self.size = micro_batch_size
+        self.samples = plan.samples
+        self.steps = steps
         self.pieces = -(-plan.batch_size // micro_batch_size)
 
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
@@ -98,7 +102,10 @@ def samples_of(plan: MicroBatches, steps: Sequence[int]) -> int:
     """Return the number of samples in these steps, without computing ids if every step is full."""
     if isinstance(plan, Cut) and plan.steps is None:
         return plan.plan.batch_size * len(steps)
-    return sum(len(ids) for step in steps for ids, _ in plan.micro_batches(step))
+    samples = 0
+    for step in steps:
+        samples += sum(len(ids) for ids, _ in plan.micro_batches(step))
+    return samples
 
 
 class Order:
@@ -116,7 +123,9 @@ class Order:
     def __init__(
         self, seed: int, *, samples: int, batch_size: int, num_samples: int | None = None
     ) -> None:
-        self.size, self.samples, self.batch_size = samples, num_samples or samples, batch_size
+        self.size = samples
+        self.samples = num_samples or samples
+        self.batch_size = batch_size
         self.key = stream_key(seed, "order")
         self.blocks = Blocks(batch_size)
 
@@ -146,7 +155,10 @@ class InOrder:
     """
 
     def __init__(self, *, samples: int, batch_size: int, rank: int = 0, ranks: int = 1) -> None:
-        self.samples, self.batch_size, self.rank, self.ranks = samples, batch_size, rank, ranks
+        self.samples = samples
+        self.batch_size = batch_size
+        self.rank = rank
+        self.ranks = ranks
         self.batches = -(-samples // batch_size)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
@@ -203,7 +215,9 @@ class Blocks:
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self.first, self.ids, self.epochs = 0, np.empty(0, np.int64), np.empty(0, np.int64)
+        self.first = 0  # step
+        self.ids = np.empty(0, np.int64)
+        self.epochs = np.empty(0, np.int64)
 
     def step(self, step: int, at: Callable[[Ids], tuple[Ids, Ids]]) -> tuple[Ids, Ids]:
         """Return the ids and epochs of a step; `at` returns those of positions."""
@@ -211,7 +225,8 @@ class Blocks:
         if not 0 <= begin < len(self.ids):
             samples = _BLOCK_SAMPLES if begin == len(self.ids) > 0 else _FIRST_SAMPLES
             count = max(1, samples // self.batch_size) * self.batch_size
-            self.first, begin = step, 0
+            self.first = step
+            begin = 0
             self.ids, self.epochs = at(step * self.batch_size + np.arange(count, dtype=np.int64))
         end = begin + self.batch_size
         return self.ids[begin:end], self.epochs[begin:end]
@@ -240,7 +255,8 @@ def _permute(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) ->
     values = _feistel(positions.astype(np.uint64), half, keys, which)
     outside = np.flatnonzero(values >= np.uint64(size))
     while outside.size:
-        values[outside] = walked = _feistel(values[outside], half, keys, which[outside])
+        walked = _feistel(values[outside], half, keys, which[outside])
+        values[outside] = walked
         outside = outside[walked >= np.uint64(size)]
     return values.astype(np.int64)
 
@@ -248,8 +264,10 @@ def _permute(size: int, positions: Ids, keys: NDArray[np.uint64], which: Ids) ->
 def _feistel(
     values: NDArray[np.uint64], half: int, keys: NDArray[np.uint64], which: Ids
 ) -> NDArray[np.uint64]:
-    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
-    left, right = values >> shift, values & mask
+    mask = np.uint64((1 << half) - 1)
+    shift = np.uint64(half)
+    left = values >> shift
+    right = values & mask
     for key in keys:
         mixed = right + (key if len(key) == 1 else key[which])
         mixed *= np.uint64(0x9E3779B97F4A7C15)

@@ -31,7 +31,9 @@ def read_names(kind: type, called: Iterable[str]) -> frozenset[str]:
             for name in new & vars(owner).keys():
                 in_methods |= names_in(_function_of(vars(owner)[name]))
         new = in_methods - names
-    return frozenset(names | _OF_MODULES) if issubclass(kind, nn.Module) else frozenset(names)
+    if issubclass(kind, nn.Module):
+        names |= _OF_MODULES
+    return frozenset(names)
 
 
 def names_in(function: FunctionType | None) -> set[str]:

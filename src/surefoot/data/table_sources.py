@@ -55,7 +55,8 @@ def _loaded(source: Any) -> Any:
     """Return the table of a source that is not read yet: a LazyFrame of polars, a data set, a
     scanner or a Parquet file of pyarrow, a data set of lance.
     """
-    package, kind = type(source).__module__.partition(".")[0], type(source).__name__
+    package = type(source).__module__.partition(".")[0]
+    kind = type(source).__name__
     if (package, kind) == ("polars", "LazyFrame"):
         return source.collect()
     if package == "pyarrow" and kind in ("ParquetFile", "ParquetDataset"):
@@ -67,10 +68,10 @@ def _loaded(source: Any) -> Any:
 
 def _is_of(source: Any, package: str, kind: str) -> bool:
     """Return True for an object of a class of another library, or of a class that inherits it."""
-    return any(
-        base.__name__ == kind and base.__module__.partition(".")[0] == package
-        for base in type(source).__mro__
-    )
+    for owner in type(source).__mro__:
+        if owner.__name__ == kind and owner.__module__.partition(".")[0] == package:
+            return True
+    return False
 
 
 def _of_pandas(frame: Any) -> Any:

@@ -265,11 +265,18 @@ def refuse_nul(data: bytes, path: Path) -> None:
 
 def _wide_encoding(data: bytes) -> str | None:
     """Return the encoding of two or four bytes in which the beginning is text with ASCII in it."""
-    best, most_ascii = None, 0
+    best = None
+    most_ascii = 0
     for encoding, width in _WIDE.items():
-        text = data[: min(len(data), _SAMPLE) // width * width].decode(encoding, errors="replace")
-        odd = sum(not (letter.isprintable() or letter.isspace()) for letter in text)
-        of_ascii = sum(letter.isascii() for letter in text)
-        if odd <= len(text) // 20 and "\0" not in text and of_ascii > most_ascii:
-            best, most_ascii = encoding, of_ascii
+        size = min(len(data), _SAMPLE) // width * width
+        text = data[:size].decode(encoding, errors="replace")
+        is_text = "\0" not in text and sum(map(_is_odd, text)) <= len(text) // 20
+        ascii_count = sum(map(str.isascii, text))
+        if is_text and ascii_count > most_ascii:
+            best = encoding
+            most_ascii = ascii_count
     return best
+
+
+def _is_odd(letter: str) -> bool:
+    return not letter.isprintable() and not letter.isspace()

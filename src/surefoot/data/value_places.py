@@ -21,10 +21,14 @@ from surefoot.data.read_names import names_in, read_names
 
 PLAIN = (bool, int, float, str, bytes, complex, np.generic, type(None))
 BY_VALUE = (*PLAIN, tuple, list, dict, set, frozenset)
-ATTRIBUTE, ENTRY, ITSELF = "{name}.{key}", "{name}[{key!r}]", "{name}"  # names of values
+# how values are named
+ATTRIBUTE = "{name}.{key}"
+ENTRY = "{name}[{key!r}]"
+ITSELF = "{name}"
 MAX_ENTRIES = 64  # a longer container is compared as a whole, by some of its entries
 _SOME = 256
-_MAX_PLACES, _MAX_DEPTH = 100, 8
+_MAX_PLACES = 100
+_MAX_DEPTH = 8
 _OF_LOADER = frozenset({"dataset", "collate_fn"})
 _OF_CLASS = (*BY_VALUE, MemberDescriptorType)  # constants and slots
 
@@ -70,8 +74,9 @@ class ValuePlace:
             return self.entries() == self.last
         if self.values is None:
             return False
-        now, last = self.values(), self.last_values
-        return len(now) == len(last) and all(map(is_, now, last))
+        values = self.values()
+        last_values = self.last_values
+        return len(values) == len(last_values) and all(map(is_, values, last_values))
 
     def name_of(self, key: Any) -> str:
         return self.label.format(name=self.path.name, key=key)
@@ -81,8 +86,10 @@ class ValuePlace:
         for key in self.last:
             if self.name_of(key) == name:
                 return key
+        if self.label != ATTRIBUTE:
+            return None
         attribute = name.removeprefix(f"{self.path.name}.")
-        return attribute if self.label == ATTRIBUTE and attribute in self.path.names else None
+        return attribute if attribute in self.path.names else None
 
 
 class Visitor:
@@ -136,8 +143,8 @@ class Visitor:
     def _enter_container(self, thing: Any, path: Path) -> None:
         match thing:
             case tuple():  # its owner has another one if an entry changes
-                for index, each in enumerate(thing[:MAX_ENTRIES]):
-                    self.visit(each, path._replace(name=f"{path.name}[{index}]"))
+                for index, entry in enumerate(thing[:MAX_ENTRIES]):
+                    self.visit(entry, path._replace(name=f"{path.name}[{index}]"))
             case dict() if path.names & thing.keys():  # by constants, as in settings["rate"]
                 named = partial(_named, thing, path.names)
                 self._add(ValuePlace(path, named, ENTRY, thing.__setitem__))
@@ -213,7 +220,9 @@ def _has_own_memory(array: np.ndarray[Any, Any]) -> bool:
     owner: Any = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    return owner is None or (isinstance(owner, Tensor) and not is_in_shared_memory(owner))
+    if isinstance(owner, Tensor):
+        return not is_in_shared_memory(owner)
+    return owner is None
 
 
 def is_in_shared_memory(tensor: Tensor) -> bool:
