@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 from weakref import proxy
 
@@ -385,6 +387,34 @@ def without_compiler() -> Iterator[None]:
         yield
     finally:
         Optimizer.add_param_group = wrapped  # type: ignore[method-assign]
+
+
+def import_for_steps(optimizers: Iterable[RunOptimizer]) -> None:
+    """Import torch._dynamo if the first step of an optimizer would import it.
+
+    An exception within that import keeps all frames of its stack, and what they refer to, until
+    Python collects garbage: the model of a notebook's first run, after `del run`. So it happens on
+    the stack of a thread.
+    """
+    name = "torch._dynamo"
+    if name in sys.modules or not any(map(_imports_dynamo, optimizers)):
+        return
+    thread = Thread(target=import_module, args=(name,))
+    thread.start()
+    thread.join()
+
+
+def _imports_dynamo(trained: RunOptimizer) -> bool:
+    """Return True for a step with torch's decorator for differentiable optimizers."""
+    if isinstance(trained.skip, StraightToKernel | FlatAdamW):
+        return False  # they call their kernel without `step`
+    step = getattr(type(trained.optimizer), "step", None)
+    while step is not None:
+        code = getattr(step, "__code__", None)
+        if code is not None and code.co_name == "_use_grad":
+            return True
+        step = getattr(step, "__wrapped__", None)
+    return False
 
 
 def _lies_whole(tensor: Tensor) -> bool:

@@ -13,7 +13,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.extras import refuse_missing_trackers
 from surefoot.config.tree import flat
 from surefoot.data.loader import MicroBatch, StoppedError
-from surefoot.optim.first_step import import_for_steps
+from surefoot.optim.build import import_for_steps
 from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
