@@ -85,10 +85,13 @@ def _in_memory_order(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 def read_fingerprints(fingerprints: Sequence[Fingerprint]) -> list[list[int]]:
     """Return the sums of each fingerprint. The host waits once for each device."""
     numbers: list[list[int]] = [[] for _ in fingerprints]
-    for indices in _by_device([each.sums.device for each in fingerprints]):
-        read = iter(torch.cat([fingerprints[index].sums for index in indices]).tolist())
+    for indices in _by_device([fingerprint.sums.device for fingerprint in fingerprints]):
+        of_device = torch.cat([fingerprints[index].sums for index in indices]).tolist()
+        start = 0
         for index in indices:
-            numbers[index] = [next(read) for _ in range(len(fingerprints[index].sums))]
+            stop = start + len(fingerprints[index].sums)
+            numbers[index] = of_device[start:stop]
+            start = stop
     return numbers
 
 
@@ -119,6 +122,10 @@ class Sketch:
     block: int  # numbers in a block
     sums: Tensor  # (blocks,)
     largest: Tensor  # ()
+
+    @property
+    def kind(self) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], torch.device]:
+        return self.dtype, self.shape, self.layout, self.sums.device
 
 
 @torch.no_grad()
@@ -152,8 +159,7 @@ def sketch(tensor: Tensor) -> Sketch:
 
 def near_sketches(first: Sketch, second: Sketch) -> bool:
     """Return True if two tensors were equal up to rounding. The host waits for the device."""
-    kinds = [(each.dtype, each.shape, each.layout, each.sums.device) for each in (first, second)]
-    if kinds[0] != kinds[1]:
+    if first.kind != second.kind:
         return False
     allowed = first.largest * math.sqrt(first.block) + first.sums.abs()
     difference = (first.sums - second.sums).abs()

@@ -297,14 +297,14 @@ def fitted_gpt2(tensors: Mapping[str, Tensor], model: GPT, *, path: Path) -> dic
 
 
 def _misfit(state: Mapping[str, Tensor], model: GPT) -> str | None:
-    own = model.state_dict()
-    lacking = [name for name in own if name not in state]
+    live = model.state_dict()
+    lacking = [name for name in live if name not in state]
     if lacking:
         return f"it has no {', '.join(lacking[:3])}"
-    foreign = [name for name in state if name not in own]
+    foreign = [name for name in state if name not in live]
     if foreign:
         return f"this model has no {', '.join(foreign[:3])}"
-    for name, tensor in own.items():
+    for name, tensor in live.items():
         if tensor.shape != state[name].shape:
             return f"its {name} has shape {list(state[name].shape)}, here {list(tensor.shape)}"
     head = state["head.weight"]

@@ -39,11 +39,11 @@ class RankSums:
                 self.order.append((leaf, leaves, of_rank, place))
         self.order.sort()
 
-    def start(self, total: Tensor, own: Sequence[Tensor]) -> "Exchange":
+    def start(self, total: Tensor, own_sums: Sequence[Tensor]) -> "Exchange":
         """Send this rank's subtrees, flat tensors in the order of `subtrees`. They are overwritten,
         and `total` gets the sum.
         """
-        return Exchange(self, total, own)
+        return Exchange(self, total, own_sums)
 
     def of_tree(self, tree: TreeSum[Tensor], *, like: Tensor) -> Tensor:
         """Return the sum over all ranks, a flat tensor like `like`, given the tree of this rank.
@@ -53,15 +53,15 @@ class RankSums:
         if total is not None:
             return total
         tree.fill(self.own.stop)
-        own = []
+        own_sums = []
         for _, _, value in tree.subtrees:
-            own.append(erase(torch.empty_like(like)) if value is None else value)
-        if len(own) == 1:
-            total = own[0].clone()
-            own = [total]
+            own_sums.append(erase(torch.empty_like(like)) if value is None else value)
+        if len(own_sums) == 1:
+            total = own_sums[0].clone()
+            own_sums = [total]
         else:
             total = torch.empty_like(like)
-        exchange = self.start(total, own)
+        exchange = self.start(total, own_sums)
         exchange.share_slices()
         exchange.finish()
         return total
@@ -79,7 +79,7 @@ class RankSums:
 class Exchange:
     """One exchange of `RankSums`."""
 
-    def __init__(self, ranks: RankSums, total: Tensor, own: Sequence[Tensor]) -> None:
+    def __init__(self, ranks: RankSums, total: Tensor, own_sums: Sequence[Tensor]) -> None:
         self.ranks = ranks
         self.total = total
         if ranks.swaps:
@@ -92,12 +92,12 @@ class Exchange:
         for rank, (first, last) in enumerate(self.bounds):
             subtrees = ranks.subtrees[rank]
             if rank == ranks.rank:
-                self.received.append([flat[start:stop] for flat in own])
+                self.received.append([flat[start:stop] for flat in own_sums])
                 continue
-            if len(own) == 1:
-                outgoing = own[0][first:last]
+            if len(own_sums) == 1:
+                outgoing = own_sums[0][first:last]
             else:
-                outgoing = torch.stack([flat[first:last] for flat in own]).view(-1)
+                outgoing = torch.stack([flat[first:last] for flat in own_sums]).view(-1)
             inbox = total.new_empty(len(subtrees) * (stop - start))
             if stop > start:
                 self.received.append(list(inbox.chunk(len(subtrees))))

@@ -248,12 +248,12 @@ class OrderedSums:
         the device.
         """
         counted = sums.plain if sums.counted is None else sums.counted
-        own = torch.zeros(self.most + 2, dtype=torch.float64, device=self.world.device)
+        sent = torch.zeros(self.most + 2, dtype=torch.float64, device=self.world.device)
         losses = sums.parts[: self.most]  # without those of passes that only join collectives
         if losses:
-            own[: len(losses)] = torch.stack(losses)
-        own[-2] = counted
-        self.own = own
+            sent[: len(losses)] = torch.stack(losses)
+        sent[-2] = counted
+        self.sent = sent
         if not self.waits_for_mark:
             self._send()
 
@@ -263,19 +263,19 @@ class OrderedSums:
         """
         if not self.waits_for_mark:
             return self.world.agree(mark)
-        self.own[-1] = mark
+        self.sent[-1] = mark
         self._send()
         if self.work is not None:
             self.work.wait()
-        own = self.own[-1:]
-        return all(equal_on_cpu(losses[-1:], own) for losses in self.losses)
+        own_mark = self.sent[-1:]
+        return all(equal_on_cpu(losses[-1:], own_mark) for losses in self.losses)
 
     def _send(self) -> None:
         if len(self.shares) > 1:
-            self.losses = [torch.empty_like(self.own) for _ in self.shares]
-            self.work = dist.all_gather(self.losses, self.own, async_op=True)
+            self.losses = [torch.empty_like(self.sent) for _ in self.shares]
+            self.work = dist.all_gather(self.losses, self.sent, async_op=True)
         else:
-            self.losses = [self.own]
+            self.losses = [self.sent]
             self.work = None
 
     def started(self, loss: Tensor, scale: Tensor | None) -> Tensor:
