@@ -18,7 +18,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 from surefoot.distributed.heartbeat import SPEAKER, VERDICT, Heartbeat
-from surefoot.distributed.liveness import Beat, Lost, RankConnections
+from surefoot.distributed.liveness import Beat, LostRank, RankConnections
 from surefoot.errors import DataError, RankLostError
 from waiting import HANG_S, wait_until
 
@@ -209,7 +209,7 @@ def test_the_launcher_may_name_a_rank_at_once(
     three: Ranks, capfd: pytest.CaptureFixture[str]
 ) -> None:
     three.start()
-    PrefixStore("heartbeat", three.store).set(VERDICT, Lost(1, "rank 1 died").written())
+    PrefixStore("heartbeat", three.store).set(VERDICT, LostRank(1, "rank 1 died").written())
     assert wait_until(lambda: len(three.ended) == 3)
     assert all("rank 1 died" in line for line in said(capfd))
 
@@ -276,9 +276,9 @@ def test_a_rank_that_ends_tells_how_far_it_was(three: Ranks) -> None:
     three.hearts[0].every_s = 60.0
     time.sleep(3 * EVERY_S)
     three.hearts[0].at(9, "training")
-    three.hearts[0]._end(Lost(1, "rank 1 was killed", step=3, doing="training"))
+    three.hearts[0]._end(LostRank(1, "rank 1 was killed", step=3, doing="training"))
     assert Beat.read(PrefixStore("heartbeat", three.store).get("0")).step == 9
-    assert three.hearts[0].lost == Lost(1, "rank 1 was killed", step=9, doing="training")
+    assert three.hearts[0].lost == LostRank(1, "rank 1 was killed", step=9, doing="training")
     three.hearts[0].wake.set()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stated import numbers_in
-from surefoot.distributed.liveness import Beat, Lost, RankWatch, Stall
+from surefoot.distributed.liveness import Beat, LostRank, RankWatch, Stall
 
 FIRST, SECOND = (
     Beat(0, "here", 10, stage="running", step=6),
@@ -16,7 +16,7 @@ FIRST, SECOND = (
 )
 
 
-def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, Lost] | None:
+def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, LostRank] | None:
     """After how many seconds which rank is named, where two say one thing after the other each
     second and stay with the last.
     """
@@ -85,7 +85,7 @@ def test_a_lost_rank_was_last_heard_of_at_the_largest_step_that_is_known() -> No
     assert lost.text.endswith(" 6, starting")
     assert lost.beside(replace(FIRST, step=9, doing="training")).text.endswith(" 9, training")
     assert lost.beside(replace(FIRST, step=5)) == lost
-    failed = Lost(1, replace(SECOND, error="ValueError").failure)
+    failed = LostRank(1, replace(SECOND, error="ValueError").failure)
     assert failed.beside(replace(FIRST, step=9)) == failed, "it knows itself where it failed"
 
 

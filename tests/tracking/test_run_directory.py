@@ -31,7 +31,7 @@ from surefoot.checkpoint.format import Checkpoint, DamageError, write
 from surefoot.cli.report import _could_have_panels
 from surefoot.config.paths import open_no_follow, read_regular, write_whole
 from surefoot.distributed.heartbeat import Heartbeat
-from surefoot.distributed.liveness import Lost
+from surefoot.distributed.liveness import LostRank
 from surefoot.errors import Command
 from surefoot.tools.compare.trained import read_run as read_trained
 from surefoot.tools.compare.trials import Trials
@@ -505,7 +505,7 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(
         log.flush()
     heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
     heart.opened(logs=tmp_path / "logs", fresh_line="")
-    heart._say(Lost(0, "rank 0 is lost"))
+    heart._say(LostRank(0, "rank 0 is lost"))
     for opened in (
         lambda: RankLog().open(tmp_path / "logs" / "rank-3.log"),
         lambda: TensorBoard(tmp_path / "logs", from_step=0),

@@ -104,7 +104,7 @@ class MicroBatchHash(TypedDict):
     samples: int
 
 
-class Accepted(TypedDict):
+class AcceptedChange(TypedDict):
     """The program changes that the user accepted at `step`."""
 
     step: int
@@ -137,7 +137,7 @@ class Fingerprints(TypedDict):
     draws: bool
     failed: bool
     sources: Sources
-    accepted: list[Accepted]
+    accepted: list[AcceptedChange]
     not_looked_into: list[str]
 
 
@@ -158,14 +158,14 @@ class WatchedScore(TypedDict):
     waited: int
 
 
-class Kept(TypedDict):
-    """A checkpoint that is kept for its value of the score of `best`."""
+class RunnerUp(TypedDict):
+    """One of the best checkpoints after the best, with its value of the score of `best`."""
 
     step: int
     value: Number
 
 
-class Lowered(TypedDict):
+class PlateauState(TypedDict):
     """The state of a learning-rate plateau: the factor, the best score and counters."""
 
     factor: float
@@ -233,7 +233,7 @@ class SavedState:
     trainable: Annotated[dict[str, list[str]], TrainableNames]
     eval_mode: dict[str, list[str]]
     monitor: WatchedScore | None
-    plateau: Lowered | None
+    plateau: PlateauState | None
     skipped_in_a_row: list[int]
     clock: Seconds
     seen: list[str]
@@ -245,7 +245,7 @@ class SavedState:
     rates: dict[str, Nested] | None = None  # base learning rates, which the body may write
     scores: dict[str, Number] | None = None  # of an evaluation after this step
     average_updates: dict[str, int] | None = None  # of models with an average, by name
-    runners_up: list[Kept] | None = None  # the best checkpoints after the best, in order
+    runners_up: list[RunnerUp] | None = None  # the best checkpoints after the best, in order
     stopping: list[WatchedScore] | None = None  # of each early-stopping rule; behavior 1: `monitor`
     # what passes have shown of the buffers without a rule
     buffers: dict[str, list[str]] | None = None

@@ -24,7 +24,7 @@ from surefoot.config.paths import make_no_follow, open_no_follow
 from surefoot.distributed.liveness import (
     STOPPED,
     Beat,
-    Lost,
+    LostRank,
     RankConnections,
     RankPhase,
     RankWatch,
@@ -86,7 +86,7 @@ class Heartbeat:
         self.stopping = threading.Event()
         self.awaited = threading.Event()
         self.named = threading.Event()
-        self.lost: Lost | None = None
+        self.lost: LostRank | None = None
         self.rounds = 0  # of requests that the store answered
         self.cut_off = False
         self.spoken_for = False
@@ -287,10 +287,10 @@ class Heartbeat:
             self.sent = sent
             self.sent_condition.notify_all()
 
-    def _listen(self, *, elapsed_s: float) -> Lost | None:
+    def _listen(self, *, elapsed_s: float) -> LostRank | None:
         self.spoken_for = self.spoken_for or self.store.check([SPEAKER])
         if self.store.check([VERDICT]):
-            return Lost.read(self.store.get(VERDICT))
+            return LostRank.read(self.store.get(VERDICT))
         # before the beats are read: a rank says goodbye before its line closes
         dead = frozenset(self.dead)
         beats = self._beats()
@@ -342,24 +342,24 @@ class Heartbeat:
                 self._end(self._lost_with_store(f"has not answered for {self.silent_s:.0f} s"))
                 return
 
-    def _lost_with_store(self, how: str) -> Lost:
+    def _lost_with_store(self, how: str) -> LostRank:
         self.cut_off = True
         main = self.watch.known.get(0)
         if main is not None and main.stage == "failed":
-            return Lost(0, main.failure)
+            return LostRank(0, main.failure)
         if main is not None and main.has_left and self.beat.stage == "running":
             return main.left_alone(self.beat.step)  # its store ended with it
         if self.in_launcher:
-            return Lost(0, f"the connection to the launcher {how}", more=STOPPED)
+            return LostRank(0, f"the connection to the launcher {how}", more=STOPPED)
         if main is None:
-            return Lost(0, f"the connection to rank 0 {how}", more=STOPPED)
+            return LostRank(0, f"the connection to rank 0 {how}", more=STOPPED)
         return replace(main.lost("", STOPPED), how=f"the connection to {main.who} {how}")
 
     @property
     def _holds_store(self) -> bool:
         return self.rank == 0 and not self.in_launcher
 
-    def _end(self, lost: Lost) -> None:
+    def _end(self, lost: LostRank) -> None:
         self.lost = lost.beside(self.beat)
         if not self.cut_off:
             with suppress(RuntimeError):
@@ -387,14 +387,14 @@ class Heartbeat:
             with suppress(OSError):  # it has ended
                 os.kill(beat.pid, signal.SIGCONT)
 
-    def _speaks_of(self, lost: Lost) -> bool:
+    def _speaks_of(self, lost: LostRank) -> bool:
         return not self._left_to_launcher and self.rank == (1 if lost.rank == 0 else 0)
 
     @property
     def _left_to_launcher(self) -> bool:
         return self.spoken_for and not self.cut_off
 
-    def _say(self, lost: Lost) -> None:
+    def _say(self, lost: LostRank) -> None:
         text = f"error: {self._error_of(lost)}\n"
         with suppress(OSError):  # nobody reads it
             if self._left_to_launcher and (self.logs is None or self.rank == 0):
@@ -426,7 +426,7 @@ class Heartbeat:
     def _error_of_main(self) -> str:
         return self.watch.known[0].error if 0 in self.watch.known else ""
 
-    def _error_of(self, lost: Lost) -> RankLostError:
+    def _error_of(self, lost: LostRank) -> RankLostError:
         first, *more = [line.strip() for line in lost.text.splitlines()]
         remedy = None
         if self.logs is not None:

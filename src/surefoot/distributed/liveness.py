@@ -119,19 +119,19 @@ class Beat:
         """True if the rank begins no further step and has not failed."""
         return self.stage in _OUT
 
-    def left_alone(self, furthest: int) -> "Lost":
+    def left_alone(self, furthest: int) -> "LostRank":
         """Return this rank as lost: it left its loop, and others begin step `furthest`."""
         ended = f"after step {self.step}" if self.step >= 0 else "before its first step"
         how = f"{self.who} left its training loop {ended}, but other ranks wait for it at step {furthest}"
-        return Lost(self.rank, how, more=_LEFT)
+        return LostRank(self.rank, how, more=_LEFT)
 
-    def lost(self, how: str, more: str = "") -> "Lost":
+    def lost(self, how: str, more: str = "") -> "LostRank":
         """Return this rank as lost, with its last reported progress."""
-        return Lost(self.rank, f"{self.who} {how}", step=self.step, doing=self.doing, more=more)
+        return LostRank(self.rank, f"{self.who} {how}", step=self.step, doing=self.doing, more=more)
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostRank:
     """A lost rank. `how` names the rank and the cause."""
 
     rank: int
@@ -145,8 +145,8 @@ class Lost:
         """The complete message.
 
         >>> (
-        ...     Lost(1, "rank 1 was killed", step=5, doing="training").text,
-        ...     Lost(1, "rank 1 failed: why").text,
+        ...     LostRank(1, "rank 1 was killed", step=5, doing="training").text,
+        ...     LostRank(1, "rank 1 failed: why").text,
         ... )
         ('rank 1 was killed, last heard from at step 5, training', 'rank 1 failed: why')
         """
@@ -155,12 +155,12 @@ class Lost:
             progress = f", last heard from {_where(self.step, self.doing)}"
         return f"{self.how}{progress}{self.more}"
 
-    def beside(self, other: Beat) -> "Lost":
+    def beside(self, other: Beat) -> "LostRank":
         """Return a copy with the progress of another rank, if that rank is ahead.
 
         The other rank could begin its step only after the lost rank finished the step before.
 
-        >>> Lost(1, "rank 1 was killed", step=5, doing="saving").beside(
+        >>> LostRank(1, "rank 1 was killed", step=5, doing="saving").beside(
         ...     Beat(0, "here", 41, step=9, doing="training")
         ... ).text
         'rank 1 was killed, last heard from at step 9, training'
@@ -172,14 +172,14 @@ class Lost:
     def written(self) -> str:
         """Return the fields as JSON.
 
-        >>> Lost.read(Lost(1, "gone").written())
-        Lost(rank=1, how='gone', step=-1, doing='', more='')
+        >>> LostRank.read(LostRank(1, "gone").written())
+        LostRank(rank=1, how='gone', step=-1, doing='', more='')
         """
         return json.dumps(asdict(self))
 
     @staticmethod
-    def read(text: str | bytes) -> "Lost":
-        return Lost(**json.loads(text))
+    def read(text: str | bytes) -> "LostRank":
+        return LostRank(**json.loads(text))
 
 
 class RankWatch:
@@ -202,7 +202,7 @@ class RankWatch:
         elapsed_s: float,
         hurried: bool = False,
         dead: Collection[int] = (),
-    ) -> Lost | None:
+    ) -> LostRank | None:
         """Process the messages read `elapsed_s` seconds after the previous call. Returns the lost
         rank, or None.
 
@@ -226,19 +226,19 @@ class RankWatch:
 
     def _suspicions(
         self, beats: Mapping[int, Beat], dead: Collection[int]
-    ) -> Iterator[tuple[tuple[int, str], Lost]]:
+    ) -> Iterator[tuple[tuple[int, str], LostRank]]:
         running = [beat for beat in beats.values() if beat.stage == "running"]
         furthest = max((beat.step for beat in running), default=-1)
         for rank, beat in beats.items():
             before = self.known.get(rank)
             is_silent = before is not None and before.number == beat.number
             if beat.stage == "failed":
-                yield (rank, "failed"), Lost(rank, beat.failure)
+                yield (rank, "failed"), LostRank(rank, beat.failure)
             elif beat.stage in _OUT and beat.step < furthest:
                 yield (rank, "left"), beat.left_alone(furthest)
             elif beat.stage == "gone" and running:
                 how = f"{beat.who} ended {beat.where}, but other ranks wait for it"
-                yield (rank, "gone"), Lost(rank, how)
+                yield (rank, "gone"), LostRank(rank, how)
             elif beat.stage in _NEEDED and rank in dead:
                 yield (rank, "ended"), beat.lost("has ended and closed its connection", _ENDED)
             elif beat.stage in _NEEDED and is_silent:

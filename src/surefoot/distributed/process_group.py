@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from surefoot.distributed.environment import ERRORS, LAUNCHER
 from surefoot.distributed.heartbeat import MAILBOX, MEETING, NONCE, SPEAKER, VERDICT
-from surefoot.distributed.liveness import Beat, Lost
+from surefoot.distributed.liveness import Beat, LostRank
 from surefoot.distributed.process_count import cores_each
 from surefoot.errors import visible
 
@@ -123,15 +123,15 @@ class Group:
         for rank in ranks or self.running:
             self.processes[rank].proc.send_signal(number)
 
-    def name_lost(self, lost: Lost) -> None:
+    def name_lost(self, lost: LostRank) -> None:
         """Report a lost rank to the other ranks, so that they end."""
         if not self.mailbox.check([VERDICT]):
             self.mailbox.set(VERDICT, lost.written())
 
-    def named_lost(self) -> Lost | None:
+    def named_lost(self) -> LostRank | None:
         if not self.mailbox.check([VERDICT]):
             return None
-        return Lost.read(self.mailbox.get(VERDICT))
+        return LostRank.read(self.mailbox.get(VERDICT))
 
     def beat(self, rank: int) -> Beat:
         if self.mailbox.check([str(rank)]):
@@ -177,19 +177,19 @@ class Group:
             return f"{beat.who} failed"
         return f"{beat.who} ended with status {status}"
 
-    def what_happened(self, rank: int) -> Lost:
+    def what_happened(self, rank: int) -> LostRank:
         """Return the end of a rank with its progress and its last output."""
         status = self.statuses[rank]
         beat = self.beat(rank)
         if beat.error and status > 0:
-            return Lost(rank, beat.failure)
+            return LostRank(rank, beat.failure)
         refusal = self.refusals().get(rank)
         if refusal is not None:  # before it met the other ranks
-            return Lost(rank, f"rank {rank}: {refusal}")
+            return LostRank(rank, f"rank {rank}: {refusal}")
         more = self.last_lines(rank)
         if -status == getattr(signal, "SIGKILL", 9):
             more = f": out of memory, or killed by hand{more}"
-        return Lost(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=more)
+        return LostRank(rank, self.in_short(rank), step=beat.step, doing=beat.doing, more=more)
 
     def last_lines(self, rank: int) -> str:
         """Return the last output of a rank for a message. The result is empty for rank 0, which

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from surefoot.checkpoint.state_json import Kept, Lowered, WatchedScore
+from surefoot.checkpoint.state_json import PlateauState, RunnerUp, WatchedScore
 from surefoot.config.behavior import BEST_IS_STRICT
 from surefoot.config.keywords import known_keywords, parse_score, unmonitored
 from surefoot.errors import ConfigError, Remedy, Setting, out_of_range, together
@@ -326,10 +326,10 @@ class Best:
             del self.runners_up[self.keep - 1 :]
         return step in self.steps
 
-    def state(self) -> list[Kept]:
-        return [Kept(step=step, value=repr(value)) for step, value in self.runners_up]
+    def state(self) -> list[RunnerUp]:
+        return [RunnerUp(step=step, value=repr(value)) for step, value in self.runners_up]
 
-    def load_state(self, state: WatchedScore | None, runners_up: Sequence[Kept] | None) -> None:
+    def load_state(self, state: WatchedScore | None, runners_up: Sequence[RunnerUp] | None) -> None:
         """Restore what `watch.state` and `state` returned, unless the checkpoint monitored another
         score.
         """
@@ -454,11 +454,11 @@ class Feedback:
             f" {after.factor:.3g} times the schedule from step {step:,}{limit}"
         )
 
-    def state(self) -> Lowered:
+    def state(self) -> PlateauState:
         best = self.standing.best
         return {**asdict(self.standing), "best": None if best is None else repr(best)}  # type: ignore[typeddict-item]
 
-    def load_state(self, state: Lowered | None) -> None:
+    def load_state(self, state: PlateauState | None) -> None:
         if state is not None:
             best = None if state["best"] is None else float(state["best"])
             self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
