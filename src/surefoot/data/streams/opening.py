@@ -81,7 +81,7 @@ def build_tape(
         tape.say = partial(print, flush=True) if settings.console and world.is_main else None
         check_samples(tape.beginning(), seed=seed)
         if is_new:  # the run begins
-            check_own_sources(stream, how, tape, world, say=tape.say or _say_nothing)
+            check_own_sources(tape, how, world)
         unless_complete.pop_all()
     return tape
 
@@ -261,10 +261,6 @@ def _remove_abandoned(directory: Path) -> None:
             is_old = time.time() - path.stat().st_mtime > _ABANDONED_S
             if is_old and is_unlocked(path):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _say_nothing(_text: str) -> None:
-    """Say nothing: the run has no console, or this is not rank 0."""
 
 
 def _end_temporary(recorder: Recorder, directory: Path, pid: int) -> None:

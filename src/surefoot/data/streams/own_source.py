@@ -6,7 +6,6 @@ Only if they differ does one other rank read its first rows.
 """
 
 import threading
-from collections.abc import Callable
 
 from surefoot.data.same_on_ranks import UNSPLIT
 from surefoot.data.streams.reader import HowToRead, SourcePosition
@@ -27,15 +26,13 @@ _ROWS = 8  # that are compared
 _LIMIT_S = 30.0  # for which these rows are awaited
 
 
-def check_own_sources(
-    stream: Stream, how: HowToRead, tape: Tape, world: World, *, say: Callable[[str], None]
-) -> None:
+def check_own_sources(tape: Tape, how: HowToRead, world: World) -> None:
     """Raise `DataError` if the source of a rank was split by rank, and say what is noted of the
     sources. Collective.
 
     The tape has rank 0's first rows by now.
     """
-    values = values_of_source(stream.source)
+    values = values_of_source(tape.stream.source)
     digests = digests_of_values(values)
     of_main = world.from_main(digests)
     unseeded = generators_without_seed(values)
@@ -55,32 +52,23 @@ def check_own_sources(
         if differing_there:
             last_differing = rank
     if names_of_order:
-        say(
+        tape.tell(
             "note: the order of this stream differs between two starts of the program"
             f" ({names_of_order[0]}): give it a fixed seed"
         )
-    if last_differing is not None and how.is_one_rank and not stream.same_on_ranks:
+    if last_differing is not None and how.is_one_rank and not tape.stream.same_on_ranks:
         _, names = by_rank[last_differing]
-        _compare_rows(stream, how, tape, world, rank=last_differing, names=names, say=say)
+        _compare_rows(tape, how, world, rank=last_differing, names=names)
 
 
-def _compare_rows(
-    stream: Stream,
-    how: HowToRead,
-    tape: Tape,
-    world: World,
-    *,
-    rank: int,
-    names: list[str],
-    say: Callable[[str], None],
-) -> None:
+def _compare_rows(tape: Tape, how: HowToRead, world: World, *, rank: int, names: list[str]) -> None:
     """Let one rank read the first rows of its own source. Raise `DataError` if they differ."""
     rows = min(_ROWS, tape.head, tape.shards.look())
     digest = None
     if world.is_main:
         digest = tape.shards.entry_before(rows)[1].hex()
     elif world.rank == rank:
-        digest = _digest_of_rows(stream, how, rows)
+        digest = _digest_of_rows(tape.stream, how, rows)
     digests = world.gathered(digest)
     values = ", ".join(names)
     if digests[rank] is not None and digests[rank] != digests[0]:
@@ -99,7 +87,7 @@ def _compare_rows(
             values=names,
         )
     outcome = "they did not arrive" if digests[rank] is None else "they are the same"
-    say(
+    tape.tell(
         f"note: the source of rank {rank} differs from that of rank 0 in {values}, so its first"
         f" {rows} rows were read to compare them: {outcome}\n"
         "  if no other rank may read its source: sf.data.Stream(source, same_on_ranks=True)"

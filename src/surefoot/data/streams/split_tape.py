@@ -135,7 +135,7 @@ def taped_rows(
         tape.beginning()  # which refuses an empty stream
         rows = TapedRows(name, tape, directory)
         if is_new:
-            check_own_sources(stream, how, tape, world, say=say or _say_nothing)
+            check_own_sources(tape, how, world)
         tape.close()
         tape.is_live = False
         unless_complete.pop_all()
@@ -147,7 +147,3 @@ def _directory_of(stream: Stream, name: str, run_dir: Path | None) -> Path | Non
         shared = absolute_path(local_path(stream.directory, setting="directory"))
         return shared / f"split-{name}"
     return None if run_dir is None else run_dir / "tapes" / f"split-{name}"
-
-
-def _say_nothing(_text: str) -> None:
-    """Say nothing: the run has no console, or this is not rank 0."""

@@ -210,6 +210,11 @@ class Tape:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def tell(self, text: str) -> None:
+        """Say something, unless the run has no console or this is not rank 0."""
+        if self.say is not None:
+            self.say(text)
+
     def _failure(self, recorder: Recorder | None) -> dict[str, Any] | None:
         """Return the failure that ended the recording, in this process or in another one."""
         if recorder is not None and recorder.failure is not None:
@@ -334,9 +339,8 @@ class Tape:
             self.recorder = None
             self.is_live = False
             recorder.close()
-            if self.say is not None:
-                for note in recorder.notes:
-                    self.say(note)
+            for note in recorder.notes:
+                self.tell(note)
         # of the session, which ends
         self.say = None
         self.stop_requested = None
