@@ -786,8 +786,8 @@ def test_a_slow_worker_is_named_once_and_then_each_time_that_it_takes_twice_as_l
     )
     feed = run.parts.pipeline.feed(workers=2, say=warnings.append)
     feed.start(0, stop=6)
-    assert feed.reads is not None
-    feed.reads.batches = TimedOut(feed.reads.batches, times=times)
+    assert feed.loader_workers is not None
+    feed.loader_workers.batches = TimedOut(feed.loader_workers.batches, times=times)
     for step in range(6):
         feed.micro_batches(step)
     feed.close()

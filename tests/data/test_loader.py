@@ -438,7 +438,7 @@ def test_on_cuda_gathered_batches_are_pinned_and_on_their_way_one_step_ahead(kin
 
 
 def test_a_repeated_micro_batch_is_a_copy_since_a_loss_may_write_into_the_batch():
-    ((first, repeated),) = fed(Augmented(8), 0, 1, own=range(1), passes=2)
+    ((first, repeated),) = fed(Augmented(8), 0, 1, share=range(1), passes=2)
     assert (repeated.count, repeated.is_padding, len(repeated.sample_ids)) == (0, True, 0)
     expected = repeated.batch[0].clone()
     first.batch[0].zero_()

@@ -102,7 +102,7 @@ def test_draws_do_not_depend_on_the_number_of_workers(workers):
 
 def test_draws_do_not_depend_on_ranks_accumulation_or_the_first_step():
     whole = draws(fed(Noisy()))
-    of_ranks = [draws(fed(Noisy(), own=range(rank, rank + 1))) for rank in (0, 1)]
+    of_ranks = [draws(fed(Noisy(), share=range(rank, rank + 1))) for rank in (0, 1)]
     halves = [zip(*[iter(numbers)] * 4, strict=True) for numbers in of_ranks]
     assert [
         number for pair in zip(*halves, strict=True) for half in pair for number in half

@@ -199,7 +199,7 @@ def test_workers_live_on_after_ctrl_c_and_sigterm_and_end_with_close():
     )
     feed.start(0)
     feed.micro_batches(0)
-    pids = [process.pid for process in feed.reads.processes]
+    pids = [process.pid for process in feed.loader_workers.processes]
     assert len(pids) == 2
     for pid in pids:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -228,7 +228,7 @@ if __name__ == "__main__":
     feed = Feed(Large(), plan, seed=0, micro_batch_size=4, device=torch.device("cpu"), workers=2, collate=list, count=len)
     feed.start(0)
     feed.micro_batches(0)
-    print(*(process.pid for process in feed.reads.processes), flush=True)
+    print(*(process.pid for process in feed.loader_workers.processes), flush=True)
     BODY
 """
 
@@ -268,7 +268,7 @@ def test_workers_end_when_the_run_is_killed():
         )
         feed.start(0)
         feed.micro_batches(0)
-        print(*(process.pid for process in feed.reads.processes), flush=True)
+        print(*(process.pid for process in feed.loader_workers.processes), flush=True)
         time.sleep(10_000)
 
     with Forked(work, stdout=subprocess.PIPE) as process:

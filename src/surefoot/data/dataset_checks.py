@@ -358,11 +358,11 @@ def digest_of_samples(dataset: Any, *, seed: int) -> str:
     this seed reads them.
     """
     gather = gather_fn(dataset)
-    reads = SampleArguments(dataset)
+    arguments = SampleArguments(dataset)
     count = sample_count(dataset)
     with untouched():
         chosen = [
-            _read(dataset, gather, reads, seed, sample) for sample in _first_middle_last(count)
+            _read(dataset, gather, arguments, seed, sample) for sample in _first_middle_last(count)
         ]
         return hash_of([count, *map(hash_of, chosen)])
 
@@ -378,11 +378,11 @@ def _first_middle_last(samples: int) -> list[int]:
 
 def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int) -> None:
     name = type(dataset).__name__
-    reads = SampleArguments(dataset)
+    arguments = SampleArguments(dataset)
     for sample in _first_middle_last(samples):
         hashes = set()
         for reading in range(_READINGS if sample == 0 else _READINGS // 2):
-            value = _read(dataset, gather, reads, seed, sample, reading=reading)
+            value = _read(dataset, gather, arguments, seed, sample, reading=reading)
             hashes.add(hash_of(value))
         if len(hashes) > 1:
             if gather is not None:
@@ -412,7 +412,7 @@ def _check_repeats(dataset: Any, gather: Gather | None, seed: int, samples: int)
 def _read(
     dataset: Any,
     gather: Gather | None,
-    reads: SampleArguments,
+    arguments: SampleArguments,
     seed: int,
     sample: int,
     *,
@@ -421,6 +421,6 @@ def _read(
     """Read a sample under its own seed, or gather it under that of a `reading`."""
     if gather is None:
         bits = fold(stream_key(seed, "augment"), 0, sample)
-        return read_each(reads, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
+        return read_each(arguments, [sample], seeds=[bits], seed=seed_generators, step=0)[0]
     seed_generators(reading)
     return gathered(dataset, gather, np.array([sample]), np.zeros(1, dtype=np.int64), step=0)

@@ -105,16 +105,16 @@ def hashes_of_samples(
         middle = (start + stop) // 2
         labels[middle] = f"sample {middle} (part {name})"
     key = stream_key(seed, "augment")
-    reads = SampleArguments(dataset)
+    arguments = SampleArguments(dataset)
     hashes = {}
     with untouched():
         for sample, label in labels.items():
             bits = fold(key, 0, sample)
             seed_generators(bits)
-            reads.seed(bits)
+            arguments.seed(bits)
             try:
                 if gathered is None:
-                    value = reads.dataset[sample]
+                    value = arguments.dataset[sample]
                 else:
                     value = gathered(np.array([sample]), np.zeros(1, np.int64))
                 hashes[label] = hash_of(value, unknown)

@@ -54,13 +54,13 @@ class Feed:
     function from a batch to its number of targets, called on the host (default: the size of the
     first dimension). workers: number of loader processes, ignored if the data set gathers whole
     batches (see `gather_fn`). collate: a function from samples to a batch. If `collate` is given,
-    samples are read individually. own: indices of the micro-batches that this rank reads (default:
-    all). If `own` is given, another micro-batch with a count of 0 replaces an empty micro-batch,
-    because each rank must run a forward and backward pass. passes: the number of micro-batches per
-    step; the last one is repeated with a count of 0 (default: as many as `own` has). puts_back:
-    restore the global generators after each read in this process, which takes longer than reading a
-    small batch. fixed_step: what a data set that takes `step` receives in place of the step. say: a
-    function that receives a warning if a worker hangs.
+    samples are read individually. share: indices of the micro-batches that this rank reads
+    (default: all). If `share` is given, another micro-batch with a count of 0 replaces an empty
+    micro-batch, because each rank must run a forward and backward pass. passes: the number of
+    micro-batches per step; the last one is repeated with a count of 0 (default: as many as `share`
+    has). puts_back: restore the global generators after each read in this process, which takes
+    longer than reading a small batch. fixed_step: what a data set that takes `step` receives in
+    place of the step. say: a function that receives a warning if a worker hangs.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Feed:
         workers: int = 0,
         count: Callable[[Any], int] | None = None,
         collate: Collate | None = None,
-        own: range | None = None,
+        share: range | None = None,
         passes: int = 0,
         puts_back: bool = True,
         fixed_step: int | None = None,
@@ -92,8 +92,8 @@ class Feed:
         self.passes = passes
         self.puts_back = puts_back
         self.say = say
-        self.own = own or range(plan.pieces)
-        self.shared = own is not None
+        self.share = share or range(plan.pieces)
+        self.replaces_empty = share is not None
         single = by_sample(dataset)
         if collate is not None and not hasattr(single, "__getitem__"):
             raise ConfigError(
@@ -117,7 +117,7 @@ class Feed:
         )
         # on CUDA: the next step, whose copies are in flight
         self.ahead: list[MicroBatch] | None = None
-        self.reads: Workers | None = None
+        self.loader_workers: Workers | None = None
         self.step = 0
         self.stop = -1
         self.latest: int | None = None  # the last requested step
@@ -132,11 +132,11 @@ class Feed:
         if self.workers and self.gather is None:
             from surefoot.data.workers import Workers
 
-            self.reads = Workers(
+            self.loader_workers = Workers(
                 self.reader,
                 first=step,
                 stop=stop,
-                pieces=self.own,
+                pieces=self.share,
                 workers=self.workers,
                 pin=self.device.type == "cuda",
                 say=self.say,
@@ -154,7 +154,7 @@ class Feed:
             self.start(step, stop=None if self.stop < 0 else self.stop)  # with the new list
         self.step = step + 1
         self.latest = step
-        if self.device.type != "cuda" or (self.reads is None and self.gather is None):
+        if self.device.type != "cuda" or (self.loader_workers is None and self.gather is None):
             return self._build(step)
         current = self._build(step) if self.ahead is None else self.ahead
         # read one step ahead on CUDA, so that the copy overlaps with the step
@@ -163,7 +163,7 @@ class Feed:
 
     @property
     def reads_in_workers(self) -> bool:
-        return self.reads is not None
+        return self.loader_workers is not None
 
     def follow_changes(self) -> None:
         """Read the next step in this process from the data set as it is now, also if the step was
@@ -175,22 +175,22 @@ class Feed:
         self.reader.follow_changes()
 
     def close(self) -> None:
-        if self.reads is not None:
-            self.reads.close()
-        self.ahead = self.reads = None
+        if self.loader_workers is not None:
+            self.loader_workers.close()
+        self.ahead = self.loader_workers = None
 
     def _build(self, step: int) -> list[MicroBatch]:
         micro_batches = []
         pieces = self.plan.micro_batches(step)
-        for index in self.own:
+        for index in self.share:
             ids, epochs = pieces[index]
-            if self.reads is None:
+            if self.loader_workers is None:
                 batch = self._read(step, index, ids, epochs)
             else:
-                batch = self.reads.next()
+                batch = self.loader_workers.next()
             # on the host, before a batch may move itself
             targets = 0 if batch is None else self._count(batch, ids)
-            is_substitute = batch is None and self.shared
+            is_substitute = batch is None and self.replaces_empty
             if is_substitute:
                 batch = self._substitute(step, pieces)
             if self.device.type != "cpu":
@@ -202,7 +202,7 @@ class Feed:
             )
         while len(micro_batches) < self.passes:
             last = micro_batches[-1]
-            index = last.index + self.own.step
+            index = last.index + self.share.step
             no_ids = last.sample_ids[:0]
             batch = deepcopy(last.batch)  # a loss may write into it
             micro_batches.append(MicroBatch(batch, 0, index, no_ids, no_ids, is_padding=True))

@@ -329,15 +329,15 @@ class DataPipeline:
         """Return this rank's feed, not yet started; the caller must seed the global generators
         after each read.
         """
-        own = None
+        share = None
         passes = 0
         # ranks that wait for each other in each pass have equally many
         if self.parallel.kind == "fsdp" or self.parallel.sync == "every":
-            own = self._own
+            share = self._share
             passes = max(map(len, self.shares))
         elif self.world.size > 1:
-            own = self._own
-        return self._feed(workers=workers, own=own, passes=passes, puts_back=False, say=say)
+            share = self._share
+        return self._feed(workers=workers, share=share, passes=passes, puts_back=False, say=say)
 
     def samples(self, step: int) -> list[list[int]]:
         """Return the sample ids of this rank's micro-batches of a step without reading the
@@ -347,17 +347,17 @@ class DataPipeline:
             pieces = self.plan.micro_batches(step)
         except Exception:  # an error of the plan must not hide the error that is being reported
             return []
-        return [pieces[index][0].tolist() for index in self._own]
+        return [pieces[index][0].tolist() for index in self._share]
 
     def first(self, step: int = 0) -> MicroBatch | None:
         """Return the first micro-batch of this rank in a step, or None if the read fails."""
-        return _first_with_samples(self.again(step, own=self._own[:1]))
+        return _first_with_samples(self.again(step, share=self._share[:1]))
 
     def beginning(self) -> MicroBatch | None:
         """Return the first micro-batch of the run, equal on all ranks, or None if the read
         fails.
         """
-        return _first_with_samples(self.again(0, own=range(1)))
+        return _first_with_samples(self.again(0, share=range(1)))
 
     def passes(self, steps: int) -> Iterator[tuple[int, MicroBatch]]:
         """Yield the micro-batches with targets of the first steps, each with its step; the same on
@@ -373,11 +373,11 @@ class DataPipeline:
         finally:
             feed.close()
 
-    def again(self, step: int, *, own: range | None = None) -> Sequence[MicroBatch]:
-        """Read the micro-batches of any step (all, or those in `own`); return an empty list if the
-        read fails.
+    def again(self, step: int, *, share: range | None = None) -> Sequence[MicroBatch]:
+        """Read the micro-batches of any step (all, or those in `share`); return an empty list if
+        the read fails.
         """
-        feed = self._feed(own=own)
+        feed = self._feed(share=share)
         with untouched():
             try:
                 feed.start(step, stop=step + 1)
@@ -444,7 +444,7 @@ class DataPipeline:
         return self.sizes.shares(ranks, shards=shards)
 
     @property
-    def _own(self) -> range:
+    def _share(self) -> range:
         return self.shares[self.world.rank]
 
     @property

@@ -21,7 +21,7 @@ SeedFn = Callable[[int], Any]
 
 
 def read_each(
-    reads: SampleArguments,
+    arguments: SampleArguments,
     ids: Sequence[int],
     *,
     seeds: Sequence[int] = (),
@@ -32,8 +32,8 @@ def read_each(
 
     The next of `seeds` seeds the `rng` before each read, and is passed to `seed` if that is given.
     """
-    dataset = reads.dataset
-    is_seeded = reads.is_seeded
+    dataset = arguments.dataset
+    is_seeded = arguments.is_seeded
     samples: list[Any] = []
     sample = ids[0]
     bits = 0
@@ -44,7 +44,7 @@ def read_each(
             return samples
         for sample, bits in zip(ids, seeds, strict=True):
             if is_seeded:
-                reads.seed(bits)
+                arguments.seed(bits)
             if seed is not None:
                 seed(bits)
             samples.append(dataset[sample])
@@ -125,7 +125,7 @@ class MicroBatchReader(Dataset[Any]):
 
     def follow_changes(self) -> None:
         """Take the parts of the data set as they are now."""
-        self.reads = SampleArguments(self.dataset)
+        self.arguments = SampleArguments(self.dataset)
         self.read_many = read_many_fn(self.dataset)
 
     def address(self, step: int, index: int) -> tuple[Any, ...]:
@@ -231,7 +231,7 @@ class MicroBatchReader(Dataset[Any]):
         if self.read_many is not None:
             with suppress(Exception):  # reading one by one names the sample
                 return self.read_many(numbers)
-        self.reads.set_step(step if self.fixed_step is None else self.fixed_step)
-        is_seeded = seed is not None or self.reads.is_seeded
+        self.arguments.set_step(step if self.fixed_step is None else self.fixed_step)
+        is_seeded = seed is not None or self.arguments.is_seeded
         seeds = sample_bits(self.sample_key, ids, epochs).tolist() if is_seeded else ()
-        return read_each(self.reads, numbers, seeds=seeds, seed=seed, step=step)
+        return read_each(self.arguments, numbers, seeds=seeds, seed=seed, step=step)

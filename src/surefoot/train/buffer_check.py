@@ -93,11 +93,11 @@ class BufferCheck:
 
     def _two_micro_batches(self, step: int) -> Sequence[MicroBatch]:
         if self.pipeline.sizes.pieces > 1:
-            found = self.pipeline.again(step, own=range(2))
+            found = self.pipeline.again(step, share=range(2))
         else:
             found = [
-                *self.pipeline.again(step, own=range(1)),
-                *self.pipeline.again(step + 1, own=range(1)),
+                *self.pipeline.again(step, share=range(1)),
+                *self.pipeline.again(step + 1, share=range(1)),
             ]
         return [each for each in found if each.count > 0]
 
