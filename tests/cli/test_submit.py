@@ -143,7 +143,7 @@ def test_the_extra_is_named_where_submitit_is_missing(tmp_path, monkeypatch, cap
 
 
 def test_help_shows_each_option_of_the_job_once(cluster: Path, capsys) -> None:
-    for arguments in (["gpt", "--help-all"], ["program.py:build", "--help"], ["--help"]):
+    for arguments in (["gpt", "--help-all"], ["program.py:build", "--help-all"], ["--help-all"]):
         with pytest.raises(SystemExit) as left:
             main(["submit", *arguments])
         assert left.value.code == 0

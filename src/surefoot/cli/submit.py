@@ -86,7 +86,7 @@ class Submit(AcceptChange, ProgramOptions):
     """
 
     hours: float | None = field(default=None, metadata=MOST_USED)
-    """Time limit of each start of the job, in hours. Required."""
+    """Time limit of each start of the job, in hours; required."""
     nodes: int = limited(1, min_value=1, most_used=True)
     """Number of machines."""
     gpus_per_node: int = limited(0, min_value=0, most_used=True)
@@ -197,7 +197,7 @@ def check_training(arguments: Sequence[str], *, tasks: int = 1, local: bool = Fa
     for name, words in by_flag(arguments):
         if name in HELP:
             flags += words
-    config, _ = program_settings(program, options, flags, verb="submit", own=[Submit])
+    config, _ = program_settings(program, options, flags, verb="submit", option_classes=[Submit])
     program.check(config)
     processes.refuse_tasks(tasks, processes.settled(options, config), config, local=local)
     run_dir = getattr(config, "run_dir", "")
