@@ -173,11 +173,14 @@ def _variants(
     """Return the variants of combinations of varied settings. Those that differ only in the seed
     are repeats of one variant, whether --seeds or --vary gave the seeds.
     """
-    are_repeated = seeds > 1 or any("seed" in settings and len(settings) > 1 for settings in varied)
+    are_repeated = seeds > 1
+    for combination in varied:
+        if "seed" in combination and len(combination) > 1:
+            are_repeated = True
     run_seeds: list[Any] = [None] * len(varied)
     if are_repeated:
-        run_seeds = [settings.pop("seed", None) for settings in varied]
-    combinations = {_key_of(settings): settings for settings in varied}
+        run_seeds = [combination.pop("seed", None) for combination in varied]
+    combinations = {_key_of(combination): combination for combination in varied}
     groups = dict(zip(combinations, names(list(combinations.values())), strict=True))
     variants = []
     for seed, combination, values in zip(run_seeds, varied, settings, strict=True):
@@ -307,7 +310,7 @@ def _configurations(
         # varied values override flags
         arguments = [*without(flags, text), *_flags_of(kind, text)]
         layers = layers_below(program, in_file, arguments)
-        config, origins = configured(kind, layers, arguments, verb=verb, own=[Compare])
+        config, origins = configured(kind, layers, arguments, verb=verb, option_classes=[Compare])
         configurations.append((config, origins))
         known.append(text)
         program.check(config)

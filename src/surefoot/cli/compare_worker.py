@@ -173,12 +173,12 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     """
     torch.set_num_threads(plan.threads)
     program, kind = program_of(plan, run=directory / name)
-    own = {"run_dir": str(directory / name)}
+    of_variant = {"run_dir": str(directory / name)}
     for variant in plan.variants:
         if variant.name == name:
-            own = {**variant.settings, **own}
+            of_variant = {**variant.settings, **of_variant}
     # a single layer: the plan has already dropped settings of other optimizers
-    settings = {**plan.base, **own}
+    settings = {**plan.base, **of_variant}
     # models of other sizes could choose differently, so all variants use the plan's choices
     chosen = {name: value for name, value in plan.settled.items() if settings[name] == "auto"}
     if "precision" in chosen and settings.get("channels_last") == "auto":
@@ -189,7 +189,7 @@ def build_variant(plan: planned.Planned, directory: Path, name: str) -> Run:
     for key, origin in origins.items():
         if key in chosen:
             config_origins[key] = "auto"
-        elif key in own:
+        elif key in of_variant:
             config_origins[key] = "variant"
         elif origin == "comparison":
             config_origins[key] = plan.origins.get(key, "default")

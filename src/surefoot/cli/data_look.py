@@ -105,7 +105,11 @@ def _show(name: str, options: DataLook, flags: Sequence[str]) -> None:
     program = find_program(name)
     words = [*flags, f"--data.path={options.path}"]
     config, _ = read_settings(
-        program, layers_below(program, {}, words), words, verb="data look", own=[DataLook]
+        program,
+        layers_below(program, {}, words),
+        words,
+        verb="data look",
+        option_classes=[DataLook],
     )
     result = look_at(name, config, count=options.samples)
     _print("data", result.about)

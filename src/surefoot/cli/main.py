@@ -110,6 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _unread() -> bool:
+    """Return True if nobody reads standard output any more, and let it lead nowhere."""
     if sys.stdout is None or not hasattr(select, "poll"):  # not on Windows
         return False
     look = select.poll()
@@ -141,25 +142,32 @@ def run_or_exit(call: Callable[[], None], *, with_traceback: bool, as_json: bool
         error = problem
         if rendezvous is not None:
             error = rendezvous.report_to_ranks(problem) or problem
-        out_of_memory = type(error).__name__ == "OutOfMemoryError"
-        if not isinstance(error, SurefootError) and not out_of_memory:
+        if not isinstance(error, SurefootError) and not _is_out_of_memory(error):
             raise raised
         if not isinstance(error, RankLostError):
             leave_error(error_as_json(error))
         if _speaks_of(error, rendezvous):
             if with_traceback:
                 traceback.print_exception(error)
-            if as_json:
-                print(json.dumps(error_as_json(error), allow_nan=False), file=sys.stderr)
-            else:
-                print(visible(error_lines(error)), file=sys.stderr)
-            if out_of_memory and not as_json:
-                print(
-                    "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result stays the same),"
-                    " or --precision bf16",
-                    file=sys.stderr,
-                )
+            _print_error(error, as_json=as_json)
         sys.exit(error.exit_status if isinstance(error, SurefootError) else 6)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return type(error).__name__ == "OutOfMemoryError"  # torch may not be imported
+
+
+def _print_error(error: Exception, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(error_as_json(error), allow_nan=False), file=sys.stderr)
+        return
+    print(visible(error_lines(error)), file=sys.stderr)
+    if _is_out_of_memory(error):
+        print(
+            "  try: a smaller --micro-batch-size or --activation-checkpointing blocks (the result"
+            " stays the same), or --precision bf16",
+            file=sys.stderr,
+        )
 
 
 def _speaks_of(problem: Exception, rendezvous: ModuleType | None) -> bool:

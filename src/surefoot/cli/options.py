@@ -186,7 +186,7 @@ def verb_options(
     help, unless `help_goes_on` is True."""
     if missing is not None:
         target(kind, arguments, verb=verb, missing=missing)
-    own = {"", *option_names(kind)} - set(but)
+    names = {"", *option_names(kind)} - set(but)
     if asks_for_help(arguments):
         print(f"{inspect.cleandoc(kind.__doc__ or '')}\n")
         if not help_goes_on:
@@ -195,7 +195,7 @@ def verb_options(
     words: list[str] = []
     others: list[str] = []
     for name, group in by_flag(arguments):
-        if name in own:
+        if name in names:
             words += group
         else:
             others += group
@@ -361,16 +361,16 @@ def refuse_unknown(
     its value for each.
     """
     help_flag = _HELP_WITH[flags]
-    problems = [
-        unknown_setting(
+    problems = []
+    for name, words in groups:
+        problem = unknown_setting(
             name,
             known,
             value=flag_text(words, name) or "",
             kind=flags.removesuffix("s"),
             reason=f"all {flags}: surefoot {verb} {help_flag}",
         )
-        for name, words in groups
-    ]
+        problems.append(problem)
     if problems:
         raise together(problems)
 

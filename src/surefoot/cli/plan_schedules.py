@@ -123,13 +123,13 @@ def _schedule(text: str, length: Length, shared: Mapping[str, Any]) -> Single | 
 def _single(text: str, shared: Mapping[str, Any], *, rises: bool = True) -> Single:
     shape, *settings = text.split(":")
     check_shape(shape)
-    own = dict(_setting(setting) for setting in settings)
+    in_text = dict(_setting(setting) for setting in settings)
     all_settings = {name: value for name, value in shared.items() if name in SHAPES[shape].takes}
     if SHAPES[shape].own_rise:
         all_settings.pop("warmup", None)
-    all_settings |= own
+    all_settings |= in_text
     spec = Schedule(name=shape, **all_settings).spec()
-    if not rises and "warmup" not in own:
+    if not rises and "warmup" not in in_text:
         return replace(spec, warmup=None)
     return spec
 
@@ -161,17 +161,19 @@ def _no_setting(text: str, *, near: str | None = None) -> ConfigError:
 def _basis(
     options: PlanSchedules, flags: Sequence[str]
 ) -> tuple[Length, dict[str, Any], float | None]:
-    own = [PlanSchedules]
+    classes = [PlanSchedules]
     verb = "plan --schedules LIST"
     if not options.what:
         in_file = file_values(options.config)
-        plain, _ = configured(Plain, [("file", in_file)], flags, verb=verb, own=own)
+        plain, _ = configured(Plain, [("file", in_file)], flags, verb=verb, option_classes=classes)
         from surefoot.tools.plan.schedule_plot import steps_alone
 
         return steps_alone(plain.length), _settings(flatten(plain)), None
     program = find_program(options.what[0])
     layers = layers_below(program, file_values(options.config), flags)
-    config, _ = read_settings(program, layers, flags, verb=f"{verb} {options.what[0]}", own=own)
+    config, _ = read_settings(
+        program, layers, flags, verb=f"{verb} {options.what[0]}", option_classes=classes
+    )
     if program.described["kind"] == "recipe":
         settings = _settings(flatten(config))
         durations = f"{config.length} {options.schedules} {settings}"

@@ -49,7 +49,11 @@ def predict(arguments: list[str]) -> None:
             path=run_path,
         )
     request, _ = configured(
-        program.names["Predict"], [], flags, verb=f"predict {options.run} INPUT", own=[Predict]
+        program.names["Predict"],
+        [],
+        flags,
+        verb=f"predict {options.run} INPUT",
+        option_classes=[Predict],
     )
     checkpoint = choose_checkpoint(run_path, options.checkpoint)
     from surefoot.tracking.console import TextWriter

@@ -61,7 +61,7 @@ def resume(arguments: list[str]) -> None:
     if is_of_recipe or "run_dir" in saved:
         saved["run_dir"] = str(run)
     config, origins = read_settings(
-        program, [("file", saved)], flags, verb="resume RUN", own=[Resume]
+        program, [("file", saved)], flags, verb="resume RUN", option_classes=[Resume]
     )
     text = file_text(run / "config.toml")
     # what config.toml says keeps the origin that it had

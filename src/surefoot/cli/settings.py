@@ -43,14 +43,18 @@ def program_settings(
     flags: Sequence[str],
     *,
     verb: str,
-    own: Sequence[type[Any]] = (),
+    option_classes: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
     """Return a program's configuration and the origin of each value, or (None, {}) if the program
     takes no settings.
     """
     layers = layers_below(program, file_values(options.config), flags)
     return read_settings(
-        program, layers, flags, verb=f"{verb} {options.what}", own=[*own, type(options)]
+        program,
+        layers,
+        flags,
+        verb=f"{verb} {options.what}",
+        option_classes=[*option_classes, type(options)],
     )
 
 
@@ -87,7 +91,7 @@ def saved_settings(
     """
     program, in_file = read_program(run, run_changed=options.run_changed_program)
     config, _ = read_settings(
-        program, [("file", in_file)], flags, verb=f"{verb} RUN", own=[type(options)]
+        program, [("file", in_file)], flags, verb=f"{verb} RUN", option_classes=[type(options)]
     )
     if not options.run_changed_program:
         program.refuse_changed_files(config, run=run)
@@ -100,18 +104,20 @@ def read_settings(
     flags: Sequence[str],
     *,
     verb: str,
-    own: Sequence[type[Any]] = (),
+    option_classes: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
     """Return the result of `configured`. If the program takes no settings, return (None, {}), or
     print a help text that says so.
     """
     if program.config is not None:
-        return configured(program.config, layers, flags, verb=verb, own=own)
+        return configured(program.config, layers, flags, verb=verb, option_classes=option_classes)
     if asks_for_help(flags):
         print("build() takes no settings.\n")
-        print_options(own, verb.split(maxsplit=1)[0], is_whole=asks_for_whole_help(flags))
+        print_options(
+            option_classes, verb.split(maxsplit=1)[0], is_whole=asks_for_whole_help(flags)
+        )
         sys.exit(0)
-    for kind in own:
+    for kind in option_classes:
         refuse_misspelled(flags, kind, verb=verb)
     given = [*flags, *(f"config ({origin})" for origin, layer in layers if layer)]
     if given:
@@ -137,10 +143,10 @@ def configured(
     arguments: Sequence[str],
     *,
     verb: str,
-    own: Sequence[type[Any]] = (),
+    option_classes: Sequence[type[Any]] = (),
 ) -> tuple[Any, dict[str, str]]:
     """Return an instance of `kind` from defaults, layers and flags, and the origin of each value.
-    `own` has the option classes for the help."""
+    `option_classes` are for the help and for misspelled flags."""
     known = field_hints(kind)
     names = []  # of the settings among the arguments
     unknown = []
@@ -150,11 +156,11 @@ def configured(
         elif name and name not in HELP:
             unknown.append((name, words))
     options: list[str] = []
-    for option_kind in own:
-        options += option_names(option_kind)
+    for option_class in option_classes:
+        options += option_names(option_class)
     refuse_unknown(unknown, [*options, *known], verb=verb)
     if asks_for_help(arguments):
-        _print_help(kind, layers, verb, own, is_whole=asks_for_whole_help(arguments))
+        _print_help(kind, layers, verb, option_classes, is_whole=asks_for_whole_help(arguments))
     # tyro sees only the settings that are given: it needs no default, and builds no other parser
     field_of = {name: f"setting_{name.replace('.', '_')}" for name in names}
     fields = [(field, Annotated[known[name], arg(name=name)]) for name, field in field_of.items()]
@@ -190,7 +196,7 @@ def _print_help(
     kind: type[Any],
     layers: Sequence[Layer],
     verb: str,
-    own: Sequence[type[Any]],
+    option_classes: Sequence[type[Any]],
     *,
     is_whole: bool,
 ) -> None:
@@ -210,15 +216,15 @@ def _print_help(
     all_settings = f"All {len(settings)} settings: surefoot {verb} --help-all"
     if is_whole or len(settings) <= len(most_used(settings)):
         if subcommand not in ("train", "resume"):
-            print_options(own, subcommand, is_whole=is_whole, but=names)
+            print_options(option_classes, subcommand, is_whole=is_whole, but=names)
         print(f"{title}\n{settings_page(settings)}")
         if subcommand in ("train", "resume"):  # whose options are used less than the settings
-            print_options(own, subcommand, is_whole=is_whole, but=names)
+            print_options(option_classes, subcommand, is_whole=is_whole, but=names)
     elif subcommand == "train":
         print(f"{title}\n{most_used_page(settings)}")
         print(f"{all_settings}\nOptions of train: surefoot train --help")
     else:
-        print_options(own, subcommand, is_whole=is_whole, but=names)
+        print_options(option_classes, subcommand, is_whole=is_whole, but=names)
         print(all_settings)
     sys.exit(0)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from surefoot.cli.options import (
     WHICH_RUN,
@@ -28,6 +29,9 @@ from surefoot.config.setting import checked, number
 from surefoot.program import status_line
 from surefoot.saved_run import SavedRun
 from surefoot.tracking.run_reader import read_run
+
+if TYPE_CHECKING:
+    from surefoot.tools.verify.verify import Steps
 
 _BETWEEN_S = 0.2  # between updates of the progress line
 
@@ -84,20 +88,24 @@ def verify(arguments: list[str]) -> None:
         saved_settings(run, options, flags, verb="verify")
     from surefoot.tools.verify.rerun import STEPS
 
+    steps: Steps = "auto"
+    if options.all:
+        steps = "all"
+    elif some:
+        steps = options.steps or STEPS
     with redirect_stdout(sys.stderr) if options.json else nullcontext():
         try:
             with status_line() as show:
                 verdict = saved.verify(
-                    steps="all" if options.all else options.steps or (STEPS if some else "auto"),
+                    steps=steps,
                     windows=options.windows,
                     seed=options.seed,
                     tolerance=options.tolerance,
                     say=lambda text: print(text, flush=True),
                     progress_fn=progress(show),
                 )
-        except (
-            Exception
-        ) as problem:  # user code may raise: still print the results of the file checks
+        except Exception as problem:
+            # user code may raise: the results of the file checks are its notes
             for note in vars(problem).pop("__notes__", ()):
                 print(note, file=sys.stderr, flush=True)
             raise
@@ -114,7 +122,8 @@ def progress(
     """
     from surefoot.tracking.format import duration
 
-    start_s, drawn = now(), -math.inf
+    start_s = now()
+    drawn = -math.inf
 
     def watch(done: int, total: int) -> None:
         nonlocal drawn
