@@ -432,7 +432,7 @@ def read_on_the_host(**changes: Any) -> int:
     how many were made.
     """
     from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
-    from surefoot.train.layer_stats import Watched
+    from surefoot.train.layer_stats import LayerWatch
     from surefoot.train.loop import steps
 
     count = 3
@@ -445,7 +445,7 @@ def read_on_the_host(**changes: Any) -> int:
         "record": run.parts.run_state.meter.add,
         "clock": lambda phase: None,
         "periodic": NothingDue(),
-        "watch": lambda index: Watched(index, looking),
+        "watch": lambda index: LayerWatch(index, looking),
     }
     with nothing_read():
         made = len(

@@ -28,7 +28,7 @@ from in_one import in_one
 from surefoot.data.loader import Feed, MicroBatch
 from surefoot.data.order import Order
 from surefoot.distributed.world import on_meta
-from surefoot.train.layer_stats import Layers, Watched
+from surefoot.train.layer_stats import Layers, LayerWatch
 from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
 
@@ -289,7 +289,7 @@ def test_steps_with_a_state_of_8_bits_read_nothing_on_the_host() -> None:
 
 
 def steps_of(
-    run: sf.Run, fed: Sequence[Any], *, length: int, watch: Callable[[int], Watched]
+    run: sf.Run, fed: Sequence[Any], *, length: int, watch: Callable[[int], LayerWatch]
 ) -> Iterator[Any]:
     """Steps with nothing due between them; each second one is watched."""
     return steps(
@@ -308,13 +308,13 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
     """Every second step is watched."""
     run = build(data(), **changes)
     fed, looking = micro_batches(), layers(run)
-    made, watched = [], dict[int, Watched]()
+    made, watched = [], dict[int, LayerWatch]()
     with nothing_read():
         for step in steps_of(
             run,
             fed,
             length=STEPS,
-            watch=lambda index: watched.setdefault(index, Watched(index, looking)),
+            watch=lambda index: watched.setdefault(index, LayerWatch(index, looking)),
         ):
             assert step.grad_norm is not None
             step.log(norm_again=step.grad_norm, index=step.index)
@@ -364,7 +364,9 @@ def test_steps_on_a_device_read_nothing_and_copy_nothing(changes: dict[str, Any]
         run = build(data(), **changes)
     fed, made = on("meta"), 0
     with nothing_read(), NoCopies():
-        for step in steps_of(run, fed, length=3, watch=lambda index: Watched(index, layers(run))):
+        for step in steps_of(
+            run, fed, length=3, watch=lambda index: LayerWatch(index, layers(run))
+        ):
             assert step.skipped is not None
             assert step.skipped.is_meta
             made += 1
@@ -453,7 +455,7 @@ def test_on_a_gpu_steps_wait_for_nothing(changes: dict[str, Any]) -> None:
         "record": run.parts.run_state.meter.add,
         "clock": lambda phase: None,
         "periodic": NothingDue(),
-        "watch": lambda index: Watched(index, looking),
+        "watch": lambda index: LayerWatch(index, looking),
     }
     for _ in steps(run.parts.task, run.state, feed=fed.__getitem__, length=2, **arguments):
         pass  # the first steps load kernels

@@ -8,7 +8,7 @@ Tested elsewhere:
 * groups without decay by name: optim/test_param_groups.py
 * peak used once, floor reached, no cosine climbing, warm-up = total, rate above 0:
   schedules/test_lr_schedule.py (here as used)
-* NaN burning patience: doctest of stopping.Watch; NaN ends with exit status 5: test_bad_input.py
+* NaN burning patience: doctest of patience.ScoreWatch; NaN ends with exit status 5: test_bad_input.py
 * padding samples counted: data/text/test_windows.py (HeldOut); a resume's records:
   test_resume_pitfalls.py
 * unknown keys, ill-typed values, a typo: test_config.py, test_bad_input.py; empty data set, loss

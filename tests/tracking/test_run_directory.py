@@ -801,7 +801,7 @@ def test_an_error_out_of_the_users_own_code_is_not_called_damage(
         raise KeyError("a fault of the user's own")
 
     monkeypatch.setattr(
-        "surefoot.train.patience.Watch.load_state", refuse
+        "surefoot.train.patience.ScoreWatch.load_state", refuse
     )  # a function of this file, which is not surefoot's
     with pytest.raises(KeyError, match="a fault of the user's own"):
         build(stopped).train()

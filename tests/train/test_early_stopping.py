@@ -22,7 +22,7 @@ from surefoot.recipes.optimizer_settings import EarlyStopping as Flags
 from surefoot.run import messages
 from surefoot.tools.plan import summary
 from surefoot.tracking.jsonl import records
-from surefoot.train.patience import Best, Standing, Watch, following
+from surefoot.train.patience import Best, PlateauProgress, ScoreWatch, following
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import scores_of_behavior_1
@@ -256,8 +256,8 @@ def test_a_share_as_min_delta_is_the_relative_threshold_of_torch(
             cooldown=1,
             eps=0.0,
         )
-        standing = Standing()
-        watch = Watch(f"{direction} a/score")
+        standing = PlateauProgress()
+        watch = ScoreWatch(f"{direction} a/score")
         watch.min_delta = text
         for step, value in enumerate(values):
             theirs.step(value)
@@ -294,7 +294,7 @@ def test_a_score_that_is_nan_is_said_once_and_never_wins(
     assert capsys.readouterr().out.count("val/score after step 1 is NaN") == 1
     best, rule = run.parts.run_state.watches
     assert (best.step, rule.step) == (5, 5)
-    assert isinstance(rule, Watch)
+    assert isinstance(rule, ScoreWatch)
     assert rule.waited == 2
 
 

@@ -23,7 +23,7 @@ from refused import refused
 from surefoot.data.loader import MicroBatch
 from surefoot.tracking.jsonl import records
 from surefoot.train.layer_hooks import FLAT_ENDS, Activity
-from surefoot.train.layer_stats import Layers, Watched
+from surefoot.train.layer_stats import Layers, LayerWatch
 
 SAMPLES, STEPS = 24, 4
 
@@ -441,12 +441,12 @@ def test_only_steps_that_are_due_are_watched(
     )
     watched: list[int] = []
 
-    class Noted(Watched):
+    class Noted(LayerWatch):
         def __init__(self, index: int, layers: Layers) -> None:
             watched.append(index)
             super().__init__(index, layers)
 
-    monkeypatch.setattr("surefoot.train.layer_stats.Watched", Noted)
+    monkeypatch.setattr("surefoot.train.layer_stats.LayerWatch", Noted)
     run.train()
     assert watched == [2, 5]
     assert [record["measured_step"] for record in layers(tmp_path / "run")] == [2, 5]
@@ -540,7 +540,7 @@ def test_a_repeated_micro_batch_is_not_measured() -> None:
     layer, ids, batches = nn.Linear(2, 2), np.arange(4), [(torch.ones(4, 2),), (torch.ones(4, 2),)]
     first, second = (MicroBatch(batch, 4, index, ids, ids) for index, batch in enumerate(batches))
     layers: Any = SimpleNamespace(parameters={}, modules={"layer": layer}, local_times=None)
-    watched = Watched(0, layers)
+    watched = LayerWatch(0, layers)
     loss = watched.over(
         lambda model, batch: model(*batch).mean(), [first, replace(second, is_padding=True)]
     )

@@ -28,7 +28,13 @@ from surefoot.recipes import images
 from surefoot.recipes.optimizer_settings import Plateau
 from surefoot.tools.plan import summary
 from surefoot.tracking.jsonl import records
-from surefoot.train.patience import Feedback, ReduceLROnPlateau, Standing, Watch, following
+from surefoot.train.patience import (
+    Feedback,
+    PlateauProgress,
+    ReduceLROnPlateau,
+    ScoreWatch,
+    following,
+)
 
 NEVER_BETTER = ReduceLROnPlateau("min val/same", patience=2)
 SETTINGS: dict[str, Any] = {
@@ -79,7 +85,7 @@ def left(run_dir: Path) -> Any:
 
 
 def factors(plateau: ReduceLROnPlateau, scores: Sequence[float]) -> list[float]:
-    standing, found = Standing(), []
+    standing, found = PlateauProgress(), []
     for step, score in enumerate(scores, start=1):
         standing = following(plateau, standing, step=step, score=score)
         found.append(standing.factor)
@@ -166,7 +172,7 @@ def following_factors(
     recorded: Sequence[tuple[int, float]], plateau: ReduceLROnPlateau, steps: int, every: int
 ) -> list[float]:
     """The factor of each step, from the recorded scores alone."""
-    standing, found = Standing(), []
+    standing, found = PlateauProgress(), []
     scores = dict(recorded)
     for step in range(steps):
         if step in scores and step % every == 0:
@@ -598,7 +604,9 @@ def test_early_stopping_ends_where_keras_ends(
             elif wait >= patience:
                 expected = step
                 break
-        watch = Watch(f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta))
+        watch = ScoreWatch(
+            f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta)
+        )
         found = next(
             (
                 step

@@ -18,7 +18,7 @@ from surefoot.run.checkpointing import Checkpointing
 from surefoot.tracking.console import RankLog
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split
-from surefoot.train.patience import Best, Feedback, Watch
+from surefoot.train.patience import Best, Feedback, ScoreWatch
 
 if TYPE_CHECKING:
     from surefoot.distributed.fsdp import Fsdp
@@ -109,7 +109,7 @@ class Steering:
     """The scores that steer training."""
 
     best: Best | None
-    stopping: list[Watch]
+    stopping: list[ScoreWatch]
     lowering: Feedback | None
 
 

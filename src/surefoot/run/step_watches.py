@@ -14,7 +14,7 @@ from surefoot.train.weight_check import WeightCheck
 
 if TYPE_CHECKING:
     from surefoot.distributed.world import World
-    from surefoot.train.layer_stats import Layers, Watched
+    from surefoot.train.layer_stats import Layers, LayerWatch
     from surefoot.train.state_check import StateCheck
 
 
@@ -46,7 +46,7 @@ class StepWatches:
         self.checks_weights = checks_weights
         self.announces = announces
         self.user_updates = False  # the user's loop calls `forward_backward` and `update`
-        self.watched: Watched | None = None  # of a step whose layers are recorded
+        self.watched: LayerWatch | None = None  # of a step whose layers are recorded
         self._layers: Layers | None = None
 
     def watch(self, index: int) -> Watch:

@@ -21,7 +21,7 @@ from surefoot.train.layer_hooks import Activity, observed
 from surefoot.train.step_watch import Loss, Named
 
 
-class Watched:
+class LayerWatch:
     """The measurements of one step. If one optimizer is updated several times in a step, the last
     update counts.
     """
@@ -129,7 +129,7 @@ def _used_rows(gradient: Tensor) -> Tensor:
 
 
 class Layers:
-    """A factory that creates `Watched` objects and converts each object to a record.
+    """A factory that creates `LayerWatch` objects and converts each object to a record.
 
     `trained` are each model's optimized parameters on this rank. If `compiled` is true, modules are
     not observed, since a hook would change the graph. `updated` are the names of parameters that
@@ -168,11 +168,11 @@ class Layers:
             for name, part in ({} if compiled else observed(module)).items()
         }
 
-    def watch(self, index: int) -> Watched:
+    def watch(self, index: int) -> LayerWatch:
         """Return the watch of a step."""
-        return Watched(index, self)
+        return LayerWatch(index, self)
 
-    def read(self, watched: Watched, *, count: Tensor | float) -> Record | None:
+    def read(self, watched: LayerWatch, *, count: Tensor | float) -> Record | None:
         """Return the record of a finished step of `count` targets, or None if nothing was updated.
         Waits for the device. Collective.
         """
@@ -197,7 +197,7 @@ class Layers:
             "never_updated": [name for name in self.rows if name not in self.updated],
         }
 
-    def _own(self, watched: Watched, count: Tensor | float) -> dict[str, Any]:
+    def _own(self, watched: LayerWatch, count: Tensor | float) -> dict[str, Any]:
         modules = watched.activity.by_module
         rows_used = {name: number for name, (number, _) in watched.rows_used.items()}
         named = [*watched.gradients.values(), watched.weights, watched.updates, rows_used]

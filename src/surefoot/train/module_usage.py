@@ -22,7 +22,7 @@ _TORCH = str(Path(torch.__file__).parent / "_").removesuffix("_")
 _SHOWN = 3
 
 
-class Watch:
+class ModuleUsage:
     """Records the modules and sharded parameters that the loss uses outside a call of the model.
 
     `gathered` are the modules that FSDP gathers separately, innermost first and the models last, or
@@ -217,7 +217,7 @@ class Watch:
 
 
 class _Uses(TorchFunctionMode):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ModuleUsage) -> None:
         super().__init__()
         self.watch = watch
 

@@ -26,7 +26,7 @@ from surefoot.optim.clipping import clear
 from surefoot.train.compile import sole_or_all
 from surefoot.train.loop import State, Step, Task, forward_backward
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
-from surefoot.train.module_usage import Watch
+from surefoot.train.module_usage import ModuleUsage
 from surefoot.train.precision import Precision
 from surefoot.train.step_watch import LossWatch
 
@@ -79,7 +79,7 @@ def check_first_pass(
     """
     if any(world.gathered(micro_batch is None or micro_batch.count == 0)) or micro_batch is None:
         return
-    watch, passed = Watch(models, gathered=gathered), True
+    watch, passed = ModuleUsage(models, gathered=gathered), True
     unused: list[str] = []
     try:
         unused = _passed(models, loss, micro_batch, precision, watch)
@@ -138,7 +138,7 @@ def _passed(
     loss: Callable[[Any, Any], Any],
     micro_batch: MicroBatch,
     precision: Precision,
-    watch: Watch,
+    watch: ModuleUsage,
 ) -> list[str]:
     forward = sole_or_all(
         {name: Called(model, partial(watch.through, model)) for name, model in models.items()}

@@ -157,11 +157,11 @@ class ReduceLROnPlateau:
         return _evaluations(self.patience)
 
 
-class Watch:
+class ScoreWatch:
     """The best value of one score, its step, and the number of values since: the patience of an
     early-stopping rule. NaN scores are ignored.
 
-    >>> watch = Watch("min val/loss")
+    >>> watch = ScoreWatch("min val/loss")
     >>> [watch.improved(step, loss) for step, loss in enumerate([2.0, 1.5, math.nan, 1.7])]
     [True, True, False, False]
     >>> watch.step, watch.value, watch.waited
@@ -194,7 +194,7 @@ class Watch:
         """The rule, for the header and the plan.
 
         >>> rule = EarlyStopping("min val/loss", patience=3, min_delta="1%")
-        >>> Watch(rule.monitor, rule).in_words
+        >>> ScoreWatch(rule.monitor, rule).in_words
         'ends after 3 evaluations without a val/loss better by more than 1%'
         """
         count = _counted(self.patience or 0, of_training=self.of_training)
@@ -269,7 +269,7 @@ class Best:
         of_training: bool = False,
     ) -> None:
         self.keep = keep
-        self.watch = Watch(text, of_training=of_training)
+        self.watch = ScoreWatch(text, of_training=of_training)
         self.watch.min_delta = min_delta  # of behavior 1 only
         self.runners_up: list[tuple[int, float]] = []  # (step, value), the best first
 
@@ -340,7 +340,10 @@ class Best:
 
 
 def load_stopping(
-    rules: Sequence[Watch], states: Sequence[WatchedScore] | None, *, monitor: WatchedScore | None
+    rules: Sequence[ScoreWatch],
+    states: Sequence[WatchedScore] | None,
+    *,
+    monitor: WatchedScore | None,
 ) -> None:
     """Restore the patience of early-stopping rules. In a checkpoint of behavior 1, `monitor` has
     the patience too.
@@ -380,7 +383,7 @@ def _counted(count: int, *, of_training: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PlateauProgress:
     """The state of a plateau after the scores so far."""
 
     factor: float = 1.0
@@ -391,11 +394,13 @@ class Standing:
     step: int = 0  # of the last score
 
 
-def following(plateau: ReduceLROnPlateau, before: Standing, *, step: int, score: float) -> Standing:
+def following(
+    plateau: ReduceLROnPlateau, before: PlateauProgress, *, step: int, score: float
+) -> PlateauProgress:
     """Return a plateau's state after one more score. The function is pure, so all ranks agree. NaN
     scores are only counted.
 
-    >>> plateau, standing = ReduceLROnPlateau("min val/loss", patience=2), Standing()
+    >>> plateau, standing = ReduceLROnPlateau("min val/loss", patience=2), PlateauProgress()
     >>> for step, loss in enumerate([2.0, 2.5, math.nan, 3.0, 1.0], start=1):
     ...     standing = following(plateau, standing, step=step, score=loss)
     ...     print(standing.factor, standing.waited, standing.not_numbers)
@@ -428,7 +433,7 @@ class Feedback:
     """
 
     plateau: ReduceLROnPlateau
-    standing: Standing = Standing()
+    standing: PlateauProgress = PlateauProgress()
 
     def update(self, step: int, score: float) -> str | None:
         """Record the score after `step` steps; return a one-line message about a reduction or a NaN
@@ -461,7 +466,7 @@ class Feedback:
     def load_state(self, state: PlateauState | None) -> None:
         if state is not None:
             best = None if state["best"] is None else float(state["best"])
-            self.standing = Standing(**{**state, "best": best})  # type: ignore[arg-type]
+            self.standing = PlateauProgress(**{**state, "best": best})  # type: ignore[arg-type]
 
 
 def rules_of(early_stopping: EarlyStopping | Sequence[EarlyStopping] | None) -> list[EarlyStopping]:
@@ -481,7 +486,7 @@ def watched(
     splits: Collection[str],
     at_end: Collection[str],
     behavior: int,
-) -> tuple[Best | None, list[Watch]]:
+) -> tuple[Best | None, list[ScoreWatch]]:
     """Return what `best` keeps, and the patience of each early-stopping rule. Raises `ConfigError`
     for a score of none of the `splits`; those `at_end` steer nothing.
     """
@@ -492,7 +497,7 @@ def watched(
         of_training = is_of_training(score, every_split)
         if not of_training:
             _refuse_unknown_split("early_stopping", rule.monitor, splits)
-        stopping.append(Watch(rule.monitor, rule, of_training=of_training))
+        stopping.append(ScoreWatch(rule.monitor, rule, of_training=of_training))
     min_delta: float | str = 0.0
     if behavior < BEST_IS_STRICT and rules and best in (None, rules[0].monitor):
         # one watch served both

@@ -27,7 +27,7 @@ from surefoot.errors import CheckpointError, Setting
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
 from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
-from surefoot.train.patience import Best, Feedback, Watch, load_stopping
+from surefoot.train.patience import Best, Feedback, ScoreWatch, load_stopping
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
 
@@ -78,7 +78,7 @@ class RunState:
     state: State
     precision: Precision
     best: Best | None = None  # the checkpoints that are kept for their score
-    stopping: Sequence[Watch] = ()  # the rules of early stopping
+    stopping: Sequence[ScoreWatch] = ()  # the rules of early stopping
     feedback: Feedback | None = None  # learning-rate reduction by scores
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=Clock)
@@ -89,7 +89,7 @@ class RunState:
     batch_lists: BatchLists | None = None  # of a sampler
 
     @property
-    def watches(self) -> "list[Best | Watch]":
+    def watches(self) -> "list[Best | ScoreWatch]":
         """What new scores may change: the best checkpoints, and the patience of each rule."""
         if self.best is None:
             return [*self.stopping]

@@ -15,7 +15,7 @@ from surefoot.tools.verify.files import Files, StoredStep
 from surefoot.tools.verify.metrics_log import FILE, Log, LogLine, curve
 from surefoot.tools.verify.verdict import Kind, Problem, Verdict, as_problem
 from surefoot.tracking.record import PHASES, Record
-from surefoot.train.patience import TRAINING, EarlyStopping, Watch, is_of_training
+from surefoot.train.patience import TRAINING, EarlyStopping, ScoreWatch, is_of_training
 
 _SHOWN = 3  # problems reported per kind
 
@@ -119,7 +119,7 @@ def best_metric(log: Log, checkpoint: StoredStep) -> list[Problem]:
     return []
 
 
-def _patience(checkpoint: StoredStep) -> list[tuple[Watch, WatchedScore]]:
+def _patience(checkpoint: StoredStep) -> list[tuple[ScoreWatch, WatchedScore]]:
     """Return the early-stopping rules of a checkpoint, each with its saved state."""
     state = checkpoint.state
     described = state.identity.get("early_stopping") or []
@@ -130,7 +130,7 @@ def _patience(checkpoint: StoredStep) -> list[tuple[Watch, WatchedScore]]:
         rule = EarlyStopping(**settings)
         _, score = parse_score(rule.monitor)
         of_training = is_of_training(score, state.splits)
-        watches.append(Watch(rule.monitor, rule, of_training=of_training))
+        watches.append(ScoreWatch(rule.monitor, rule, of_training=of_training))
     saved = state.stopping
     if saved is None:  # behavior 1
         saved = [] if state.monitor is None else [state.monitor]
