@@ -22,7 +22,7 @@ from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
 from refused import refused
 from surefoot.data.loader import MicroBatch
 from surefoot.tracking.jsonl import records
-from surefoot.train.layer_hooks import FLAT_ENDS, Activity
+from surefoot.train.layer_hooks import SATURATED, Activity
 from surefoot.train.layer_stats import Layers, LayerWatch
 
 SAMPLES, STEPS = 24, 4
@@ -316,13 +316,13 @@ def test_parts_in_evaluation_mode_have_no_hooks() -> None:
 
 
 @in_one
-@pytest.mark.parametrize("kind", list(FLAT_ENDS), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list(SATURATED), ids=lambda kind: kind.__name__)
 def test_flat_is_where_the_derivative_is_nearly_none(kind: Any) -> None:
     module = kind()
     given = torch.linspace(-12, 12, 4801, dtype=torch.float64, requires_grad=True)
     made = module(given)
     (slope,) = torch.autograd.grad(made.sum(), given)
-    where = FLAT_ENDS[kind](module, given.detach(), made.detach())
+    where = SATURATED[kind](module, given.detach(), made.detach())
     assert where is not None
     assert bool(where.any())
     assert float(slope[where].abs().max()) < 0.0134
@@ -336,7 +336,7 @@ def test_flat_is_where_the_derivative_is_nearly_none(kind: Any) -> None:
 def test_what_an_activation_overwrites_is_not_asked_for() -> None:
     module = nn.SiLU(inplace=True)
     given = torch.full((4,), -9.0)
-    assert FLAT_ENDS[nn.SiLU](module, given, module(given)) is None
+    assert SATURATED[nn.SiLU](module, given, module(given)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])

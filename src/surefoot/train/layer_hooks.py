@@ -28,9 +28,8 @@ class ModuleActivity:
     """Device tensors of one module in one step, with one list entry per call of the module."""
 
     norms: list[Tensor] = field(default_factory=list)
-    flat: list[Tensor] = field(
-        default_factory=list
-    )  # counts of saturated elements, if it is an activation
+    # counts of saturated elements, if it is an activation
+    flat: list[Tensor] = field(default_factory=list)
     numbers: int = 0
 
 
@@ -58,8 +57,8 @@ class Activity:
         if (
             torch.compiler.is_compiling()
             or torch._C._current_graph_task_id() != -1  # recomputation in the backward pass
-            or torch._C._functorch.maybe_current_level()
-            is not None  # inside torch.func, which no tensor may leave
+            # inside torch.func, which no tensor may leave
+            or torch._C._functorch.maybe_current_level() is not None
         ):
             return
         values = output[0] if isinstance(output, list | tuple) and output else output
@@ -69,21 +68,19 @@ class Activity:
         activity = self.by_module.get(name)
         if activity is None:
             activity = self.by_module[name] = ModuleActivity()
-        activity.norms.append(
-            torch.linalg.vector_norm(values)
-            if values.dtype == torch.float32
-            else torch.linalg.vector_norm(
-                values, dtype=torch.promote_types(values.dtype, torch.float32)
-            )
-        )
+        if values.dtype == torch.float32:
+            norm = torch.linalg.vector_norm(values)
+        else:
+            wide = torch.promote_types(values.dtype, torch.float32)
+            norm = torch.linalg.vector_norm(values, dtype=wide)
+        activity.norms.append(norm)
         activity.numbers += values.numel()
-        flat = FLAT_ENDS.get(type(module))
-        if flat is not None:
-            where = flat(
-                module, inputs[0] if inputs and type(inputs[0]) is Tensor else None, values
-            )
-            if where is not None:
-                activity.flat.append(torch.count_nonzero(where))
+        saturated_elements = SATURATED.get(type(module))
+        if saturated_elements is not None:
+            is_tensor = inputs and type(inputs[0]) is Tensor
+            saturated = saturated_elements(module, inputs[0] if is_tensor else None, values)
+            if saturated is not None:
+                activity.flat.append(torch.count_nonzero(saturated))
 
 
 def observed(model: nn.Module) -> dict[str, nn.Module]:
@@ -97,14 +94,14 @@ def observed(model: nn.Module) -> dict[str, nn.Module]:
     ['0', '1.0']
     """
     blocks = set(blocks_of(model).values())
-    return {
-        name or type(module).__name__: module
-        for name, module in _uncompiled(model, "")
-        if module in blocks
-        or (next(module.children(), None) is None and not isinstance(module, nn.Identity))
-        if module in blocks
-        or "Dropout" not in type(module).__name__  # also other libraries' dropout
-    }
+    modules = {}
+    for name, module in _uncompiled(model, ""):
+        is_leaf = next(module.children(), None) is None
+        # by name, for other libraries' dropout
+        is_trivial = isinstance(module, nn.Identity) or "Dropout" in type(module).__name__
+        if module in blocks or (is_leaf and not is_trivial):
+            modules[name or type(module).__name__] = module
+    return modules
 
 
 def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -117,10 +114,8 @@ def _uncompiled(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]
             continue
         visited.add(submodule)
         yield name, submodule
-        queue[:0] = [
-            (f"{name}.{part}" if name else part, child)
-            for part, child in submodule.named_children()
-        ]
+        prefix = f"{name}." if name else ""
+        queue[:0] = [(f"{prefix}{part}", child) for part, child in submodule.named_children()]
 
 
 # --- saturated elements: those where the magnitude of the activation's derivative is below 1/100 --
@@ -137,19 +132,20 @@ def _slope_below(
 # GELU, SiLU, Mish and Hardswish are not monotonic: for inputs below `bound` the derivative is
 # between -1/75 and 0.
 def _far_below(bound: float) -> Callable[[Any, Tensor | None, Tensor], Tensor | None]:
-    return lambda module, x, out: (
-        None
-        if x is None or x is out or (not isinstance(module, nn.GELU) and module.inplace)
-        else x < bound
-    )
+    def below_bound(module: Any, x: Tensor | None, out: Tensor) -> Tensor | None:
+        is_in_place = not isinstance(module, nn.GELU) and module.inplace
+        if x is None or x is out or is_in_place:
+            return None
+        return x < bound
+
+    return below_bound
 
 
-_SELU_ALPHA, _SELU_SCALE = (
-    1.6732632423543772,
-    1.0507009873554805,
-)  # Klambauer et al. 2017, section 2
+# Klambauer et al. 2017, section 2
+_SELU_ALPHA = 1.6732632423543772
+_SELU_SCALE = 1.0507009873554805
 
-FLAT_ENDS: dict[type, Callable[[Any, Tensor | None, Tensor], Tensor | None]] = {
+SATURATED: dict[type, Callable[[Any, Tensor | None, Tensor], Tensor | None]] = {
     nn.ReLU: lambda _, __, out: torch.logical_not(out),  # never below 0
     nn.ReLU6: lambda _, __, out: (out <= 0) | (out >= 6),
     nn.Hardtanh: lambda module, _, out: (out <= module.min_val) | (out >= module.max_val),

@@ -27,23 +27,19 @@ class LayerWatch:
     """
 
     def __init__(self, index: int, layers: "Layers") -> None:
-        self.index, self.parameters, self.activity = (
-            index,
-            layers.parameters,
-            Activity(layers.modules),
-        )
+        self.index = index
+        self.parameters = layers.parameters
+        self.activity = Activity(layers.modules)
         # with several optimizers, the gradient's optimizer is not known
         self.local_times = layers.local_times if len(layers.parameters) == 1 else None
         self.gradients: dict[str, Named] = {}  # norms by optimizer, without `factors`
         self.factors: dict[str, Tensor | float] = {}
         self.weights: Named = {}  # before the update
         self.updates: Named = {}
-        self.rows_used: dict[
-            str, tuple[Tensor, int]
-        ] = {}  # nonzero rows and all rows of each matrix's gradient
-        self.first: tuple[Tensor | float, Tensor] | None = (
-            None  # targets and gradient norm of the first micro-batch
-        )
+        # nonzero rows and all rows of each matrix's gradient
+        self.rows_used: dict[str, tuple[Tensor, int]] = {}
+        # targets and gradient norm of the first micro-batch
+        self.first: tuple[Tensor | float, Tensor] | None = None
         self._copies: dict[str, list[Tensor]] = {}
 
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
@@ -51,42 +47,42 @@ class LayerWatch:
         micro-batch's gradient norm.
         """
         self.first = None
-        several = self.local_times is not None and not self._gradients()
-        counted: list[Tensor | float] = []
+        can_tell_first = self.local_times is not None and not self._gradients()
+        counts: list[Tensor | float] = []  # of the micro-batches so far
 
-        def watched(model: Any, batch: Any) -> Any:
-            if several and len(counted) == 1:
-                self.first = counted[0], gradient_norm(self._gradients(), factor=1.0)
-            repeated = len(counted) < len(micro_batches) and micro_batches[len(counted)].is_padding
-            with nullcontext() if repeated else self.activity:
+        def watched_loss(model: Any, batch: Any) -> Any:
+            if can_tell_first and len(counts) == 1:
+                self.first = counts[0], gradient_norm(self._gradients(), factor=1.0)
+            is_padding = len(counts) < len(micro_batches) and micro_batches[len(counts)].is_padding
+            with nullcontext() if is_padding else self.activity:
                 result = loss(model, batch)
             if result is None:
                 return None
-            part = result[0] if isinstance(result, tuple) else result
-            own = part.detach().count if isinstance(part, Mean) else None
-            counted.append(
-                next(each.count for each in micro_batches if each.batch is batch)
-                if own is None
-                else own
-            )
+            mean = result[0] if isinstance(result, tuple) else result
+            count = mean.detach().count if isinstance(mean, Mean) else None
+            if count is None:
+                count = next(each.count for each in micro_batches if each.batch is batch)
+            counts.append(count)
             return result
 
-        return watched
+        return watched_loss
 
     def before(self, names: Iterable[str], factor: Tensor | float) -> None:
         """Record the norms of gradients and weights, and copy the weights for `after`."""
         for name in names:
             parameters = self.parameters[name]
             weights = [p.detach() for p in parameters.values()]
-            graded = {key: p.grad.detach() for key, p in parameters.items() if p.grad is not None}
-            norms = _norms([*graded.values(), *weights])
-            self.gradients[name] = dict(zip(graded, norms, strict=False))
-            self.factors[name] = factor
-            self.weights |= zip(parameters, norms[len(graded) :], strict=True)
-            self.rows_used |= {
-                key: (_used_rows(p), p.shape[0]) for key, p in graded.items() if p.ndim > 1
+            gradients = {
+                key: p.grad.detach() for key, p in parameters.items() if p.grad is not None
             }
-            self._copies[name] = [p.clone() for p in weights]
+            norms = _norms([*gradients.values(), *weights])  # in one call of a kernel
+            self.gradients[name] = dict(zip(gradients, norms[: len(gradients)], strict=True))
+            self.weights |= zip(parameters, norms[len(gradients) :], strict=True)
+            self.factors[name] = factor
+            for key, gradient in gradients.items():
+                if gradient.ndim > 1:
+                    self.rows_used[key] = (_used_rows(gradient), gradient.shape[0])
+            self._copies[name] = [weight.clone() for weight in weights]
 
     def after(self, names: Iterable[str]) -> None:
         """Record the norm of each parameter's change since `before`; the norm is 0 if the update
@@ -98,12 +94,8 @@ class LayerWatch:
             self.updates |= zip(self.parameters[name], _norms(changes), strict=True)
 
     def _gradients(self) -> list[Tensor]:
-        return [
-            p.grad
-            for named in self.parameters.values()
-            for p in named.values()
-            if p.grad is not None
-        ]
+        parameters = chain.from_iterable(named.values() for named in self.parameters.values())
+        return [p.grad for p in parameters if p.grad is not None]
 
 
 def _norms(tensors: list[Tensor]) -> list[Tensor]:
@@ -114,18 +106,17 @@ def _norms(tensors: list[Tensor]) -> list[Tensor]:
     for dtype in dtypes:
         indices = [index for index, tensor in enumerate(tensors) if tensor.dtype == dtype]
         wide = torch.promote_types(dtype, torch.float32)
-        norms |= zip(
-            indices,
-            torch._foreach_norm([tensors[index] for index in indices], 2, wide),
-            strict=True,
-        )
+        of_dtype = torch._foreach_norm([tensors[index] for index in indices], 2, wide)
+        norms |= zip(indices, of_dtype, strict=True)
     return [norms[index] for index in range(len(tensors))]
 
 
 def _used_rows(gradient: Tensor) -> Tensor:
     matrix = gradient if gradient.ndim == 2 else gradient.flatten(1)
-    # `any` takes 5 times as long for a large matrix; it is needed for rows without elements
-    return torch.count_nonzero(matrix.abs().amax(1) if matrix.numel() else matrix.any(1))
+    if not matrix.numel():  # rows without elements have no maximum
+        return torch.count_nonzero(matrix.any(1))
+    # `any` takes 5 times as long for a large matrix
+    return torch.count_nonzero(matrix.abs().amax(1))
 
 
 class Layers:
@@ -146,27 +137,28 @@ class Layers:
         compiled: bool,
         updated: set[str],
     ) -> None:
-        self.world, self.local_times, self.updated = world, local_times, updated
-        before = {name: f"{name}." if len(models) > 1 else "" for name in models}
-        self.parameters: dict[str, dict[str, nn.Parameter]] = {}
-        for model, parameters in trained.items():
+        self.world = world
+        self.local_times = local_times
+        self.updated = updated
+        self.parameters: dict[str, dict[str, nn.Parameter]] = {}  # by model and name
+        self.rows: dict[str, Rows | None] = {}
+        self.modules: dict[str, nn.Module] = {}
+        prefixes = {name: f"{name}." if len(models) > 1 else "" for name in models}
+        for model_name, parameters in trained.items():
             names: dict[Tensor, str] = {
-                each: name for name, each in models[model].named_parameters()
+                parameter: name for name, parameter in models[model_name].named_parameters()
             }
             by_name = {name_of(parameter, names): parameter for parameter in parameters}
-            self.parameters[model] = {
-                before[model] + name: by_name[name] for name in names.values() if name in by_name
-            }
-        self.rows: dict[str, Rows | None] = {
-            name: rows_of(each)
-            for named in self.parameters.values()
-            for name, each in named.items()
-        }
-        self.modules: dict[str, nn.Module] = {
-            before[model] + name: part
-            for model, module in models.items()
-            for name, part in ({} if compiled else observed(module)).items()
-        }
+            in_order: dict[str, nn.Parameter] = {}  # of the model
+            for name in names.values():
+                if name in by_name:
+                    in_order[prefixes[model_name] + name] = by_name[name]
+            self.parameters[model_name] = in_order
+            self.rows |= {name: rows_of(parameter) for name, parameter in in_order.items()}
+        if not compiled:
+            for model_name, model in models.items():
+                for name, module in observed(model).items():
+                    self.modules[prefixes[model_name] + name] = module
 
     def watch(self, index: int) -> LayerWatch:
         """Return the watch of a step."""
@@ -176,8 +168,9 @@ class Layers:
         """Return the record of a finished step of `count` targets, or None if nothing was updated.
         Waits for the device. Collective.
         """
-        own = self._own(watched, count)
-        by_rank = self.world.gathered(own) if self.world.size > 1 else [own]
+        by_rank = [self._numbers(watched, count)]
+        if self.world.size > 1:
+            by_rank = self.world.gathered(by_rank[0])
         gradients = self._norms("gradient", by_rank)
         if not by_rank[0]["weight"]:
             return None
@@ -197,92 +190,114 @@ class Layers:
             "never_updated": [name for name in self.rows if name not in self.updated],
         }
 
-    def _own(self, watched: LayerWatch, count: Tensor | float) -> dict[str, Any]:
+    def _numbers(self, watched: LayerWatch, count: Tensor | float) -> dict[str, Any]:
+        """Return the measurements of this rank as numbers, which one read brings to the host."""
         modules = watched.activity.by_module
         rows_used = {name: number for name, (number, _) in watched.rows_used.items()}
         named = [*watched.gradients.values(), watched.weights, watched.updates, rows_used]
-        outputs = [number for each in modules.values() for number in (*each.norms, *each.flat)]
-        numbers = iter(read_numbers([*chain.from_iterable(map(dict.values, named)), *outputs]))
+        to_read: list[Tensor] = []
+        for scalars in named:
+            to_read += scalars.values()
+        for activity in modules.values():
+            to_read += [*activity.norms, *activity.flat]
+
+        # taken in the same order
+        numbers = iter(read_numbers(to_read))
         *gradients, weights, updates, used = (
-            dict(zip(each, numbers, strict=False)) for each in named
+            dict(zip(scalars, numbers, strict=False)) for scalars in named
         )
         factors = [abs(float(factor)) for factor in watched.factors.values()]
+        gradient_norms = {}
+        for factor, norms in zip(factors, gradients, strict=True):
+            for name, norm in norms.items():
+                gradient_norms[name] = norm * factor
+        of_modules = {}
+        for name, activity in modules.items():
+            norm = math.hypot(*islice(numbers, len(activity.norms)))
+            saturated = None
+            if activity.flat:
+                saturated = sum(islice(numbers, len(activity.flat)))
+            of_modules[name] = {"norm": norm, "flat": saturated, "numbers": activity.numbers}
         noise = None
         if watched.first is not None and self.local_times is not None:
             (factor,) = factors or (math.nan,)
-            small_count, norm = (float(held) for held in watched.first)
+            small_count, norm = map(float, watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
+        sharded_rows = [rows for rows in self.rows.values() if rows is not None]
         return {
-            "gradient": {
-                name: norm * factor
-                for factor, norms in zip(factors, gradients, strict=True)
-                for name, norm in norms.items()
-            },
+            "gradient": gradient_norms,
             "weight": weights,
             "update": updates,
             "rows": {
                 name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()
             },
-            "modules": {
-                name: {
-                    "norm": math.hypot(*islice(numbers, len(each.norms))),
-                    "flat": sum(islice(numbers, len(each.flat))) if each.flat else None,
-                    "numbers": each.numbers,
-                }
-                for name, each in modules.items()
-            },
+            "modules": of_modules,
             "noise": noise,
-            "first_replica": next(
-                (held.replica == 0 for held in self.rows.values() if held is not None), True
-            ),
+            "first_replica": not sharded_rows or sharded_rows[0].replica == 0,
         }
 
     def _norms(self, what: str, by_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        own: dict[str, float] = by_rank[0][what]
+        of_main: dict[str, float] = by_rank[0][what]
         if len(by_rank) == 1:
-            return own
-        return {name: math.hypot(*self._parts(what, name, by_rank)) for name in own}
+            return of_main
+        return {name: math.hypot(*self._of_shards(what, name, by_rank)) for name in of_main}
 
     def _zero_rows(self, name: str, by_rank: Sequence[Mapping[str, Any]]) -> float:
-        used, rows = map(sum, zip(*self._parts("rows", name, by_rank), strict=True))
+        used = 0
+        rows = 0
+        for used_of_shard, rows_of_shard in self._of_shards("rows", name, by_rank):
+            used += used_of_shard
+            rows += rows_of_shard
         return 1.0 - used / rows if rows else 0.0
 
-    def _parts(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> list[Any]:
-        holders = (
-            by_rank[:1]
-            if self.rows[name] is None
-            else [own for own in by_rank if own["first_replica"]]
-        )
-        return [own[what][name] for own in holders if name in own[what]]
+    def _of_shards(self, what: str, name: str, by_rank: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Return a number of a parameter from each rank of the first replica, or of rank 0 if the
+        parameter is not sharded.
+        """
+        if self.rows[name] is None:
+            holders = [by_rank[0]]
+        else:
+            holders = [of_rank for of_rank in by_rank if of_rank["first_replica"]]
+        return [of_rank[what][name] for of_rank in holders if name in of_rank[what]]
 
 
 def _of_modules(by_rank: Sequence[Mapping[str, Any]]) -> Record:
-    by_module = {
-        name: [own["modules"][name] for own in by_rank if name in own["modules"]]
-        for name in dict.fromkeys(name for own in by_rank for name in own["modules"])
-    }
-    flat = {
-        name: [own for own in owns if own["flat"] is not None] for name, owns in by_module.items()
-    }
-    return {
-        "saturated_fraction": {
-            name: sum(own["flat"] for own in owns) / sum(own["numbers"] for own in owns)
-            for name, owns in flat.items()
-            if owns
-        },
-        "activation_rms": {
-            name: math.hypot(*(own["norm"] for own in owns))
-            / math.sqrt(max(1, sum(own["numbers"] for own in owns)))
-            for name, owns in by_module.items()
-        },
-    }
+    """Return the values of a record from the modules that ran on any rank."""
+    by_module: dict[str, list[Mapping[str, Any]]] = {}
+    for of_rank in by_rank:
+        for name, activity in of_rank["modules"].items():
+            by_module.setdefault(name, []).append(activity)
+    saturated_fraction = {}
+    activation_rms = {}
+    for name, activities in by_module.items():
+        norm = math.hypot(*(activity["norm"] for activity in activities))
+        elements = sum(activity["numbers"] for activity in activities)
+        activation_rms[name] = norm / math.sqrt(max(1, elements))
+        measured = [activity for activity in activities if activity["flat"] is not None]
+        if measured:
+            saturated = sum(activity["flat"] for activity in measured)
+            elements = sum(activity["numbers"] for activity in measured)
+            saturated_fraction[name] = saturated / elements
+    return {"saturated_fraction": saturated_fraction, "activation_rms": activation_rms}
 
 
-def _noise(own: Sequence[float] | None, gradients: Mapping[str, float]) -> Record:
-    small, big, norm = own or (0.0, 0.0, 0.0)
-    if not 0 < small < big:
+def _noise(noise: Sequence[float] | None, gradients: Mapping[str, float]) -> Record:
+    """Return the values of a record from (targets of the first micro-batch, targets of the step,
+    gradient norm of the first micro-batch).
+    """
+    if noise is None:
+        return {}
+    small_count, big_count, norm = noise
+    if not 0 < small_count < big_count:
         return {}
     # backward divided the small batch's total by the count of the whole batch
-    small_norm, big_norm = norm * big / small, math.hypot(*gradients.values())
-    small_of = {"small_count": round(small), "small_squared": small_norm * small_norm}
-    return {"grad_noise": {**small_of, "big_count": round(big), "big_squared": big_norm * big_norm}}
+    small_norm = norm * big_count / small_count
+    big_norm = math.hypot(*gradients.values())
+    return {
+        "grad_noise": {
+            "small_count": round(small_count),
+            "small_squared": small_norm * small_norm,
+            "big_count": round(big_count),
+            "big_squared": big_norm * big_norm,
+        }
+    }

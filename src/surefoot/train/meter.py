@@ -38,9 +38,8 @@ class Meter:
 
     rows: list[Row] = field(default_factory=list)
     logged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    skipped_in_a_row: list[int] = field(
-        default_factory=list
-    )  # the latest consecutive ones, up to the last record
+    # the latest consecutive ones, up to the last record
+    skipped_in_a_row: list[int] = field(default_factory=list)
     of_nothing: float = math.nan  # the loss of steps without a target, and other means of nothing
     epoch: EpochTotals | None = None  # None: the length of the run is not in epochs
 
@@ -48,11 +47,10 @@ class Meter:
         """Append a step's row without reading tensors. Values that the user logs later in the same
         step are included.
         """
-        clipped = (
-            next(iter(step.clip_fractions.values()), None)
-            if len(step.clip_fractions) < 2
-            else _mean(step.clip_fractions.values())
-        )
+        if len(step.clip_fractions) < 2:
+            clipped = next(iter(step.clip_fractions.values()), None)
+        else:
+            clipped = _mean(step.clip_fractions.values())
         self.rows.append(
             (step.index, step.loss, step.target_count, step.grad_norm, clipped, step.skipped)
         )
@@ -70,43 +68,48 @@ class Meter:
         the first steps of sessions. `clip_fraction` is the clipped share of the gradient, from 0 to
         1, averaged over applied steps and optimizers.
         """
-        rows, logged = (
-            _table(self.rows),
-            self.logged_table(),
-        )  # NumPy is several times faster for few elements
+        rows = _table(self.rows)  # NumPy is several times faster for few elements
+        logged = self.logged_table()
         if self.epoch is not None:
             self.epoch.totals = self._epoch_totals(self.epoch, rows, logged)
-        self.rows, self.logged = [], []
+        self.rows = []
+        self.logged = []
         values: dict[str, Any] = {}
-        measured = rows if not np.isnan(rows[:, -1]).any() else rows[~np.isnan(rows[:, -1])]
-        step, loss, count, norm, clipped, skipped = measured.T
-        applied, counted = skipped == 0, count > 0
-        all_applied = bool(applied.all())
-        if skipped.size:
-            values |= {"loss": self._weighted(loss, count, counted), "targets": float(count.sum())}
+        is_unmeasured = np.isnan(rows[:, -1])
+        if is_unmeasured.any():
+            rows = rows[~is_unmeasured]
+        step, loss, count, norm, clipped, skipped = rows.T
+        applied = skipped == 0
+        counted = count > 0
+        skipped_steps = [int(index) for index in step[~applied]]
+        if len(rows):
+            values["loss"] = self._weighted(loss, count, counted)
+            values["targets"] = float(count.sum())
             if step[0] == 0 and counted[0]:
                 values["first_step_loss"] = float(loss[0])
             if first_steps:
                 values["starting_targets"] = float(count[np.isin(step, first_steps)].sum())
-            values |= {"grad_norm": float(norm.mean()), "grad_norm_max": float(norm.max())}
-            limited = clipped[applied & ~np.isnan(clipped)]
-            if limited.size:
-                values["clip_fraction"] = float(limited.mean())
+            values["grad_norm"] = float(norm.mean())
+            values["grad_norm_max"] = float(norm.max())
+            clip_fractions = clipped[applied & ~np.isnan(clipped)]
+            if clip_fractions.size:
+                values["clip_fraction"] = float(clip_fractions.mean())
             values["skipped"] = int(skipped.sum())
-            if not all_applied:
+            if skipped_steps:
                 if applied.any():
                     values["loss_applied"] = self._weighted(loss, count, counted & applied)
-                values["skipped_steps"] = [int(index) for index in step[~applied][:_SHOWN]]
+                values["skipped_steps"] = skipped_steps[:_SHOWN]
             finite = np.isfinite(loss) & counted
             if finite.any():
                 largest = np.where(finite, loss, -math.inf).argmax()
-                values |= {"loss_max": float(loss[largest]), "loss_max_step": int(step[largest])}
+                values["loss_max"] = float(loss[largest])
+                values["loss_max_step"] = int(step[largest])
         for kind_and_name, table in logged.items():
             kind, _, name = kind_and_name.partition("/")
             if name in values:
                 refuse_two_ways(name)
             values[name] = _reduced(kind, table, of_nothing=self.of_nothing)
-        return values, [] if all_applied else [int(index) for index in step[~applied]]
+        return values, skipped_steps
 
     def read_epoch(self, start: int, end: int) -> dict[str, float] | None:
         """Return the means over the epoch of the steps from `start` up to `end`, of steps that were
@@ -119,11 +122,12 @@ class Meter:
                 return None
             epoch = EpochTotals(start)
         totals = self._epoch_totals(epoch, _table(self.rows), self.logged_table(), end=end)
-        means = {
-            name.partition("/")[2]: float(total.value_or(self.of_nothing))
-            for name, total in totals.items()
-        }
-        return {**means, "targets": float(totals[_LOSS].count)}
+        values = {}
+        for kind_and_name, total in totals.items():
+            _, _, name = kind_and_name.partition("/")
+            values[name] = float(total.value_or(self.of_nothing))
+        values["targets"] = float(totals[_LOSS].count)
+        return values
 
     @staticmethod
     def _epoch_totals(
@@ -135,20 +139,23 @@ class Meter:
     ) -> dict[str, Mean]:
         step, loss, count, _, _, skipped = rows.T
         chosen = (step >= epoch.start) & (step < end) & (skipped == 0) & (count > 0)
-        loss, count = loss[chosen], count[chosen]
+        loss = loss[chosen]
+        count = count[chosen]
         totals = dict(epoch.totals)
         before = totals.get(_LOSS, Mean(0.0, 0.0))
         totals[_LOSS] = before + Mean(float((loss * count).sum()), float(count.sum()))
         for name, table in logged.items():
             later = table[(table[:, 0] >= epoch.start) & (table[:, 0] < end)]
             if len(later):
-                totals[name] = _with(later, totals.get(name), kind=name.partition("/")[0])
+                kind, _, _ = name.partition("/")
+                totals[name] = _with(later, totals.get(name), kind=kind)
         return totals
 
     def _weighted(
         self, loss: NDArray[np.float64], count: NDArray[np.float64], chosen: NDArray[np.bool_]
     ) -> float:
-        loss, count = loss[chosen], count[chosen]
+        loss = loss[chosen]
+        count = count[chosen]
         if not count.size:
             return self.of_nothing
         with np.errstate(invalid="ignore"):  # inf - inf: the record then holds NaN
@@ -159,11 +166,9 @@ class Meter:
         steps.
         """
         for step in skipped:
-            self.skipped_in_a_row = (
-                [*self.skipped_in_a_row, step]
-                if self.skipped_in_a_row[-1:] == [step - 1]
-                else [step]
-            )
+            follows = self.skipped_in_a_row[-1:] == [step - 1]
+            before = self.skipped_in_a_row if follows else []
+            self.skipped_in_a_row = [*before, step]  # a checkpoint may hold the other list
         if self.skipped_in_a_row[-1:] != [done - 1]:
             self.skipped_in_a_row = []
 
@@ -173,14 +178,14 @@ class Meter:
         """
         if world.size == 1:
             return
-        by_rank = world.gathered(
-            {name: table.tolist() for name, table in self.logged_table().items()}
-        )
+        tables = {name: table.tolist() for name, table in self.logged_table().items()}
         entries: list[tuple[int, dict[str, Any]]] = []
-        for own in by_rank:
-            for name, rows in own.items():
+        for tables_of_rank in world.gathered(tables):
+            for name, rows in tables_of_rank.items():
                 entries += _entries(name, rows)
-        self.logged = sorted(entries, key=lambda pair: pair[0]) if world.is_main else []
+        self.logged = []
+        if world.is_main:
+            self.logged = sorted(entries, key=lambda entry: entry[0])
 
     def table(self) -> Tensor:
         """Return the rows (steps, 6) as float64 on the host: step, loss, count, norm, clipped,
@@ -195,9 +200,11 @@ class Meter:
         rows_by_name: dict[str, list[tuple[float, Any, Any]]] = {}
         for index, values in self.logged:
             for name, value in values.items():
-                kind, mean = "logged", value
+                kind = "logged"
+                mean = value
                 if isinstance(value, Reduced):
-                    kind, mean = value.how, Mean(value.number, 1)
+                    kind = value.how
+                    mean = Mean(value.number, 1)
                 elif not isinstance(value, Mean):
                     mean = Mean(value, 1)
                 rows = rows_by_name.setdefault(f"{kind}/{name}", [])
@@ -209,10 +216,12 @@ class Meter:
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Restore the rows and logged values since the last record from a checkpoint's tensors."""
-        self.rows = [
-            (int(index), None, 0, None, None, None) if rest[-1].isnan() else (int(index), *rest)
-            for index, *rest in tensors["rows"]
-        ]
+        self.rows = []
+        for index, loss, count, norm, clipped, skipped in tensors["rows"]:
+            if skipped.isnan():  # not measured
+                self.rows.append((int(index), None, 0, None, None, None))
+            else:
+                self.rows.append((int(index), loss, count, norm, clipped, skipped))
         self.logged = []
         for name, table in tensors.items():
             if name != "rows":
@@ -222,20 +231,18 @@ class Meter:
         """Return the totals of the current epoch for state.json; its other steps are in `tensors`."""
         if self.epoch is None:
             return None
-        totals = {
-            name: [repr(float(total.total)), repr(float(total.count))]
-            for name, total in self.epoch.totals.items()
-        }
+        totals = {}
+        for name, total in self.epoch.totals.items():
+            totals[name] = [repr(float(total.total)), repr(float(total.count))]
         return {"start": self.epoch.start, "totals": totals}
 
     def load_epoch(self, state: Epoch | None) -> None:
         """Restore what `epoch_state` returned; None is the state of an older checkpoint."""
         self.epoch = None
         if state is not None:
-            totals = {
-                name: Mean(float(total), float(count))
-                for name, (total, count) in state["totals"].items()
-            }
+            totals = {}
+            for name, (total, count) in state["totals"].items():
+                totals[name] = Mean(float(total), float(count))
             self.epoch = EpochTotals(state["start"], totals)
 
 
@@ -270,7 +277,9 @@ def _with(table: Tensor, before: Mean | None, *, kind: str) -> Mean:
     """
     if kind == "logged":
         added = Mean(float(table[:, 1].sum()), float(table[:, 2].sum()))
-        return added if before is None else before + added
+        if before is None:
+            return added
+        return before + added
     value = _reduced(kind, table, of_nothing=math.nan)
     if before is None:
         return Mean(value, 1.0)
@@ -290,9 +299,9 @@ def derived(
     ... )
     ({'double': 3.0}, {})
     """
-    return {
-        name: function(values) for name, function in (functions or {}).items() if "loss" in values
-    }
+    if functions is None or "loss" not in values:
+        return {}
+    return {name: function(values) for name, function in functions.items()}
 
 
 def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
@@ -301,9 +310,7 @@ def _mean(values: Iterable[Tensor | None]) -> Tensor | None:
 
 
 def _table(rows: Sequence[Sequence[Tensor | float | None]]) -> NDArray[np.float64]:
-    numbers = read_numbers(
-        [math.nan if number is None else number for row in rows for number in row]
-    )
-    return np.array(numbers, dtype=np.float64).reshape(
-        len(rows), len(rows[0]) if rows else _COLUMNS
-    )
+    columns = len(rows[0]) if rows else _COLUMNS
+    numbers = [math.nan if number is None else number for row in rows for number in row]
+    table = np.array(read_numbers(numbers), dtype=np.float64)
+    return table.reshape(len(rows), columns)
