@@ -7,6 +7,7 @@ repeats the seeds and starts from this gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,10 +39,11 @@ class CachedLoss:
     def __init__(
         self, encode_fn: Callable[[Any, Any], Any], loss_fn: Callable[[Any, Any], Any], step: Any
     ) -> None:
-        self.encode_fn, self.loss_fn, self.step = encode_fn, loss_fn, step
-        self.gradients: Iterator[list[Tensor | None] | None] | None = (
-            None  # of each pass; None: without targets
-        )
+        self.encode_fn = encode_fn
+        self.loss_fn = loss_fn
+        self.step = step
+        # of each pass; None: without targets
+        self.gradients: Iterator[list[Tensor | None] | None] | None = None
         self.parameters: list[Tensor] = []  # that `loss_fn` uses itself
         self.further: Any = {}
         if len(step.micro_batches) > 1:
@@ -55,22 +57,26 @@ class CachedLoss:
         if self.gradients is None:
             self._compute([(self.step.micro_batches[0], features)])
         assert self.gradients is not None
-        tensors, gradients = [*pytree.tree_leaves(features), *self.parameters], next(self.gradients)
+        tensors = [*pytree.tree_leaves(features), *self.parameters]
+        gradients = next(self.gradients)
         if gradients is None:  # a backward pass that only joins collectives
             return sum((tensor * 0).sum() for tensor in tensors if tensor.requires_grad)
-        used = [
-            each
-            for each in zip(tensors, gradients, strict=True)
-            if each[0].requires_grad and each[1] is not None
-        ]
-        loss = _Surrogate.apply(
-            self.value, [gradient for _, gradient in used], *(tensor for tensor, _ in used)
-        )  # type: ignore[no-untyped-call]
-        further, self.further = self.further, {}
-        return (loss, further) if further else loss
+        used_tensors = []
+        used_gradients = []
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            if tensor.requires_grad and gradient is not None:
+                used_tensors.append(tensor)
+                used_gradients.append(gradient)
+        loss = _Surrogate.apply(self.value, used_gradients, *used_tensors)  # type: ignore[no-untyped-call]
+        if not self.further:
+            return loss
+        further = self.further
+        self.further = {}  # of the whole batch: logged once
+        return loss, further
 
     def _first_passes(self) -> "Iterator[tuple[MicroBatch, Any]]":
-        step, task = self.step, self.step._task
+        step = self.step
+        task = step._task
         for micro_batch in step.micro_batches:
             last = micro_batch is step.micro_batches[-1]
             if not task.ranks.start_pass(micro_batch, last=last):
@@ -81,45 +87,43 @@ class CachedLoss:
                 yield micro_batch, self.encode_fn(task.forward, micro_batch.batch)
 
     def _compute(self, passes: "Sequence[tuple[MicroBatch, Any]]") -> None:
-        task, counted = self.step._task, [each for each in passes if each[0].count]
+        task = self.step._task
+        counted = [(micro_batch, features) for micro_batch, features in passes if micro_batch.count]
         for micro_batch, features in counted:
             check_features(features, samples=len(micro_batch.sample_ids))
-        own, spec = join_features([features for _, features in counted or passes])
-        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in own]
-        together, total = _exchanged(
-            leaves, [micro_batch for micro_batch, _ in counted], task.ranks.world
-        )
+        # a rank without targets takes part too
+        joined, spec = join_features([features for _, features in counted or passes])
+        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in joined]
+        of_counted = [micro_batch for micro_batch, _ in counted]
+        leaves_of_ranks, total = _exchanged(leaves, of_counted, task.ranks.world)
         seed_generators(fold(task.key, self.step.index, _AFTER_ALL))
         with task.precision.autocast():
-            features = pytree.tree_unflatten(together, spec)
+            features = pytree.tree_unflatten(leaves_of_ranks, spec)
             returned, self.further, _ = loss_parts(self.loss_fn(task.forward, features))
         loss = scalar(returned.value_or(0.0) if isinstance(returned, Mean) else returned)
         self.value = loss.detach()
-        self.parameters = [
-            leaf for leaf in _leaves_of(loss) if not any(leaf is each for each in leaves)
-        ]
+        ids = {id(leaf) for leaf in leaves}
+        self.parameters = [leaf for leaf in _leaves_of(loss) if id(leaf) not in ids]
         gradients = self._gradients(loss, [*leaves, *self.parameters])
-        self.gradients = _by_pass(
-            gradients, len(leaves), [micro_batch for micro_batch, _ in passes], total
-        )
+        micro_batches = [micro_batch for micro_batch, _ in passes]
+        self.gradients = _by_pass(gradients, len(leaves), micro_batches, total)
 
     def _gradients(self, loss: Tensor, leaves: Sequence[Tensor]) -> list[Tensor | None]:
-        precision, wanted = (
-            self.step._task.precision,
-            [leaf for leaf in leaves if leaf.requires_grad],
-        )
-        # without it, gradients of half-precision features would underflow
+        precision = self.step._task.precision
         scale = precision.loss_scale
+        used_leaves = [leaf for leaf in leaves if leaf.requires_grad]
         with torch.autocast(precision.device.type, enabled=False):
-            gradients = iter(
-                torch.autograd.grad(
-                    loss if scale is None else loss * scale.scale, wanted, allow_unused=True
-                )
-            )
-        every = [next(gradients) if leaf.requires_grad else None for leaf in leaves]
-        return [
-            each if each is None or scale is None else each.float() / scale.scale for each in every
-        ]
+            if scale is not None:
+                # without it, gradients of half-precision features would underflow
+                loss = loss * scale.scale
+            of_used_leaves = iter(torch.autograd.grad(loss, used_leaves, allow_unused=True))
+        gradients = []
+        for leaf in leaves:
+            gradient = next(of_used_leaves) if leaf.requires_grad else None
+            if gradient is not None and scale is not None:
+                gradient = gradient.float() / scale.scale
+            gradients.append(gradient)
+        return gradients
 
 
 class _Surrogate(torch.autograd.Function):
@@ -168,11 +172,17 @@ def join_features(parts: Sequence[Any]) -> tuple[list[Tensor], pytree.TreeSpec]:
     >>> join_features([(torch.ones(2), torch.tensor(5.0)), (torch.zeros(1), torch.tensor(5.0))])[0]
     [tensor([1., 1., 0.]), tensor(5.)]
     """
-    flat = [pytree.tree_leaves(part) for part in parts]
-    kinds = [[(str(leaf.dtype), *leaf.shape[1:]) for leaf in leaves] for leaves in flat]
-    _refuse_differences(kinds, of="micro-batches")
-    joined = [torch.cat(each) if each[0].ndim else each[0] for each in zip(*flat, strict=True)]
+    leaves_by_part = [pytree.tree_leaves(part) for part in parts]
+    _refuse_differences([_kinds_of(leaves) for leaves in leaves_by_part], of="micro-batches")
+    joined = []
+    for leaves in zip(*leaves_by_part, strict=True):
+        joined.append(torch.cat(leaves) if leaves[0].ndim else leaves[0])
     return joined, pytree.tree_structure(parts[0])
+
+
+def _kinds_of(leaves: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Return what must be equal of the features of two micro-batches."""
+    return [(str(leaf.dtype), *leaf.shape[1:]) for leaf in leaves]
 
 
 def loss_of_groups(
@@ -191,11 +201,15 @@ def loss_of_groups(
     samples = max((len(leaf) for leaf in leaves if leaf.ndim), default=1)
     check_features(leaves, samples=samples)
     mean = Mean(0.0, 0)
-    for first in range(0, samples, group or samples):
-        rows = slice(first, min(first + (group or samples), samples))
-        few = [(leaf[rows] if leaf.ndim else leaf).to(precision.device) for leaf in leaves]
+    group = group or samples
+    for first in range(0, samples, group):
+        rows = slice(first, min(first + group, samples))
+        of_group = []
+        for leaf in leaves:
+            part = leaf[rows] if leaf.ndim else leaf
+            of_group.append(part.to(precision.device))
         with precision.autocast():
-            returned, _, _ = loss_parts(loss_fn(model, pytree.tree_unflatten(few, spec)))
+            returned, _, _ = loss_parts(loss_fn(model, pytree.tree_unflatten(of_group, spec)))
         if isinstance(returned, Mean):
             if float(returned.count) == 0:
                 continue
@@ -208,29 +222,28 @@ def loss_of_groups(
 def _exchanged(
     leaves: list[Tensor], micro_batches: "Sequence[MicroBatch]", world: World | None
 ) -> tuple[list[Tensor], int]:
-    # the rows of all ranks, with a graph to the own ones, and the number of targets of all ranks
-    rows, count = (
-        [len(each.sample_ids) for each in micro_batches],
-        sum(each.count for each in micro_batches),
-    )
+    # the rows of all ranks, with a graph to those of this rank, and the number of targets of all
+    # ranks
+    count = sum(micro_batch.count for micro_batch in micro_batches)
     if world is None or world.size == 1:
         return leaves, count
-    pieces = [*zip([each.index for each in micro_batches], rows, strict=True)]
-    by_rank = world.gathered(
-        [pieces, count, [[str(leaf.dtype), *leaf.shape[1:]] for leaf in leaves]]
-    )
-    _refuse_differences([kind for _, _, kind in by_rank], of="ranks")
+    pieces = [(micro_batch.index, len(micro_batch.sample_ids)) for micro_batch in micro_batches]
+    by_rank = world.gathered([pieces, count, _kinds_of(leaves)])
+    _refuse_differences([kinds for _, _, kinds in by_rank], of="ranks")
     total = sum(count for _, count, _ in by_rank)
     if not total:  # a pass that only orders DDP's buckets
         return leaves, 0
-    return [
-        _gathered(leaf[: sum(rows)], [each[0] for each in by_rank], world) if leaf.ndim else leaf
-        for leaf in leaves
-    ], total
+    pieces_by_rank = [pieces for pieces, _, _ in by_rank]
+    rows = sum(rows for _, rows in pieces)
+    leaves_of_ranks = []
+    for leaf in leaves:
+        leaves_of_ranks.append(_gathered(leaf[:rows], pieces_by_rank, world) if leaf.ndim else leaf)
+    return leaves_of_ranks, total
 
 
 def _refuse_differences(kinds: Sequence[Any], *, of: str) -> None:
-    if other := next((kind for kind in kinds if kind != kinds[0]), None):
+    other = next((kind for kind in kinds if kind != kinds[0]), None)
+    if other:
         raise ConfigError(
             "features-differ",
             problem="whole_batch: encode_fn returned features of different types or shapes for"
@@ -244,23 +257,24 @@ def _refuse_differences(kinds: Sequence[Any], *, of: str) -> None:
         )
 
 
-def _gathered(own: Tensor, pieces: Sequence[Sequence[tuple[int, int]]], world: World) -> Tensor:
-    # the rows in the order of the micro-batches; `pieces` has the index and the number of rows of
-    # each, by rank
-    rows = [sum(number for _, number in each) for each in pieces]
-    padded = own.new_zeros((max(rows), *own.shape[1:]))
-    padded[: len(own)] = own.detach()
+def _gathered(
+    local: Tensor, pieces_by_rank: Sequence[Sequence[tuple[int, int]]], world: World
+) -> Tensor:
+    # the rows in the order of the micro-batches; a piece is the index and the number of rows of one
+    rows_by_rank = [sum(rows for _, rows in pieces) for pieces in pieces_by_rank]
+    padded = local.new_zeros((max(rows_by_rank), *local.shape[1:]))
+    padded[: len(local)] = local.detach()
     as_bytes = padded.flatten().view(torch.uint8)  # gloo has no bool
-    parts = [torch.empty_like(as_bytes) for _ in rows]
-    dist.all_gather(parts, as_bytes)
-    every = [
-        part.view(own.dtype).view(padded.shape)[:count]
-        for part, count in zip(parts, rows, strict=True)
-    ]
-    every[world.rank] = own
-    order = [piece for each in pieces for piece in each]
-    by_rank = torch.split(torch.cat(every), [number for _, number in order])
-    return torch.cat([by_rank[index] for index in sorted(range(len(order)), key=order.__getitem__)])
+    bytes_by_rank = [torch.empty_like(as_bytes) for _ in rows_by_rank]
+    dist.all_gather(bytes_by_rank, as_bytes)
+    by_rank = []
+    for of_rank, rows in zip(bytes_by_rank, rows_by_rank, strict=True):
+        by_rank.append(of_rank.view(local.dtype).view(padded.shape)[:rows])
+    by_rank[world.rank] = local  # which has a graph
+    pieces = list(chain.from_iterable(pieces_by_rank))
+    by_piece = torch.split(torch.cat(by_rank), [rows for _, rows in pieces])
+    in_order = sorted(range(len(pieces)), key=pieces.__getitem__)
+    return torch.cat([by_piece[index] for index in in_order])
 
 
 def _by_pass(
@@ -281,25 +295,29 @@ def _by_pass(
         if not micro_batch.count:
             yield None
             continue
-        last, factor = first + len(micro_batch.sample_ids), total / micro_batch.count
-        yield [
-            each[first:last] * factor
-            if each is not None and each.ndim and index < features
-            else each
-            for index, each in enumerate(gradients)
-        ]
+        last = first + len(micro_batch.sample_ids)
+        factor = total / micro_batch.count
+        of_pass: list[Tensor | None] = []
+        for index, gradient in enumerate(gradients):
+            if gradient is not None and gradient.ndim and index < features:
+                of_pass.append(gradient[first:last] * factor)
+            else:
+                of_pass.append(gradient)
+        yield of_pass
         first = last
 
 
 def _leaves_of(loss: Tensor) -> list[Tensor]:
     # the tensors at which a backward pass from the loss ends
-    nodes, known, leaves = [loss.grad_fn], set[Any](), list[Tensor]()
+    leaves: list[Tensor] = []
+    visited: set[Any] = set()
+    nodes = [loss.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is None or node in known:
+        if node is None or node in visited:
             continue
-        known.add(node)
+        visited.add(node)
         if isinstance(node, torch._C._functions.AccumulateGrad):  # type: ignore[attr-defined]  # missing in torch's stubs
             leaves.append(node.variable)
-        nodes += [each for each, _ in node.next_functions]
+        nodes += [next_node for next_node, _ in node.next_functions]
     return leaves

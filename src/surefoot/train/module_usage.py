@@ -37,33 +37,28 @@ class ModuleUsage:
         self.called = False
         self.inside = 0
         self.running = False  # the loss is being called
-        self.outside: dict[
-            str, str
-        ] = {}  # by the line of the user's code: the module or parameter used there
-        self.displaced: dict[
-            str, str
-        ] = {}  # by module: a weight used while this module was not being called
+        # by the line of the user's code: the module or parameter used there
+        self.outside: dict[str, str] = {}
+        # by module: a weight used while this module was not being called
+        self.displaced: dict[str, str] = {}
         self.differentiated = False  # the loss took gradients of gradients
         self.order: list[str] = []  # names of the gathered modules in the order of their calls
         self.at_work: Counter[int] = Counter()
         self.is_single = len(models) == 1
-        self.modules = {
-            id(part): ".".join(filter(None, [name, path]))
-            for name, model in models.items()
-            for path, part in model.named_modules()
-        }
-        self.parameters = {
-            id(parameter): f"{name}.{path}"
-            for name, model in models.items()
-            for path, parameter in model.named_parameters()
-        }
-        self.gathered = {id(part): self.modules[id(part)] for part in gathered}
+        # names by id
+        self.modules: dict[int, str] = {}
+        self.parameters: dict[int, str] = {}
+        for model_name, model in models.items():
+            for name, module in model.named_modules(prefix=model_name):
+                self.modules[id(module)] = name
+            for name, parameter in model.named_parameters(prefix=model_name):
+                self.parameters[id(parameter)] = name
+        self.gathered = {id(module): self.modules[id(module)] for module in gathered}
         # the innermost gathered module of each parameter
-        self.homes = {
-            id(parameter): id(part)
-            for part in reversed(gathered)
-            for parameter in part.parameters()
-        }
+        self.homes: dict[int, int] = {}
+        for module in reversed(gathered):
+            for parameter in module.parameters():
+                self.homes[id(parameter)] = id(module)
 
     def through(self, model: nn.Module, /, *inputs: Any, **named: Any) -> Any:
         """Call `model` for the loss; record the call and any second-order gradient through the
@@ -87,9 +82,8 @@ class ModuleUsage:
             with ExitStack() as stack:
                 stack.callback(register_module_forward_pre_hook(self._entered).remove)
                 if self.sharded:
-                    stack.callback(
-                        register_module_forward_hook(self._left, always_call=True).remove
-                    )
+                    after_call = register_module_forward_hook(self._left, always_call=True)
+                    stack.callback(after_call.remove)
                     stack.enter_context(_Uses(self))
                 self.running = True
                 stack.callback(self.at_work.clear)
@@ -102,18 +96,19 @@ class ModuleUsage:
     def problems(self) -> list[SurefootError]:
         """Return what would be wrong on several ranks; empty if nothing is."""
         errors = self.outside_problems()
-        for part, weight in list(self.displaced.items())[:1]:
+        if self.displaced:
+            block, weight = next(iter(self.displaced.items()))
             errors.append(
                 ConfigError(
                     "weight-used-outside-block",
-                    problem=f"{weight} is used outside a call of {part}, and FSDP gathers it only"
+                    problem=f"{weight} is used outside a call of {block}, and FSDP gathers it only"
                     " for that call",
                     remedy=[
                         ("shard other blocks:", Setting("fsdp.blocks")),
                         Setting("parallel", "ddp"),
                     ],
                     parameter=weight,
-                    block=part,
+                    block=block,
                 )
             )
         if self.differentiated:
@@ -148,14 +143,14 @@ class ModuleUsage:
         listed = uses[:_SHOWN]
         if len(uses) > _SHOWN:
             listed.append(f"and {len(uses) - _SHOWN} more")
-        lost = (
-            "its weights are not gathered" if self.sharded else "its gradients would not be summed"
-        )
+        effect = "its gradients would not be summed"
+        if self.sharded:
+            effect = "its weights are not gathered"
         return [
             ConfigError(
                 "model-used-outside-call",
                 problem="the loss uses the model outside of its call, where"
-                f" {lost} over processes: {'; '.join(listed)}",
+                f" {effect} over processes: {'; '.join(listed)}",
                 remedy="call the model that the loss receives, model(...), and use its parameters"
                 " only in its forward, which may take further arguments:"
                 " model(inputs, targets=targets)",
@@ -175,14 +170,15 @@ class ModuleUsage:
         if id(module) in self.gathered:
             self.at_work[id(module)] += 1
             self.order.append(self.gathered[id(module)])
-        matters = (
-            not self.inside
-            and id(module) in self.modules
-            and (self.sharded or torch.is_grad_enabled())
-        )
-        if matters and any(
-            self.sharded or parameter.requires_grad for parameter in module.parameters()
-        ):
+        if self.inside or id(module) not in self.modules:
+            return
+        if self.sharded:
+            is_lost = any(True for _ in module.parameters())
+        else:
+            is_lost = torch.is_grad_enabled() and any(
+                parameter.requires_grad for parameter in module.parameters()
+            )
+        if is_lost:
             self._note(f"{self.modules[id(module)]}(...)")
 
     def _left(self, module: nn.Module, _: Any, __: Any) -> None:
@@ -191,7 +187,8 @@ class ModuleUsage:
 
     def used(self, parameter: Tensor) -> None:
         """Record a parameter that contributed to a tensor with a gradient."""
-        name, home = self.parameters[id(parameter)], self.homes.get(id(parameter), 0)
+        name = self.parameters[id(parameter)]
+        home = self.homes.get(id(parameter), 0)
         if not self.inside:
             self._note(name)
         elif not self.at_work[home]:
@@ -203,17 +200,21 @@ class ModuleUsage:
         while inner is not None and inner.f_code is not self.loss_code:
             frames.insert(0, inner)
             inner = inner.f_back
-        users, method = frames[0], None
+        # the innermost frame of the user's code before a method of a module, which it names
+        of_user = frames[0]
         for frame in frames:
-            first = frame.f_code.co_varnames[0] if frame.f_code.co_argcount else ""
-            owner = id(frame.f_locals.get(first))
-            others = frame.f_code.co_filename.startswith((_TORCH, __file__))
+            code = frame.f_code
+            is_of_user = not code.co_filename.startswith((_TORCH, __file__))
+            first_argument = code.co_varnames[0] if code.co_argcount else ""
+            owner = id(frame.f_locals.get(first_argument))
             if owner in self.modules:
-                method = None if others else f"{self.modules[owner]}.{frame.f_code.co_name}()"
+                if is_of_user:
+                    what = f"{self.modules[owner]}.{code.co_name}()"
                 break
-            users = users if others else frame
+            if is_of_user:
+                of_user = frame
         # the first use on a line is the outermost
-        self.outside.setdefault(f"{users.f_code.co_filename}:{users.f_lineno}", method or what)
+        self.outside.setdefault(f"{of_user.f_code.co_filename}:{of_user.f_lineno}", what)
 
 
 class _Uses(TorchFunctionMode):

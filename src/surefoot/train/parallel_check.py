@@ -79,27 +79,35 @@ def check_first_pass(
     """
     if any(world.gathered(micro_batch is None or micro_batch.count == 0)) or micro_batch is None:
         return
-    watch, passed = ModuleUsage(models, gathered=gathered), True
+    usage = ModuleUsage(models, gathered=gathered)
     unused: list[str] = []
+    order: list[str] | None = usage.order
     try:
-        unused = _passed(models, loss, micro_batch, precision, watch)
-        errors = watch.problems()
+        unused = _names_without_gradient(models, loss, micro_batch, precision, usage)
+        errors = usage.problems()
     except ConfigError as refused:
-        errors = watch.problems() or [refused]
+        errors = usage.problems() or [refused]
     except Exception:
-        errors, passed = watch.outside_problems(), False
+        errors = usage.outside_problems()
+        order = None
     if errors or allow_unused:
         unused = []
-    by_rank: list[tuple[list[dict[str, Any]], list[str], list[str] | None]] = world.gathered(
-        ([error.to_dict() for error in errors], unused, watch.order if passed else None)
-    )
-    described = {error["message"]: error for of_rank, _, _ in by_rank for error in of_rank}
-    all_unused = list(dict.fromkeys(name for _, of_rank, _ in by_rank for name in of_rank))
-    if described:
-        raise together([error_of_dict(error) for error in described.values()])
-    if all_unused:
-        raise without_gradient(all_unused)
-    refuse_unlike_calls([order for _, _, order in by_rank])
+    described = [error.to_dict() for error in errors]
+    by_rank: list[tuple[list[dict[str, Any]], list[str], list[str] | None]]
+    by_rank = world.gathered((described, unused, order))
+    errors_by_message: dict[str, dict[str, Any]] = {}
+    unused_by_ranks: dict[str, None] = {}  # in order
+    orders = []
+    for errors_of_rank, unused_of_rank, order_of_rank in by_rank:
+        for error in errors_of_rank:
+            errors_by_message[error["message"]] = error
+        unused_by_ranks |= dict.fromkeys(unused_of_rank)
+        orders.append(order_of_rank)
+    if errors_by_message:
+        raise together([error_of_dict(error) for error in errors_by_message.values()])
+    if unused_by_ranks:
+        raise without_gradient(list(unused_by_ranks))
+    refuse_unlike_calls(orders)
 
 
 def make_ready(
@@ -116,11 +124,11 @@ def make_ready(
     the warm-up, a resumed run would round differently. `first` reads this rank's first micro-batch
     of a step.
     """
-    micro_batch = None if task.loss is None else first(state.step)
-    if (
-        any(world.gathered(micro_batch is None)) or micro_batch is None
-    ):  # no data: the first step reports the reason
-        return
+    micro_batch = None
+    if task.loss is not None:
+        micro_batch = first(state.step)
+    if any(world.gathered(micro_batch is None)) or micro_batch is None:
+        return  # no data: the first step reports the reason
     before = Snapshot(
         state.models, task.loss, user_state=user_state, parameters=state.parameters, keep=True
     )
@@ -133,16 +141,18 @@ def make_ready(
         state.buffers.undo()
 
 
-def _passed(
+def _names_without_gradient(
     models: Mapping[str, nn.Module],
     loss: Callable[[Any, Any], Any],
     micro_batch: MicroBatch,
     precision: Precision,
-    watch: ModuleUsage,
+    usage: ModuleUsage,
 ) -> list[str]:
-    forward = sole_or_all(
-        {name: Called(model, partial(watch.through, model)) for name, model in models.items()}
-    )
+    """Return the names of the trained parameters to which one pass gives no gradient."""
+    called = {}
+    for name, model in models.items():
+        called[name] = Called(model, partial(usage.through, model))
+    forward = sole_or_all(called)
     settings = TrainSettings(length="1 steps", batch_size=len(micro_batch.sample_ids))
     task = Task(forward, loss, 0, precision, factors=lambda _: 1.0, settings=settings)
     used: set[Tensor] = set()
@@ -153,15 +163,15 @@ def _passed(
 
     before = Snapshot(models, loss, keep=True)
     with before, precision.numerics(), eagerly(), ExitStack() as hooks:
-        trained = {
-            f"{model_name}." * (len(models) > 1) + name: parameter
-            for model_name, model in models.items()
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        for parameter in trained.values():
-            hooks.callback(parameter.register_post_accumulate_grad_hook(note).remove)  # type: ignore[no-untyped-call]
-        step = Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(watch.over))
+        trained: dict[str, nn.Parameter] = {}
+        for model_name, model in models.items():
+            prefix = model_name if len(models) > 1 else ""
+            for name, parameter in model.named_parameters(prefix=prefix):
+                if parameter.requires_grad:
+                    trained[name] = parameter
+                    hook = parameter.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
+                    hooks.callback(hook.remove)
+        step = Step(0, [micro_batch], task, State(dict(models), {}), _watch=LossWatch(usage.over))
         forward_backward(step)
         if SKIPPED_SAMPLES in step._logged:  # the loss returned None
             return []
