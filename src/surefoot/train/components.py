@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import zip_longest
@@ -117,7 +117,10 @@ class Components:
         Frozen tensors that older checkpoints have are left out if `bases` names these checkpoints.
         With `for_this_rank`, only this rank can restore the checkpoint.
         """
-        tape = self.pipeline.tape
+        tape = None
+        if self.pipeline.tape is not None:
+            batch_size = self.pipeline.sizes.batch_size
+            tape = self.pipeline.tape.facts(self.state.step, batch_size)
         return packed(
             self.run_state,
             main=self.world.is_main,
@@ -133,9 +136,7 @@ class Components:
             scores=_as_text(scores or {}),
             machine=self.machine(),
             stopped_early=self.out_of_patience,
-            tape=None
-            if tape is None
-            else tape.facts(self.state.step, self.pipeline.sizes.batch_size),
+            tape=tape,
         )
 
     def snapshot(self) -> Snapshot:
@@ -144,7 +145,8 @@ class Components:
 
         What a checkpoint holds is kept in one, in the memory of each rank.
         """
-        run_state, state = self.run_state, self.state
+        run_state = self.run_state
+        state = run_state.state
         averages = {f"average of {name}": each.model for name, each in state.ema_models.items()}
         # before `packed`, which brings the buffers of averages up to date
         before = Snapshot(
@@ -155,18 +157,23 @@ class Components:
             keep=True,
             weights=False,
         )
-        meter, clock, user_state = run_state.meter, run_state.clock, run_state.user_state
         # these refer to values of the step that is under way, which a checkpoint copies
-        before.keep_objects(meter=meter, epoch=meter.epoch, clock=clock, user_state=user_state)
+        before.keep_objects(
+            meter=run_state.meter,
+            epoch=run_state.meter.epoch,
+            clock=run_state.clock,
+            user_state=run_state.user_state,
+        )
         saved = replace(
             run_state,
             meter=Meter(),
             clock=Clock(),
-            user_state=UserState(dict(user_state.objects)),
+            user_state=UserState(dict(run_state.user_state.objects)),
             data_values=DataValues({}),
         )
         checkpoint = replace(self, run_state=saved).packed(for_this_rank=True)
-        data_values, identity = run_state.data_values.state(), self.plan.identity
+        data_values = run_state.data_values.state()
+        identity = self.plan.identity
 
         def restore_saved() -> None:
             clear(state.parameters)
@@ -201,34 +208,36 @@ class Components:
         `exact` is True if another number of ranks computes the same bits. `shards` is the number of
         ranks that take turns.
         """
-        is_synchronized = has_synchronized_norms(self.state.models.values())
-        narrow = any(each.element_size() < 4 for each in self.state.parameters)
-        by_shards = self.plan.parallel.kind == "fsdp" and (
-            narrow or self.settings.clip.startswith(("adaptive", "value"))
-        )
+        is_exact = self.task.ranks.exact
+        if has_synchronized_norms(self.state.models.values()):
+            is_exact = False
+        if self.plan.parallel.kind == "fsdp":
+            # what is computed by shards
+            has_16_bits = any(weight.element_size() < 4 for weight in self.state.parameters)
+            if has_16_bits or self.settings.clip.startswith(("adaptive", "value")):
+                is_exact = False
         return machine(self.device, deterministic=self.settings.deterministic) | {
             "ranks": self.world.size,
             "parallel": self.plan.parallel.kind,
             "shards": self.pipeline.shares[0].step,
-            "exact": self.task.ranks.exact and not (by_shards or is_synchronized),
+            "exact": is_exact,
         }
 
     def compared(self) -> dict[str, Any]:
         """Return the settings that must be equal on every rank, by dotted name."""
-        printed = {
-            f"model {name}": sha256(text.encode()).hexdigest()[:12]
-            for name, text in self.architecture.items()
-        }
-        others = {
-            "frozen": ", ".join(self.state.trainable.state()["frozen"]),
-            "stop_after": self.plan.times.stop_step,
-        }
-        return flat(self.plan.identity) | printed | others
+        compared = flat(self.plan.identity)
+        for name, text in self.architecture.items():
+            compared[f"model {name}"] = sha256(text.encode()).hexdigest()[:12]
+        compared["frozen"] = ", ".join(self.state.trainable.state()["frozen"])
+        compared["stop_after"] = self.plan.times.stop_step
+        return compared
 
     def where(self, checkpoint: Checkpoint) -> str:
         """Return the name of a checkpoint of this run, for messages."""
         step = f"step-{checkpoint.step:08d}"
-        return step if self.directory is None else f"{self.directory.shown} at {step}"
+        if self.directory is None:
+            return step
+        return f"{self.directory.shown} at {step}"
 
     @interprets
     def refuse_other_settings(self, checkpoint: Checkpoint) -> None:
@@ -274,18 +283,16 @@ class Components:
         """Use the precision, memory format and compilation of another run where the settings are
         "auto".
         """
-        chosen = {
-            name: identity[name]
-            for name in ("precision", "channels_last", "compile")
-            if getattr(self.settings, name) == "auto"
-        }
-        own = {**self.plan.identity, **chosen}
+        followed = dict(self.plan.identity)
+        for name in ("precision", "channels_last", "compile"):
+            if getattr(self.settings, name) == "auto":
+                followed[name] = identity[name]
         plan = replace(
             self.plan,
-            precision=own["precision"],
-            channels_last=own["channels_last"],
-            compiles=own["compile"],
-            identity=own,
+            precision=followed["precision"],
+            channels_last=followed["channels_last"],
+            compiles=followed["compile"],
+            identity=followed,
         )
         self.plan = plan
         self.run_state.precision.name = plan.precision
@@ -300,13 +307,15 @@ class Components:
         if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # its modules may have another repr
         for name, text in self.architecture.items():
-            before = checkpoint.saved.architecture.get(name, "")
-            for pair in zip_longest(before.splitlines(), text.splitlines(), fillvalue="nothing"):
-                old_line, new_line = (line.strip().removesuffix("(") for line in pair)
-                if pair[0] != pair[1]:
+            lines = text.splitlines()
+            lines_before = checkpoint.saved.architecture.get(name, "").splitlines()
+            for line_before, line in zip_longest(lines_before, lines, fillvalue="nothing"):
+                if line_before != line:
+                    layer_before = line_before.strip().removesuffix("(")
+                    layer = line.strip().removesuffix("(")
                     raise CheckpointError(
                         "model-changed",
-                        problem=f"the model had {old_line} and now has {new_line}",
+                        problem=f"the model had {layer_before} and now has {layer}",
                         reason="the model of a run cannot change",
                         remedy=[
                             ANOTHER_RUN,
@@ -319,38 +328,36 @@ class Components:
         """Return warnings about differences that a resume allows: another machine, and splits with
         other data.
         """
-        other_machine = "; ".join(machine_changes(checkpoint.saved.machine, self.machine()))
-        before, was = checkpoint.saved.splits, checkpoint.saved.fingerprints
-        changed = [
-            name
-            for name, identity in self.plan.splits.items()
-            if name in before and identity != before[name]
-        ]
-        if (
-            was["machine"] == self.fingerprints["machine"]
-        ):  # another machine may decode the same files to other bits
-            read, now = was["splits"], self.fingerprints["splits"]
-            changed += [
-                name
-                for name in now
-                if name not in changed and read.get(name, now[name]) != now[name]
-            ]
-        continues = (
-            f"{other_machine}; training continues, equal up to rounding and no longer bit for bit"
-        )
-        return [continues] * bool(other_machine) + [
-            f"the data of {name} has changed: its metrics are not comparable with earlier metrics"
-            for name in changed
-        ]
+        saved = checkpoint.saved
+        notes = []
+        other_machine = machine_changes(saved.machine, self.machine())
+        if other_machine:
+            notes.append(
+                f"{'; '.join(other_machine)}; training continues, equal up to rounding and no"
+                " longer bit for bit"
+            )
+        changed = _names_of_changed(saved.splits, self.plan.splits)
+        # another machine may decode the same files to other bits
+        if saved.fingerprints["machine"] == self.fingerprints["machine"]:
+            of_samples = _names_of_changed(
+                saved.fingerprints["splits"], self.fingerprints["splits"]
+            )
+            changed += [name for name in of_samples if name not in changed]
+        for name in changed:
+            notes.append(
+                f"the data of {name} has changed: its metrics are not comparable with earlier"
+                " metrics"
+            )
+        return notes
 
     @contextmanager
     def numerics(self) -> Iterator[None]:
         """Apply the run's precision and determinism settings to torch; restore torch's settings at
         the end.
         """
-        kernels = (
-            deterministic_kernels(self.device) if self.settings.deterministic else nullcontext()
-        )
+        kernels: AbstractContextManager[None] = nullcontext()
+        if self.settings.deterministic:
+            kernels = deterministic_kernels(self.device)
         with self.run_state.precision.numerics(), kernels:
             yield
 
@@ -365,13 +372,20 @@ class Components:
     @property
     def width(self) -> int:
         """The columns of a line on the console."""
-        return WIDTH if self.console is None else self.console.width
+        if self.console is None:
+            return WIDTH
+        return self.console.width
 
     def say(self, text: str) -> None:
         if self.console is not None:
             self.console.say(text)
         if self.text_log is not None:
             self.text_log.console.say(text)
+
+
+def _names_of_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names that both have, with other values."""
+    return [name for name in now if name in before and now[name] != before[name]]
 
 
 def _as_text(scores: Mapping[str, float]) -> dict[str, str]:
@@ -387,7 +401,8 @@ def printed(model: torch.nn.Module) -> str:
     """Return a model's repr without memory addresses, and the names of its submodules in evaluation
     mode.
     """
-    evaluating = [
-        f"{name} in evaluation mode" for name, part in model.named_modules() if not part.training
-    ]
-    return "\n".join([re.sub(r"0x[0-9a-f]+", "0x", repr(model)), *evaluating])
+    lines = [re.sub(r"0x[0-9a-f]+", "0x", repr(model))]
+    for name, module in model.named_modules():
+        if not module.training:
+            lines.append(f"{name} in evaluation mode")
+    return "\n".join(lines)

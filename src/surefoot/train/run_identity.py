@@ -2,7 +2,7 @@
 the run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,6 @@ from surefoot.tracking.format import counted
 Described = Mapping[str, Any]
 
 _WHICH_DATA = (".sha256", ".type", ".indices")  # suffixes of the settings that identify a data set
-
-
 _NAMED = 5  # changed settings that an error names
 
 
@@ -30,25 +28,26 @@ def differences(saved: Described, now: Described) -> list[str]:
 
 
 def _differences(saved: Described, now: Described) -> dict[str, str]:
-    before, after = (
-        {key: repr(value) for key, value in flat(settings).items()} for settings in (saved, now)
-    )
-    pairs = {
-        key: (before.get(key, "absent"), after.get(key, "absent")) for key in {**before, **after}
-    }
-    for key in [key for key, (was, _) in pairs.items() if was == "absent"]:
-        is_hugging_face = after.get(f"{key.removesuffix('sha256')}type") == "'Dataset'"
-        if (
-            (key, after.get(key)) == ("exact_sums", "False")
-            or ".attributes." in key
-            or (key.endswith("sha256") and is_hugging_face)
-        ):  # 0.1.0 recorded neither
-            del pairs[key]
-    return {
-        key: f"{key} was {was}, now {now_is}"
-        for key, (was, now_is) in pairs.items()
-        if was != now_is
-    }
+    before = {key: repr(value) for key, value in flat(saved).items()}
+    after = {key: repr(value) for key, value in flat(now).items()}
+    lines = {}
+    for key in before | after:
+        if key not in before and _was_not_recorded(key, after):
+            continue
+        value_before = before.get(key, "absent")
+        value_after = after.get(key, "absent")
+        if value_before != value_after:
+            lines[key] = f"{key} was {value_before}, now {value_after}"
+    return lines
+
+
+def _was_not_recorded(key: str, settings: Mapping[str, str]) -> bool:
+    """Return True for a setting that 0.1.0 had without recording it."""
+    if key == "exact_sums":
+        return settings[key] == "False"
+    kind = settings.get(f"{key.removesuffix('sha256')}type")
+    is_hash_of_hugging_face = key.endswith("sha256") and kind == "'Dataset'"
+    return is_hash_of_hugging_face or ".attributes." in key
 
 
 def user_changes(saved: Described, now: Described) -> list[str]:
@@ -61,26 +60,23 @@ def user_changes(saved: Described, now: Described) -> list[str]:
     ["optimizer.name was 'adam', now 'sgd'", 'batch_size was 8, now 4', "length was '6 steps', now '12 steps'"]
     """
     changes = _differences(saved, now)
-    kinds = [
-        key.removesuffix(suffix)
-        for key in changes
-        for suffix in (".name", ".shape")
-        if key.endswith(suffix) and key.startswith(("optimizer", "schedule"))
-    ]
-    for kind in kinds:  # another optimizer or schedule has other settings
-        of_kind = (f"{kind}.name", f"{kind}.lr", f"{kind}.shape")
-        for key in list(changes):
-            if key.startswith(f"{kind}.") and key not in of_kind:
-                del changes[key]
-    whole_batches = all(
-        each.get("micro_batch_size") == each.get("batch_size") for each in (saved, now)
+    for key in list(changes):
+        part, _, name = key.rpartition(".")
+        if part.startswith(("optimizer", "schedule")) and name in ("name", "shape"):
+            # another optimizer or schedule has other settings
+            kept = (f"{part}.name", f"{part}.lr", f"{part}.shape")
+            for other in list(changes):
+                if other.startswith(f"{part}.") and other not in kept:
+                    del changes[other]
+    has_whole_batches = all(
+        settings.get("micro_batch_size") == settings.get("batch_size") for settings in (saved, now)
     )
-    if "batch_size" in changes and whole_batches:
+    if "batch_size" in changes and has_whole_batches:
         changes.pop("micro_batch_size", None)
     if "data.samples" in changes:
         changes.pop("data.plan.samples", None)
-    ordered = sorted(changes, key=lambda key: (key == "length", not key.startswith("data.")))
-    return [changes[key] for key in ordered]
+    in_order = sorted(changes, key=lambda key: (key == "length", not key.startswith("data.")))
+    return [changes[key] for key in in_order]
 
 
 def machine_changes(then: Described, now: Described, *, how: str = "") -> list[str]:
@@ -93,29 +89,27 @@ def machine_changes(then: Described, now: Described, *, how: str = "") -> list[s
     ... )
     ['threads was 1, now 2']
     """
-    shared = ("ranks", "parallel", "shards", "exact")
-    changes = differences(
-        *({name: each[name] for name in each if name not in shared} for each in (then, now))
-    )
-    kinds = then["parallel"], now["parallel"]
-    is_exact, is_alike = (
-        then.get("exact") and now["exact"],
-        (then["ranks"], kinds[0]) == (now["ranks"], kinds[1]),
-    )
-    order = (
-        "its sums are added in another order"
-        if is_alike
-        else "its sums depend on the number of ranks"
-    )
-    why = "" if is_exact else order
-    if "fsdp" in kinds and kinds[0] != kinds[1]:
+    of_ranks = ("ranks", "parallel", "shards", "exact")  # 0.1.0 recorded the first two
+    changes = differences(_without(then, of_ranks), _without(now, of_ranks))
+    kind_then = then["parallel"]
+    kind_now = now["parallel"]
+    if kind_then != kind_now and "fsdp" in (kind_then, kind_now):
         why = "FSDP updates shards, which rounds otherwise"
-    if why and any(
-        then.get(name, now.get(name)) != now.get(name) for name in shared
-    ):  # 0.1.0 recorded the first two
-        how = how or f"now on {counted(now['ranks'], 'rank')} ({kinds[1]})"
-        changes.insert(0, f"trained on {counted(then['ranks'], 'rank')} ({kinds[0]}), {how}: {why}")
+    elif then.get("exact") and now["exact"]:
+        return changes
+    elif (then["ranks"], kind_then) == (now["ranks"], kind_now):
+        why = "its sums are added in another order"
+    else:
+        why = "its sums depend on the number of ranks"
+    if any(then.get(name, now.get(name)) != now.get(name) for name in of_ranks):
+        how = how or f"now on {counted(now['ranks'], 'rank')} ({kind_now})"
+        trained = f"trained on {counted(then['ranks'], 'rank')} ({kind_then})"
+        changes.insert(0, f"{trained}, {how}: {why}")
     return changes
+
+
+def _without(facts: Described, names: Collection[str]) -> Described:
+    return {name: value for name, value in facts.items() if name not in names}
 
 
 def refuse_differences(saved: Described, now: Described, *, where: str) -> None:
@@ -150,11 +144,9 @@ def refuse_other_data(saved: Described, now: Described, *, where: str, step: int
     """Raise `CheckpointError` if the type or hash of the data differs from that of a run saved
     after `step` steps. The message lists the data before other settings.
     """
-    own = [
-        {name: value for name, value in identity["data"].items() if name != "plan"}
-        for identity in (saved, now)
-    ]
-    changes = differences({"data": own[0]}, {"data": own[1]})
+    data_before = _without(saved["data"], ["plan"])
+    data_now = _without(now["data"], ["plan"])
+    changes = differences({"data": data_before}, {"data": data_now})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
     all_changes = user_changes(saved, now)
@@ -206,7 +198,8 @@ def refuse_another_length(
     if before == length.steps:
         return
     shorter = replace(length, steps=min(before, length.steps))
-    shared, misfit = 0, ""
+    shared = 0
+    misfit = ""
     try:
         shared = schedule.shared_steps(shorter)
     except ConfigError as problem:  # the longer run's schedule does not fit in the shorter run
@@ -225,11 +218,8 @@ def refuse_another_length(
             f" and {step} steps are completed\n"
             "constant, inverse_sqrt and multistep can always be extended exactly, wsd only until its cooldown begins"
         )
-    others = [
-        {name: value for name, value in identity.items() if name != "length"}
-        for identity in (saved, now)
-    ]
-    if differences(*others):  # what changed the length may be among them
+    if differences(_without(saved, ["length"]), _without(now, ["length"])):
+        # what changed the length may be among them
         refuse_differences(saved, now, where=where)
     raise length_changed(before, length.steps, why=why).inside(f"cannot resume {where}")
 
