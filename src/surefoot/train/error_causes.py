@@ -40,13 +40,13 @@ def explaining(step: Step | Callable[[], Step]) -> Iterator[None]:
             problem, where=f"at step {failed_step.index}", micro_batches=failed_step.micro_batches
         )
         if cause is None:
-            samples = [
-                int(each)
-                for micro_batch in failed_step.micro_batches
-                for each in micro_batch.sample_ids
-            ]
-            named = ", ".join(map(str, samples[:5])) + (" ..." if len(samples) > 5 else "")
-            with noting(f"at step {failed_step.index}, samples {named}"):
+            samples: list[str] = []
+            for micro_batch in failed_step.micro_batches:
+                samples += map(str, micro_batch.sample_ids)
+            shown = ", ".join(samples[:5])
+            if len(samples) > 5:
+                shown += " ..."
+            with noting(f"at step {failed_step.index}, samples {shown}"):
                 raise
         raise cause from problem
 
@@ -73,24 +73,18 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
         with noting(f"in {what}"):
             yield
     except (RuntimeError, ValueError, IndexError) as problem:
-        words = first_line(problem)
-        if (
-            isinstance(problem, torch.OutOfMemoryError)
-            or of_compiler(problem)
-            or not _is_of_shapes(problem)
-        ):
+        is_of_memory = isinstance(problem, torch.OutOfMemoryError)
+        if is_of_memory or of_compiler(problem) or not _is_of_shapes(problem):
             raise
-        shapes = [
-            ", ".join(str(tuple(tensor.shape)) for tensor in tensors(value)) or "no tensor"
-            for value in tried
-        ]
-        of_values = " and ".join(
-            f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True)
-        )
+        shapes = []
+        for value in tried:
+            of_tensors = [str(tuple(tensor.shape)) for tensor in tensors(value)]
+            shapes.append(", ".join(of_tensors) or "no tensor")
+        named_shapes = [f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True)]
         raise ConfigError(
             "shapes-misfit",
-            problem=f"{what} cannot use these shapes: {words[:200]}",
-            reason=of_values,
+            problem=f"{what} cannot use these shapes: {first_line(problem)[:200]}",
+            reason=" and ".join(named_shapes),
             remedy=cure,
             where=what,
             shapes=shapes,
@@ -98,9 +92,10 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
 
 
 def _is_of_shapes(problem: Exception) -> bool:
-    words, raised = first_line(problem), traceback.extract_tb(problem.__traceback__)[-1]
-    by_user = (raised.line or "").startswith("raise") and "site-packages" not in raised.filename
-    return not by_user and "out of bounds" not in words and _OF_SHAPES.search(words) is not None
+    text = first_line(problem)
+    place = traceback.extract_tb(problem.__traceback__)[-1]
+    by_user = (place.line or "").startswith("raise") and "site-packages" not in place.filename
+    return not by_user and "out of bounds" not in text and _OF_SHAPES.search(text) is not None
 
 
 def explaining_metric(metric: str, pair: tuple[Any, ...] | None) -> AbstractContextManager[None]:
@@ -129,15 +124,14 @@ def explained(
     in_cross_entropy = any(
         "cross_entropy" in frame.name for frame in traceback.extract_tb(problem.__traceback__)
     )
-    if (
-        isinstance(problem, IndexError | RuntimeError)
-        and target
-        and (target[1] or in_cross_entropy)
-    ):
+    is_of_index = isinstance(problem, IndexError | RuntimeError)
+    if is_of_index and target and (target[1] or in_cross_entropy):
         number = int(target[1] or target[2])
-        ids = _ids_where(
-            micro_batches, lambda rows: rows == number if rows.dtype in _WHOLES else None
-        )
+
+        def is_number(values: torch.Tensor) -> torch.Tensor | None:
+            return values == number if values.dtype in _WHOLES else None
+
+        ids = _ids_where(micro_batches, is_number)
         samples = ", ".join(map(str, ids[:5])) or "unknown"
         if target[1] or ids:
             return DataError(
@@ -158,15 +152,13 @@ def explained(
             where=where,
         )
     if of_compiler(problem):
-        words = next(
-            (line for line in reversed(text.splitlines()) if "Error" in line),
-            type(problem).__name__,
-        )
+        lines_of_error = [line for line in text.splitlines() if "Error" in line]
+        cause = lines_of_error[-1] if lines_of_error else type(problem).__name__
         usual_cache = Path(tempfile.gettempdir()) / "torchinductor_USER"
         cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or usual_cache
         return ConfigError(
             "compile-failed",
-            problem=f"torch.compile failed {where}: {words.strip()[:200]}",
+            problem=f"torch.compile failed {where}: {cause.strip()[:200]}",
             remedy=[
                 Setting("compile", False),
                 "if an earlier compilation was killed, its cache may be damaged: remove the"
@@ -221,11 +213,9 @@ def explained(
 def of_compiler(problem: BaseException | None) -> bool:
     """Return True if an exception, or one of its causes, comes from torch.compile."""
     while problem is not None:
-        if any(
-            kind.__module__.startswith(("torch._inductor", "torch._dynamo"))
-            for kind in type(problem).__mro__
-        ):
-            return True
+        for kind in type(problem).__mro__:
+            if kind.__module__.startswith(("torch._inductor", "torch._dynamo")):
+                return True
         problem = problem.__cause__
     return False
 
@@ -234,9 +224,11 @@ def strange_samples(micro_batches: Sequence[MicroBatch]) -> list[int]:
     """Return the ids of samples with NaN or infinite floating-point inputs. Waits for the
     device.
     """
-    return _ids_where(
-        micro_batches, lambda rows: ~torch.isfinite(rows) if rows.is_floating_point() else None
-    )
+
+    def is_strange(values: torch.Tensor) -> torch.Tensor | None:
+        return ~torch.isfinite(values) if values.is_floating_point() else None
+
+    return _ids_where(micro_batches, is_strange)
 
 
 def _ids_where(
@@ -247,6 +239,8 @@ def _ids_where(
         for tensor in tensors(micro_batch.batch):
             if tensor.ndim > 0 and len(tensor) == len(micro_batch.sample_ids):
                 places = where(tensor.reshape(len(tensor), -1))
-                rows = [] if places is None else places.any(dim=1).nonzero().flatten().tolist()
-                ids.update(int(micro_batch.sample_ids[row]) for row in rows)
+                if places is None:
+                    continue
+                for row in places.any(dim=1).nonzero().flatten().tolist():
+                    ids.add(int(micro_batch.sample_ids[row]))
     return sorted(ids)

@@ -68,18 +68,24 @@ def pieces_of(micro_batch: MicroBatch, count_fn: Callable[[Any], int] | None) ->
     size = len(micro_batch.sample_ids)
     with suppress(Exception):  # a batch without rows cannot be cut
         size = min(size, rows(micro_batch.batch))  # a collate_fn may leave samples out
+    if size < 2:
+        return None
     taken = max(2, size // 2)
-    parts = []
-    for chosen in (range(taken), range(taken // 2), range(taken // 2, taken)):
-        batch = select_rows(micro_batch.batch, chosen, of=size) if size >= 2 else None
+    middle = taken // 2
+    pieces = []
+    for start, stop in ((0, taken), (0, middle), (middle, taken)):
+        batch = select_rows(micro_batch.batch, range(start, stop), of=size)
         if batch is None:
             return None
-        with suppress(Exception):  # the first step repeats and explains the error
-            samples = slice(chosen.start, chosen.stop)
-            number = (count_fn or rows)(batch)
-            ids, epochs = micro_batch.sample_ids[samples], micro_batch.epochs[samples]
-            parts.append(MicroBatch(batch, number, 0, ids, epochs))
-    return Pieces(parts[0], (parts[1], parts[2])) if len(parts) == 3 else None
+        try:
+            count = (count_fn or rows)(batch)
+        except Exception:  # the first step repeats and explains the error
+            return None
+        ids = micro_batch.sample_ids[start:stop]
+        epochs = micro_batch.epochs[start:stop]
+        pieces.append(MicroBatch(batch, count, 0, ids, epochs))
+    whole, first, second = pieces
+    return Pieces(whole, (first, second))
 
 
 def check_contract(
@@ -94,7 +100,7 @@ def check_contract(
     contract speaks for all. Collective.
     """
     means: list[Mean] = []
-    own: LossContract | None = None
+    described: dict[str, Any] | None = None  # of this rank, None if the loss failed
     problem: Exception | None = None
     try:
         for piece in pieces.all_three:
@@ -102,17 +108,18 @@ def check_contract(
             if mean is not None:
                 means.append(mean)
         if len(means) == 3:
-            own = compared(means, pieces, tolerance=tolerance)
+            contract = compared(means, pieces, tolerance=tolerance)
         else:
-            own = not_checked("the loss returned None")
+            contract = not_checked("the loss returned None")
+        described = asdict(contract)
     except Exception as failure:  # the other ranks wait for this one
         problem = failure
-    of_ranks = gathered(None if own is None else asdict(own))
+    of_ranks = gathered(described)
     if problem is not None:
         raise problem
     if None in of_ranks:  # the rank that failed takes part in no further exchange of this check
         return not_checked("the loss failed on another rank")
-    contracts = [LossContract(**described) for described in of_ranks]
+    contracts = [LossContract(**of_rank) for of_rank in of_ranks]
     broken = next((contract for contract in contracts if not contract.holds), None)
     if broken is None:
         return contracts[0]

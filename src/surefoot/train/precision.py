@@ -31,12 +31,10 @@ class Format:
     autocast: torch.dtype | None = None  # autocast's dtype; None: float32 throughout
     tf32: bool = False  # whether float32 products and convolutions may round to TF32 on CUDA
     scaled: bool = False  # whether gradients need a loss scale
-    convert: Callable[[nn.Module, torch.device], nn.Module] | None = (
-        None  # converts a new model in place
-    )
-    refuse: Callable[[torch.device], None] = lambda _: (
-        None
-    )  # raises `ConfigError` for an unsupported device
+    # converts a new model in place
+    convert: Callable[[nn.Module, torch.device], nn.Module] | None = None
+    # raises `ConfigError` for an unsupported device
+    refuse: Callable[[torch.device], None] = lambda _: None
     tolerance: float = 1e-2  # largest relative difference of two sums of the same losses
     h100_flops: float  # dense FLOP/s, from the data sheet of H100 SXM
 
@@ -108,25 +106,29 @@ class Precision:
         if self.device.type != "cuda":
             yield
             return
-        before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        products_before = torch.get_float32_matmul_precision()
+        convolutions_before = torch.backends.cudnn.allow_tf32
         tf32 = FORMATS[self.name].tf32
         torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = tf32
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before[0])
-            torch.backends.cudnn.allow_tf32 = before[1]
+            torch.set_float32_matmul_precision(products_before)
+            torch.backends.cudnn.allow_tf32 = convolutions_before
 
     def tensors(self) -> dict[str, Tensor]:
         scale = self.loss_scale
-        return {} if scale is None else {"scale": scale.scale, "good_steps": scale.good_steps}
+        if scale is None:
+            return {}
+        return {"scale": scale.scale, "good_steps": scale.good_steps}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        if (scale := self.loss_scale) is not None:
-            scale.scale, scale.good_steps = (
-                tensors[key].to(scale.scale.device) for key in ("scale", "good_steps")
-            )
+        scale = self.loss_scale
+        if scale is not None:
+            device = scale.scale.device
+            scale.scale = tensors["scale"].to(device)
+            scale.good_steps = tensors["good_steps"].to(device)
 
 
 def precision(name: str, device: torch.device, *, updates_on: str | None = None) -> Precision:
@@ -146,9 +148,8 @@ def precision(name: str, device: torch.device, *, updates_on: str | None = None)
     FORMATS[name].refuse(device)
     if not FORMATS[name].scaled:
         return Precision(name, device)
-    scale, good_steps = (
-        torch.tensor(number, device=updates_on or device) for number in (65536.0, 0)
-    )
+    scale = torch.tensor(65536.0, device=updates_on or device)
+    good_steps = torch.tensor(0, device=updates_on or device)
     return Precision(name, device, LossScale(scale, good_steps))
 
 
@@ -170,13 +171,13 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     Raises `ConfigError` without torchao, or if the model has no such layer.
     """
     hidden = hidden_matrices(model)
-    taken = [
-        name
-        for name, part in model.named_modules()
-        if type(part) is nn.Linear and part.weight in hidden
-        if not any(size % _FP8_MULTIPLE for size in part.weight.shape)
-    ]
-    if not taken:
+    converted = []
+    for name, module in model.named_modules():
+        if type(module) is not nn.Linear or module.weight not in hidden:
+            continue
+        if all(size % _FP8_MULTIPLE == 0 for size in module.weight.shape):
+            converted.append(name)
+    if not converted:
         raise ConfigError(
             "model-without-fp8-layers",
             problem=f"precision = fp8: {type(model).__name__} has no hidden nn.Linear with sizes in"
@@ -188,11 +189,11 @@ def with_fp8(model: nn.Module, device: torch.device) -> nn.Module:
     with needed_for("precision = fp8", "torchao", instead=Setting("precision", "bf16")):
         torchao = import_module("torchao.float8")
     config = torchao.Float8LinearConfig(emulate=device.type == "cpu", pad_inner_dim=True)
-    evaluating = [name for name, part in model.named_modules() if not part.training]
+    in_eval_mode = [name for name, module in model.named_modules() if not module.training]
     torchao.convert_to_float8_training(
-        model, module_filter_fn=lambda _, name: name in taken, config=config
+        model, module_filter_fn=lambda _, name: name in converted, config=config
     )
-    for name in evaluating:  # torchao's new layers are in training mode
+    for name in in_eval_mode:  # torchao's new layers are in training mode
         model.get_submodule(name).training = False
     return model
 
@@ -203,8 +204,9 @@ def _refuse_tf32(device: torch.device) -> None:
 
 
 def _refuse_fp8(device: torch.device) -> None:
-    device_name, capability = device.type, (0, 0)
-    if device_name == "cuda":
+    device_name = device.type
+    capability = (0, 0)
+    if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         device_name = f"{torch.cuda.get_device_name(device)} ({capability[0]}.{capability[1]})"
     if device.type != "meta" and capability < _FP8_FROM:
