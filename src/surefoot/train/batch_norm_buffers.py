@@ -63,7 +63,8 @@ class BatchStatistics:
     ) -> None:
         self.world = world if world is not None and world.size > 1 else None
         self.rank = 0 if self.world is None else self.world.rank
-        self.shares, self.several = shares, sum(map(len, shares)) > 1
+        self.shares = shares
+        self.several = sum(map(len, shares)) > 1  # micro-batches in a step
         self.behavior = newest_behavior() if behavior is None else behavior
         self.declared = dict(declared or {})
         # above 0: the number of the last pass with targets, over all calls of `forward_backward`
@@ -72,10 +73,11 @@ class BatchStatistics:
         self.findings: BufferFindings | None = None  # None: no pass has shown it yet
         self.groups: list[BufferGroup] = []
         self.kinds: list[Any] = []  # shapes, dtypes and devices of the buffers in `groups`
-        self.started, self.calls, self.micro_batch = False, 0, -1
-        self.passes = self.collected = (
-            0  # passes of this step, and those whose change is in `groups`
-        )
+        self.started = False
+        self.calls = 0  # of `forward_backward` in this step, without the first
+        self.micro_batch = -1  # of the latest pass
+        self.passes = 0  # of this step
+        self.collected = 0  # passes whose change is in `groups`
         self.is_repeating = False  # inside `repeated`
         self.unwritten: dict[str, tuple[int, int]] = {}  # see `_resting`
         self.own_kept: list[Tensor] | None = None  # buffers in order before a pass without targets
@@ -137,20 +139,23 @@ class BatchStatistics:
         self.groups = []
         for group in groups_of(tensors, self._rules(tensors)):
             same = former.get((group.rule, *group.indices))
-            if same is None:
-                torch._foreach_copy_(group.views, [before[index] for index in group.indices])
-                group.last = group.join(tensors) if group.rule == "last" else None
-            self.groups.append(same or group)
+            if same is not None:
+                self.groups.append(same)
+                continue
+            torch._foreach_copy_(group.views, [before[index] for index in group.indices])
+            if group.rule == "last":
+                group.last = group.join(tensors)
+            self.groups.append(group)
 
     def findings_to_save(self) -> dict[str, list[str]] | None:
         """Return as JSON what passes have shown, or None before they have."""
-        found = self.findings
-        if found is None:
+        findings = self.findings
+        if findings is None:
             return None
         return {
-            "once": [*found.once],
-            "in_order": [*found.in_order],
-            "overwritten": [*found.overwritten],
+            "once": [*findings.once],
+            "in_order": [*findings.in_order],
+            "overwritten": [*findings.overwritten],
         }
 
     def load_findings(self, saved: Mapping[str, Sequence[str]] | None) -> None:
@@ -165,18 +170,18 @@ class BatchStatistics:
         self.kinds = []
 
     def _rules(self, tensors: Sequence[Tensor]) -> list[StepRule]:
-        once = set() if self.findings is None else set(self.findings.once)
         present = [buffer for buffer in self.owners if buffer.tensor is not None]
-        return [
-            rule_of(
+        rules = []
+        for buffer, tensor in zip(present, tensors, strict=True):
+            rule = rule_of(
                 buffer,
                 tensor,
                 behavior=self.behavior,
                 several_ranks=self.world is not None,
-                once=buffer.name in once,
+                once=self.findings is not None and buffer.name in self.findings.once,
             )
-            for buffer, tensor in zip(present, tensors, strict=True)
-        ]
+            rules.append(rule)
+        return rules
 
     def begin(self, step: Any, loss: Any) -> None:
         """Prepare a call of `forward_backward`. Raises `ConfigError` for a loss whose passes cannot
@@ -198,7 +203,8 @@ class BatchStatistics:
         """
         if not self.owners:
             return
-        micro_batch = self.micro_batch + 1 if micro_batch is None else micro_batch
+        if micro_batch is None:
+            micro_batch = self.micro_batch + 1
         is_again = micro_batch <= self.micro_batch  # `forward_backward` was called again
         begins_call = is_again or self.micro_batch < 0
         tensors = self.tensors()
@@ -211,7 +217,8 @@ class BatchStatistics:
         else:
             kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
             if kinds != self.kinds:
-                self.kinds, self.groups = kinds, groups_of(tensors, self._rules(tensors))
+                self.kinds = kinds
+                self.groups = groups_of(tensors, self._rules(tensors))
             for group in self.groups:
                 group.start(tensors)
             self.started = True
@@ -270,8 +277,8 @@ class BatchStatistics:
         """
         if self.world is None or self.findings is None:
             return {}
-        found = self.findings
-        written = {*found.once, *found.in_order, *found.overwritten}
+        findings = self.findings
+        written = {*findings.once, *findings.in_order, *findings.overwritten}
         resting = {}
         for buffer in self.undeclared:
             tensor = buffer.tensor
@@ -283,18 +290,23 @@ class BatchStatistics:
         """Raise `ConfigError` if a pass has written a buffer that the passes before the first step
         left alone: its rule is not known.
         """
-        if self.unwritten:
-            now = self._resting()
-            names = [name for name, state in self.unwritten.items() if now.get(name) != state]
-            if names:
-                assert self.world is not None
-                began = "; its first change came after the first step"
-                raise undeclared_error(names, ranks=self.world.size, began=began)
+        if not self.unwritten:
+            return
+        still_unwritten = self._resting()
+        names = [
+            name for name, version in self.unwritten.items() if still_unwritten.get(name) != version
+        ]
+        if names:
+            assert self.world is not None
+            began = "; its first change came after the first step"
+            raise undeclared_error(names, ranks=self.world.size, began=began)
 
     def _in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [
-            tensor for group in self.groups if not group.restarts for tensor in group.of(tensors)
-        ]
+        in_order = []
+        for group in self.groups:
+            if not group.restarts:
+                in_order += group.of(tensors)
+        return in_order
 
     def _undo_uncounted(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.own_kept:
@@ -311,14 +323,16 @@ class BatchStatistics:
         """
         tensors = self.tensors()
         self._collect(tensors)
-        now = [tensor.clone() for tensor in tensors]
-        groups, changes = self.groups, [group.saved() for group in self.groups]
+        numbers_before = [tensor.clone() for tensor in tensors]
+        groups = self.groups
+        changes = [group.saved() for group in groups]
         counters = self.passes, self.calls, self.micro_batch, self.latest
-        was_repeating, self.is_repeating = self.is_repeating, True
+        was_repeating = self.is_repeating
+        self.is_repeating = True
         try:
             yield
         finally:
-            for tensor, numbers in zip(self.tensors(), now, strict=True):
+            for tensor, numbers in zip(self.tensors(), numbers_before, strict=True):
                 tensor.copy_(numbers)
             if self.groups is groups:
                 for group, copies in zip(groups, changes, strict=True):
@@ -337,7 +351,10 @@ class BatchStatistics:
             return
         is_plain = not self.several and self.passes == 1
         if is_plain and skipped.is_cpu:  # `skipped` is on the CPU if the weights are
-            self.undo() if read_on_cpu(skipped) != 0 else self._forget()
+            if read_on_cpu(skipped) != 0:
+                self.undo()
+            else:
+                self._forget()
             return
         tensors = self.tensors()
         if self.relay is not None:
@@ -348,16 +365,17 @@ class BatchStatistics:
                 return
             skipped = skipped.new_zeros((), device="cpu")
         after = self._after(tensors, is_plain=is_plain)
-        if skipped.is_cpu:
-            is_applied = read_on_cpu(skipped) == 0
-            self._write(tensors, after if is_applied else [group.before for group in self.groups])
-        else:
+        if not skipped.is_cpu:
             chosen = []
             for group, moved in zip(self.groups, after, strict=True):
                 applied = (skipped == 0).to(group.before.device)
-                left = group.join(tensors) if moved is None else moved
-                chosen.append(torch.where(applied, left, group.before))
+                values = group.join(tensors) if moved is None else moved
+                chosen.append(torch.where(applied, values, group.before))
             self._write(tensors, chosen)
+        elif read_on_cpu(skipped) == 0:
+            self._write(tensors, after)
+        else:
+            self._write(tensors, [group.before for group in self.groups])
         self._forget()
 
     def _after(self, tensors: Sequence[Tensor], *, is_plain: bool) -> list[Tensor | None]:
@@ -367,10 +385,10 @@ class BatchStatistics:
         self._collect(tensors)
         restarting = [group for group in self.groups if group.restarts]
         if self.world is None:
-            left = iter([group.after(self.passes) for group in restarting])
+            after = iter([group.after(self.passes) for group in restarting])
         else:
-            left = iter(self._after_all_ranks(restarting))
-        return [next(left) if group.restarts else None for group in self.groups]
+            after = iter(self._after_all_ranks(restarting))
+        return [next(after) if group.restarts else None for group in self.groups]
 
     @cached_property
     def _rank_sums(self) -> "RankSums":
@@ -382,35 +400,37 @@ class BatchStatistics:
         assert self.world is not None
         if not groups:
             return []
-        device, calls = groups[0].before.device, self.calls + 1
+        device = groups[0].before.device
         passes = torch.full((), self.passes, dtype=torch.float64, device=device)
         self.world.add_up(passes)
+        passes = passes.clamp(min=1)
         latest = iter(self._latest_of_ranks([group for group in groups if group.rule == "last"]))
-        return [
-            next(latest)
-            if group.rule == "last"
-            else group.after_all_ranks(passes.clamp(min=1), calls, self._rank_sums)
-            for group in groups
-        ]
+        after = []
+        for group in groups:
+            if group.rule == "last":
+                after.append(next(latest))
+            else:
+                after.append(group.after_all_ranks(passes, self.calls + 1, self._rank_sums))
+        return after
 
     def _latest_of_ranks(self, groups: Sequence[BufferGroup]) -> list[Tensor]:
         # the values after the last micro-batch with targets, as bytes of the rank that has it
         assert self.world is not None
         if not groups:
             return []
-        own = torch.full((), self.latest, device=groups[0].before.device)
-        last = own.clone()
+        of_rank = torch.full((), self.latest, device=groups[0].before.device)
+        last = of_rank.clone()
         dist.all_reduce(last, op=dist.ReduceOp.MAX)
-        has_it = (own == last).logical_and_(last > 0)
+        has_last = (of_rank == last).logical_and_(last > 0)
         buffers = [group.before if group.last is None else group.last for group in groups]
-        sent = torch.cat([buffer.view(torch.uint8) for buffer in buffers]) * has_it
-        self.world.add_up(sent)
-        parts = torch.split(sent, [buffer.nbytes for buffer in buffers])
-        every = zip(groups, parts, strict=True)
-        return [
-            torch.where(last > 0, part.clone().view(group.before.dtype), group.before)
-            for group, part in every
-        ]
+        as_bytes = torch.cat([buffer.view(torch.uint8) for buffer in buffers]) * has_last
+        self.world.add_up(as_bytes)
+        by_group = torch.split(as_bytes, [buffer.nbytes for buffer in buffers])
+        latest = []
+        for group, of_group in zip(groups, by_group, strict=True):
+            values = of_group.clone().view(group.before.dtype)
+            latest.append(torch.where(last > 0, values, group.before))
+        return latest
 
     def undo(self) -> None:
         """Restore the buffers that were changed by passes without an update."""
@@ -460,14 +480,17 @@ class BatchStatistics:
 
     def _write(self, tensors: Sequence[Tensor], flats: Sequence[Tensor | None]) -> None:
         for group, flat in zip(self.groups, flats, strict=True):
-            if flat is None or (flat is group.before and group.is_unchanged):
+            if flat is None:
                 continue
-            torch._foreach_copy_(
-                group.of(tensors), group.views if flat is group.before else group.split(flat)
-            )
+            if flat is not group.before:
+                torch._foreach_copy_(group.of(tensors), group.split(flat))
+            elif not group.is_unchanged:
+                torch._foreach_copy_(group.of(tensors), group.views)
 
     def _forget(self) -> None:
-        self.started, self.calls, self.micro_batch = False, 0, -1
+        self.started = False
+        self.calls = 0
+        self.micro_batch = -1
         self.passes = self.collected = self.latest = 0
         self.own_kept = None
         self._forget_changes()

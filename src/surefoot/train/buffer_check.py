@@ -50,24 +50,27 @@ class BufferCheck:
         """Find the rules in passes of the loss over two micro-batches of a step. Raises
         `ConfigError` if several ranks share a buffer that needs a declared rule. Collective.
         """
-        buffers, world = self.state.buffers, self.pipeline.world
+        buffers = self.state.buffers
+        world = self.pipeline.world
         if not buffers.undeclared or world.on_meta:
             return
-        found: BufferFindings | None = None
+        described = None
         try:
             micro_batches = self._two_micro_batches(step)
             if len(micro_batches) == 2:
-                found = self._findings(loss, micro_batches, step=step)
+                findings = self._findings(loss, micro_batches, step=step)
+                described = [findings.once, findings.in_order, findings.overwritten]
         except ConfigError:
             raise
         except Exception:  # in the user's code: the step explains it
-            found = None
-        described = None if found is None else [found.once, found.in_order, found.overwritten]
+            described = None
         of_main = world.from_main(described)
         if of_main is None:
             return
-        found = BufferFindings(*[tuple(names) for names in of_main])
-        buffers.decide(found if buffers.findings is None else buffers.findings | found)
+        findings = BufferFindings(*map(tuple, of_main))
+        if buffers.findings is not None:
+            findings = buffers.findings | findings
+        buffers.decide(findings)
         self.refuse_undeclared()
 
     def check_in_first_step(self, step: Step, loss: Loss) -> None:
@@ -82,24 +85,23 @@ class BufferCheck:
 
     def refuse_undeclared(self) -> None:
         """Raise `ConfigError` if several ranks share a buffer that needs a declared rule."""
-        findings, world = self.state.buffers.findings, self.pipeline.world
-        undeclared = {buffer.name for buffer in self.state.buffers.undeclared}
-        names = (
-            [] if findings is None else [each for each in findings.in_order if each in undeclared]
-        )
-        if world.size == 1 or not names:
+        findings = self.state.buffers.findings
+        ranks = self.pipeline.world.size
+        if ranks == 1 or findings is None:
             return
-        raise undeclared_error(names, ranks=world.size)
+        undeclared = {buffer.name for buffer in self.state.buffers.undeclared}
+        names = [name for name in findings.in_order if name in undeclared]
+        if names:
+            raise undeclared_error(names, ranks=ranks)
 
     def _two_micro_batches(self, step: int) -> Sequence[MicroBatch]:
         if self.pipeline.sizes.pieces > 1:
-            found = self.pipeline.again(step, share=range(2))
+            micro_batches = self.pipeline.again(step, share=range(2))
         else:
-            found = [
-                *self.pipeline.again(step, share=range(1)),
-                *self.pipeline.again(step + 1, share=range(1)),
-            ]
-        return [each for each in found if each.count > 0]
+            first = self.pipeline.again(step, share=range(1))
+            second = self.pipeline.again(step + 1, share=range(1))
+            micro_batches = [*first, *second]
+        return [micro_batch for micro_batch in micro_batches if micro_batch.count > 0]
 
     def _findings(
         self, loss: Loss, micro_batches: Sequence[MicroBatch], *, step: int
@@ -152,21 +154,23 @@ class BufferCheck:
             name = buffer.name
             if self._differs(start[name], after_second[name], start[name]):
                 changed.add(name)
-            depends = self._differs(after_first[name], after_second[name], start[name])
-            if depends or (same_samples and name in changed):
+            depends_on_batch = self._differs(after_first[name], after_second[name], start[name])
+            # equal micro-batches cannot tell
+            if depends_on_batch or (same_samples and name in changed):
                 dependent_modules.add(buffer.module)
         once, in_order, overwritten = [], [], []
         for buffer in buffers:
-            name, tensor = buffer.name, after_second[buffer.name]
+            name = buffer.name
             if buffer.declared is not None or name not in changed:
                 continue
+            tensor = after_second[name]
             is_float = tensor is not None and tensor.is_floating_point()
             if is_float and buffer.module not in dependent_modules:
                 once.append(name)
-                continue
             # a running maximum differs from that of one micro-batch in one of the two orders
-            one_way = self._differs(after_both[name], after_second[name], start[name])
-            if one_way or self._differs(after_both_reversed[name], after_first[name], start[name]):
+            elif self._differs(after_both[name], after_second[name], start[name]) or self._differs(
+                after_both_reversed[name], after_first[name], start[name]
+            ):
                 in_order.append(name)
             else:
                 overwritten.append(name)
@@ -206,7 +210,8 @@ def _versions(buffers: Sequence[StepBuffer]) -> dict[str, tuple[int, int]]:
 
 def _write(values: Mapping[str, Tensor | None], buffers: Sequence[StepBuffer]) -> None:
     for buffer in buffers:
-        tensor, value = buffer.tensor, values[buffer.name]
+        tensor = buffer.tensor
+        value = values[buffer.name]
         if tensor is not None and value is not None and tensor.shape == value.shape:
             tensor.data.copy_(value)
 

@@ -31,13 +31,13 @@ class BufferGroup:
     def __init__(
         self, indices: Sequence[int], tensors: Sequence[Tensor], rule: StepRule = "mean"
     ) -> None:
-        self.indices, self.rule = indices, rule
+        self.indices = indices
+        self.rule = rule
         self.restarts = rule != "in order"  # each micro-batch starts from `before`
         self.shapes = [tensors[index].shape for index in indices]
         self.sizes = [shape.numel() for shape in self.shapes]
-        self.before = torch.empty(
-            sum(self.sizes), dtype=tensors[indices[0]].dtype, device=tensors[indices[0]].device
-        )
+        first = tensors[indices[0]]
+        self.before = torch.empty(sum(self.sizes), dtype=first.dtype, device=first.device)
         self.views = self.split(self.before)
         self.changes: dict[int, TreeSum[Tensor]] = {}  # by call of `forward_backward`
         # the last, largest or smallest values after a pass; None: no pass changed a bit
@@ -46,17 +46,13 @@ class BufferGroup:
         self.is_large = (
             self.before.is_cpu and self.before.numel() >= _LARGE and not self.before.is_complex()
         )
-        self.is_constant, self.copies = (
-            False,
-            0,
-        )  # is_constant: so at the last comparison between two steps
+        self.is_constant = False  # at the last comparison between two steps
+        self.copies = 0
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return a view of `flat` for each buffer."""
-        return [
-            part.view(shape)
-            for part, shape in zip(torch.split(flat, self.sizes), self.shapes, strict=True)
-        ]
+        parts = torch.split(flat, self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[index] for index in self.indices]
@@ -90,31 +86,33 @@ class BufferGroup:
         """Add the change of one pass, of a micro-batch in a call of `forward_backward`. `own` are
         this rank's micro-batches.
         """
-        if self.is_large and self.rule not in ("max", "min"):
+        if self.is_large and self.rule not in _EXTREMES:
             self.is_unchanged = self._has_bits_of_before(tensors)
             if self.is_unchanged:
                 self.last = None
                 return
-        now = self.join(tensors)
-        if self.rule == "last" or (self.rule in ("max", "min") and self.last is None):
-            self.last = now
-        elif self.rule in ("max", "min"):
-            assert self.last is not None
-            self.last = _EXTREMES[self.rule](self.last, now)
+        values = self.join(tensors)
+        if self.rule == "last":
+            self.last = values
+        elif self.rule in _EXTREMES:
+            self.last = values if self.last is None else _EXTREMES[self.rule](self.last, values)
         else:
             # inf - inf is NaN
-            change = torch.where(now == self.before, torch.zeros_like(now), now - self.before)
+            nothing = torch.zeros_like(values)
+            change = torch.where(values == self.before, nothing, values - self.before)
             sums = self.changes.setdefault(call, TreeSum(torch.add, own.start, own.step))
             sums.add(micro_batch, change)
 
     def saved(self) -> tuple[Tensor | None, dict[int, TreeSum[Tensor]]]:
         """Return the changes so far, for `restore`."""
-        return self.last, {
-            call: replace(tree, subtrees=[*tree.subtrees]) for call, tree in self.changes.items()
-        }
+        changes = {}
+        for call, tree in self.changes.items():
+            changes[call] = replace(tree, subtrees=[*tree.subtrees])
+        return self.last, changes
 
-    def restore(self, copies: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
-        (self.last, self.changes), self.is_unchanged = copies, False
+    def restore(self, saved: tuple[Tensor | None, dict[int, TreeSum[Tensor]]]) -> None:
+        self.last, self.changes = saved
+        self.is_unchanged = False
 
     def has_other_shapes(self, tensors: Sequence[Tensor]) -> bool:
         """Return True if a pass has given a buffer another shape."""
@@ -129,13 +127,15 @@ class BufferGroup:
             total = tree.total()
             if total is not None:
                 totals.append(total)
-        return self.moved(reduce(torch.add, totals), passes) if totals else self.before
+        if not totals:
+            return self.before
+        return self.moved(reduce(torch.add, totals), passes)
 
     def after_all_ranks(self, passes: Tensor, calls: int, ranks: "RankSums") -> Tensor:
         """Return the buffers after the passes of all ranks, for a rule other than last.
         Collective.
         """
-        if self.rule in ("max", "min"):
+        if self.rule in _EXTREMES:
             return self._extreme_of_ranks()
         nothing = TreeSum(torch.add, ranks.own.start, ranks.own.step)
         trees = [self.changes.get(call, nothing) for call in range(calls)]
@@ -144,9 +144,9 @@ class BufferGroup:
             return self.moved(reduce(torch.add, totals), passes)
         total = torch.zeros_like(self.before)  # integers have one sum in any order
         for tree in trees:
-            own = tree.total()
-            if own is not None:
-                total += own
+            of_call = tree.total()
+            if of_call is not None:
+                total += of_call
         dist.all_reduce(total)
         return self.moved(total, passes)
 
@@ -159,25 +159,23 @@ class BufferGroup:
         }
         dtype = wide.get(self.before.dtype, self.before.dtype)
         if self.last is None:  # a rank without targets decides nothing
-            range_of = torch.finfo if dtype.is_floating_point else torch.iinfo
-            limits = range_of(dtype)
-            own = torch.full_like(
-                self.before, limits.min if self.rule == "max" else limits.max, dtype=dtype
-            )
+            limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+            neutral = limits.min if self.rule == "max" else limits.max
+            extreme = torch.full_like(self.before, neutral, dtype=dtype)
         else:
-            own = self.last.to(dtype, copy=True)
+            extreme = self.last.to(dtype, copy=True)
         operation = dist.ReduceOp.MAX if self.rule == "max" else dist.ReduceOp.MIN
-        dist.all_reduce(own, op=operation)
-        return own.to(self.before.dtype)
+        dist.all_reduce(extreme, op=operation)
+        return extreme.to(self.before.dtype)
 
     def moved(self, change: Tensor, passes: Tensor | int) -> Tensor:
         """Return the buffers moved by a total change over some passes, or by its mean. An unchanged
         buffer keeps its bits.
         """
         if self.rule == "mean":
-            # `as_tensor` would wait
-            count = passes if isinstance(passes, Tensor) else change.new_full((), passes)
-            moved = self.before + change / count.to(change.device, change.dtype)
+            if not isinstance(passes, Tensor):
+                passes = change.new_full((), passes)  # `as_tensor` would wait
+            moved = self.before + change / passes.to(change.device, change.dtype)
         else:
             moved = self.before + change
         return torch.where(change == 0, self.before, moved)

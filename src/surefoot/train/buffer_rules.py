@@ -74,9 +74,10 @@ def buffers_of(
     `prefixed`; if it is None, only those of several models do.
     """
     visited: set[nn.Module] = set()
-    begins_with_model = len(models) > 1 if prefixed is None else prefixed
+    if prefixed is None:
+        prefixed = len(models) > 1
     for model_name, model in models.items():
-        for prefix, module in model.named_modules(prefix=model_name if begins_with_model else ""):
+        for prefix, module in model.named_modules(prefix=model_name if prefixed else ""):
             if module in visited:
                 continue
             visited.add(module)
@@ -102,11 +103,11 @@ def declared_rule(
     for pattern, named_rule in declared.items():
         if fnmatchcase(name, pattern):
             rule = named_rule
-    is_floating = tensor.is_floating_point() or tensor.is_complex()
-    needs_numbers = rule == "mean" and not is_floating
-    needs_order = rule in ("max", "min") and tensor.is_complex()
-    needs_sum = rule == "sum" and str(tensor.dtype) == "torch.bool"
-    if needs_numbers or needs_order or needs_sum:
+    has_fractions = tensor.is_floating_point() or tensor.is_complex()
+    has_no_mean = rule == "mean" and not has_fractions
+    has_no_order = rule in ("max", "min") and tensor.is_complex()
+    has_no_sum = rule == "sum" and str(tensor.dtype) == "torch.bool"
+    if has_no_mean or has_no_order or has_no_sum:
         raise ConfigError(
             "buffer-rule-misfit",
             problem=f"buffers: {name} is {tensor.dtype}, which has no {rule}",
@@ -192,9 +193,8 @@ def rule_of(
     buffer: StepBuffer, tensor: Tensor, *, behavior: int, several_ranks: bool, once: bool
 ) -> StepRule:
     """Return the rule of a buffer. `once`: its change does not depend on the batch."""
-    if behavior < BUFFERS_IN_ORDER or buffer.is_norm:
-        own: StepRule = "mean" if tensor.is_floating_point() else "last"
-        return buffer.declared or own
     if buffer.declared is not None:
         return buffer.declared
+    if behavior < BUFFERS_IN_ORDER or buffer.is_norm:
+        return "mean" if tensor.is_floating_point() else "last"
     return "last" if once or several_ranks else "in order"
