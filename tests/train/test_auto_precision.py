@@ -299,6 +299,12 @@ def test_batches_by_tokens_are_told_by_the_plan_whatever_the_seed(table: Table) 
     assert facts(0) == facts(1) == Facts("amx_bf16", VERSION, "encoder-decoder", 16, 256, longest)
 
 
+def choices_in_plan(run: sf.Run) -> str:
+    """The section of a plan on what "auto" came to."""
+    by_title = {section.title: section for section in summary.sections(run.parts)}
+    return str(by_title["chosen"])
+
+
 def test_the_header_and_the_plan_say_what_was_chosen_and_why(
     table: Table, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,7 +315,7 @@ def test_the_header_and_the_plan_say_what_was_chosen_and_why(
     assert "adds       to a plain loop: bf16\n" in said
     assert "compile off (auto: " in said
     assert "surefoot profile" not in said
-    chosen = str(summary.sections(built().parts)[-1])
+    chosen = choices_in_plan(built())
     assert f"precision bf16 (auto: {precision})" in chosen
 
 
@@ -320,7 +326,7 @@ def test_where_the_table_is_silent_one_line_names_what_measures(
     for said in (built(console=True), built(console=True, compile="auto")):
         said.train()
         assert "note: `surefoot profile` " in " ".join(capsys.readouterr().out.split())
-    assert "`surefoot profile` " in str(summary.sections(built().parts)[-1])
+    assert "`surefoot profile` " in choices_in_plan(built())
     built(console=True, precision="fp32").train()
     assert "surefoot profile" not in capsys.readouterr().out
 
@@ -431,7 +437,7 @@ def test_bf16_on_a_processor_without_it_trains_and_one_line_names_what_is_quicke
     assert run.state.step == 6
     said = " ".join(capsys.readouterr().out.split())
     assert said.count('precision="fp32"') == 1
-    assert 'precision="fp32"' in str(summary.sections(built(precision="bf16").parts)[-1])
+    assert 'precision="fp32"' in choices_in_plan(built(precision="bf16"))
     built(console=True, precision="fp32").train()
     monkeypatch.setattr("surefoot.train.precision.instruction_set", lambda: "unknown")
     built(console=True, precision="bf16").train()
