@@ -78,11 +78,11 @@ def compute_again(
     >>> list(compute_again({"model": model}, "blocks")), model(torch.zeros(4)).requires_grad
     (['0', '1', '2'], True)
     """
-    chosen = {
-        name if len(models) == 1 else f"{model_name}.{name}": block
-        for model_name, model in models.items()
-        for name, block in blocks_of(model, "auto" if blocks is None else blocks).items()
-    }
+    chosen: dict[str, nn.Module] = {}
+    for model_name, model in models.items():
+        prefix = f"{model_name}." if len(models) > 1 else ""
+        for name, block in blocks_of(model, "auto" if blocks is None else blocks).items():
+            chosen[prefix + name] = block
     if not chosen:
         kinds = ", ".join(type(model).__name__ for model in models.values())
         raise ConfigError(
@@ -94,7 +94,7 @@ def compute_again(
             setting="activation_checkpointing",
             value=how,
         )
-    for block in {id(block): block for block in chosen.values()}.values():
+    for block in dict.fromkeys(chosen.values()):  # each once
         # a partial, not a closure: a deep copy of the block then holds its own forward
         vars(block)["forward"] = partial(
             _checkpointed_forward, block, block.forward, how == "selective"
@@ -119,10 +119,9 @@ def in_words(how: str, blocks: Mapping[str, nn.Module]) -> str:
     >>> in_words("selective", {"0": nn.Linear(2, 2), "1": nn.Linear(2, 2)})
     'selective, in 2 x Linear'
     """
-    return f"{how}, in " + " and ".join(
-        f"{number} x {kind}"
-        for kind, number in Counter(type(block).__name__ for block in blocks.values()).items()
-    )
+    kinds = Counter(type(block).__name__ for block in blocks.values())
+    counts = [f"{number} x {kind}" for kind, number in kinds.items()]
+    return f"{how}, in {' and '.join(counts)}"
 
 
 def _checkpointed_forward(
@@ -134,9 +133,9 @@ def _checkpointed_forward(
     if not torch.compiler.is_compiling():
 
         def contexts() -> _Contexts:
-            forward_context, recompute_context = (
-                selected() if selective else (nullcontext(), nullcontext())
-            )
+            if not selective:
+                return nullcontext(), _AsBefore(nullcontext(), block)
+            forward_context, recompute_context = selected()
             return forward_context, _AsBefore(recompute_context, block)
 
         return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
@@ -155,26 +154,25 @@ def _checkpointed_forward(
 class _AsBefore:
     def __init__(self, within: AbstractContextManager[Any], block: nn.Module) -> None:
         self.within = within
-        self.buffers = [  # persistent ones only: the others are constants, which may be large
-            (owner, name, buffer.detach().clone())
-            for owner in block.modules()
-            for name, buffer in owner._buffers.items()
-            if buffer is not None and name not in owner._non_persistent_buffers_set
-        ]
-        self.drawn = random.getstate(), np.random.get_state()
-        self.left: list[Any] = []  # arguments of `_put` for each entry
+        # persistent ones only: the others are constants, which may be large
+        self.buffers = []
+        for owner in block.modules():
+            for name, buffer in owner._buffers.items():
+                if buffer is not None and name not in owner._non_persistent_buffers_set:
+                    self.buffers.append((owner, name, buffer.detach().clone()))
+        self.generators = random.getstate(), np.random.get_state()
+        self.to_put_back: list[Any] = []  # arguments of `_put` for each entry
 
     def __enter__(self) -> None:
-        real = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
-        self.left.append((real, random.getstate(), np.random.get_state()))
-        self._put(
-            [(owner, name, buffer.clone()) for owner, name, buffer in self.buffers], *self.drawn
-        )
+        buffers = [(owner, name, owner._buffers[name]) for owner, name, _ in self.buffers]
+        self.to_put_back.append((buffers, random.getstate(), np.random.get_state()))
+        copies = [(owner, name, buffer.clone()) for owner, name, buffer in self.buffers]
+        self._put(copies, *self.generators)
         self.within.__enter__()
 
     def __exit__(self, *problem: Any) -> None:
         self.within.__exit__(*problem)
-        self._put(*self.left.pop())
+        self._put(*self.to_put_back.pop())
 
     @staticmethod
     def _put(
@@ -187,10 +185,9 @@ class _AsBefore:
 
 
 def _recompute_policy(_: Any, operator: Any, *inputs: Any, **named: Any) -> CheckpointPolicy:
-    known = (
-        dict(zip((argument.name for argument in operator._schema.arguments), inputs, strict=False))
-        | named
-    )
+    names = [argument.name for argument in operator._schema.arguments]
+    arguments = dict(zip(names, inputs, strict=False)) | named
     # dropout in attention: the generator has to advance again
-    is_kept = operator.overloadpacket in _PRODUCTS and not known.get("dropout_p")
-    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+    if operator.overloadpacket in _PRODUCTS and not arguments.get("dropout_p"):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

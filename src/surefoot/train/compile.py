@@ -26,12 +26,13 @@ class Layout:
             return None
         from surefoot.models.layers import channels_side_by_side
 
-        return tuple(
-            channels_side_by_side(each)
-            if isinstance(each, Tensor) and each.ndim == 4 and torch.is_floating_point(each)
-            else each
-            for each in inputs
-        )
+        converted = []
+        for value in inputs:
+            if isinstance(value, Tensor) and value.ndim == 4 and torch.is_floating_point(value):
+                converted.append(channels_side_by_side(value))
+            else:
+                converted.append(value)
+        return tuple(converted)
 
 
 def layout(channels_last: bool, models: Iterable[nn.Module]) -> Layout:
@@ -66,4 +67,6 @@ def sole_or_all(named: Mapping[str, Any]) -> Any:
     """Return the loss function's first argument: a single model called "model", otherwise a
     dictionary of all models.
     """
-    return named["model"] if list(named) == ["model"] else dict(named)
+    if list(named) == ["model"]:
+        return named["model"]
+    return dict(named)

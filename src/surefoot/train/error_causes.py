@@ -80,11 +80,13 @@ def explaining_shapes(what: str, *tried: Any, named: Sequence[str], cure: str) -
         for value in tried:
             of_tensors = [str(tuple(tensor.shape)) for tensor in tensors(value)]
             shapes.append(", ".join(of_tensors) or "no tensor")
-        named_shapes = [f"{name}: {shape}" for name, shape in zip(named, shapes, strict=True)]
+        pairs = zip(named, shapes, strict=True)
+        shapes_of_values = " and ".join(f"{name}: {shape}" for name, shape in pairs)
+        text = first_line(problem)[:200]
         raise ConfigError(
             "shapes-misfit",
-            problem=f"{what} cannot use these shapes: {first_line(problem)[:200]}",
-            reason=" and ".join(named_shapes),
+            problem=f"{what} cannot use these shapes: {text}",
+            reason=shapes_of_values,
             remedy=cure,
             where=what,
             shapes=shapes,

@@ -52,7 +52,9 @@ class LossSum:
         if count == 0:
             self.parts.append(torch.zeros_like(loss_total.detach()))
             return loss_total, None, {}
-        share, start, part = None, loss_total, loss_total.detach()
+        start = loss_total
+        share = None
+        part = loss_total.detach()
         if isinstance(result, Mean):
             start = loss_total / self.nominal
             part = start.detach()
@@ -62,9 +64,8 @@ class LossSum:
             self._counted = number if self._counted is None else self._counted + number
         else:
             self.plain += count
-            if (
-                count != self.nominal
-            ):  # a gradient instead of a multiplication, which autograd would record and repeat
+            if count != self.nominal:
+                # a gradient instead of a multiplication, which autograd would record and repeat
                 share = part.new_full((), count / self.nominal)
                 # the product with a 16-bit share would be rounded twice
                 part = part * (share if part.element_size() > 2 else count / self.nominal)
@@ -168,15 +169,13 @@ def check_loss(loss: Any, *, setting: str) -> None:
     cls = function if isinstance(function, type) else type(function)
     is_module = issubclass(cls, nn.Module)
     if getattr(getattr(cls, "forward", function), "__module__", "") in _TORCH_LOSSES:
-        names = (
-            base.__name__ for base in cls.__mro__ if base.__module__ in _TORCH_LOSSES
-        )  # cls may be the user's subclass
-        name = (
-            f"nn.{next(names, cls.__name__)}"
-            if is_module
-            else f"F.{getattr(function, '__name__', cls.__name__)}"
-        )
-        built = "(...)" if is_module else ""
+        name = f"F.{getattr(function, '__name__', cls.__name__)}"
+        built = ""
+        if is_module:
+            # cls may be the user's subclass
+            names = [base.__name__ for base in cls.__mro__ if base.__module__ in _TORCH_LOSSES]
+            name = f"nn.{names[0] if names else cls.__name__}"
+            built = "(...)"
         raise ConfigError(
             "loss-of-torch",
             problem=f"{setting} is torch's {name}, a function of (outputs, targets)",

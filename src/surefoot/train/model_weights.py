@@ -40,10 +40,10 @@ def load_weights(
     """
     if weights not in ("auto", "averaged", "trained"):
         raise out_of_range("weights", weights, "one of auto, averaged, trained")
-    is_trained = weights == "trained" or (
-        weights == "auto" and file_name("ema", name) not in checkpoint.files
-    )
-    file, where = file_name("model" if is_trained else "ema", name), f"step {checkpoint.step}"
+    where = f"step {checkpoint.step}"
+    file = file_name("ema", name)
+    if weights == "trained" or (weights == "auto" and file not in checkpoint.files):
+        file = file_name("model", name)
     if file not in checkpoint.files:
         available = sorted(checkpoint.files)
         raise CheckpointError(
@@ -68,12 +68,12 @@ def norms_with_statistics(models: Mapping[str, nn.Module]) -> dict[tuple[str, st
     >>> list(norms_with_statistics({"model": nn.Sequential(nn.BatchNorm1d(2), nn.LayerNorm(2))}))
     [('model', '0')]
     """
-    return {
-        (name, path): module
-        for name, model in models.items()
-        for path, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None
-    }
+    norms = {}
+    for name, model in models.items():
+        for path, module in model.named_modules():
+            if isinstance(module, _BatchNorm) and module.running_mean is not None:
+                norms[name, path] = module
+    return norms
 
 
 def warn_of_statistics(checkpoint: Checkpoint, *, because: str) -> None:
@@ -94,10 +94,10 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
     models = models_of(state)
     with Snapshot({file_name(kind, name): model for kind, name, model in models}, keep=True):
         checks = []
+        where = f"step {checkpoint.step}"
         for kind, name, model in models:
-            of_model = model_state(checkpoint, file_name(kind, name), name)
-            where = f"step {checkpoint.step}"
-            checks.append(module_state.load_model(model, of_model, where=where))
+            saved = model_state(checkpoint, file_name(kind, name), name)
+            checks.append(module_state.load_model(model, saved, where=where))
         for check in checks:
             check()
         yield
@@ -113,46 +113,43 @@ def refuse_lossy(state: State) -> None:
         )
 
 
-def load_models(state: State, found: Checkpoint, *, where: str) -> list[Callable[[], None]]:
+def load_models(state: State, checkpoint: Checkpoint, *, where: str) -> list[Callable[[], None]]:
     """Load the models and their averages; return functions that check later that saving would give
     the same tensors.
     """
     checks = []
     for kind, name, model in models_of(state):
-        trained, before = _trained(state.models[name]), dict(model.named_parameters())
+        trained = _trained(state.models[name])
+        before = dict(model.named_parameters())
         file = file_name(kind, name)
-        model_state_found = _with_buffers(model_state(found, file, name), model, found, file)
-        checks.append(module_state.load_model(model, model_state_found, where=where))
-        now = dict(model.named_parameters())
-        replaced = next(
-            (key for key in before if key in trained and now.get(key) is not before[key]), None
-        )
-        if replaced is not None:
-            raise CheckpointError(
-                "parameter-replaced-by-loading",
-                problem=f"{where}: loading replaced the parameter {replaced} of"
-                f" {type(model).__name__}",
-                reason="the optimizer would train the old parameter, which the model no longer"
-                " uses",
-                remedy="let its load_state_dict copy values into the existing parameter",
-                parameter=replaced,
-            )
+        saved = _with_buffers(model_state(checkpoint, file, name), model, checkpoint, file)
+        checks.append(module_state.load_model(model, saved, where=where))
+        after = dict(model.named_parameters())
+        for parameter_name, parameter in before.items():
+            if parameter_name in trained and after.get(parameter_name) is not parameter:
+                raise CheckpointError(
+                    "parameter-replaced-by-loading",
+                    problem=f"{where}: loading replaced the parameter {parameter_name} of"
+                    f" {type(model).__name__}",
+                    reason="the optimizer would train the old parameter, which the model no longer"
+                    " uses",
+                    remedy="let its load_state_dict copy values into the existing parameter",
+                    parameter=parameter_name,
+                )
     return checks
 
 
 def models_of(state: State) -> list[tuple[str, str, nn.Module]]:
     """Return kind ("model" or "ema"), name and module of every model and every average."""
-    averages = {name: average.model for name, average in state.ema_models.items()}
-    return [
-        (kind, *each)
-        for kind, models in (("model", state.models), ("ema", averages))
-        for each in models.items()
-    ]
+    models = [("model", name, model) for name, model in state.models.items()]
+    averages = [("ema", name, average.model) for name, average in state.ema_models.items()]
+    return models + averages
 
 
 def model_state(checkpoint: Checkpoint, file: str, name: str) -> module_state.ModelState:
     """Return one model's tensors, aliases and extra state from a checkpoint."""
-    aliases, extra = checkpoint.saved.aliases.get(name, {}), checkpoint.saved.extra.get(file, {})
+    aliases = checkpoint.saved.aliases.get(name, {})
+    extra = checkpoint.saved.extra.get(file, {})
     return module_state.ModelState(checkpoint.files[file], aliases, extra)
 
 

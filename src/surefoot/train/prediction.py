@@ -1,6 +1,7 @@
 """The outputs of a model for every sample of a data set, in its order."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
 import numpy as np
@@ -40,8 +41,8 @@ def predict_batches(
             for index, batch in enumerate(batches):
                 begin(index * world.size + world.rank)
                 with precision.autocast():
-                    own = map_tensors(_on_cpu, passes.outputs(batch))
-                for of_rank, count in _of_ranks(world, messages, own, batch):
+                    of_batch = map_tensors(_on_cpu, passes.outputs(batch))
+                for of_rank, count in _of_ranks(world, messages, of_batch, batch):
                     outputs.append(of_rank)
                     counts.append(count)
     return join_outputs(outputs, counts)
@@ -58,12 +59,13 @@ def _of_ranks(
     if world.size == 1:
         yield outputs, len(batch.sample_ids)
         return
-    own = None
+    message = None
     if not batch.is_padding:
-        own = [messages.written(outputs), len(batch.sample_ids)]
-    for of_rank in world.gathered(own):
+        message = [messages.written(outputs), len(batch.sample_ids)]
+    for of_rank in world.gathered(message):
         if of_rank is not None:
-            yield messages.read(of_rank[0]), of_rank[1]
+            text, count = of_rank
+            yield messages.read(text), count
 
 
 def join_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
@@ -83,14 +85,16 @@ def join_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
     if all(each is None for each in outputs):
         return None
     if all(isinstance(each, list) for each in outputs) and _is_by_sample(outputs, counts):
-        return [entry for each in outputs for entry in each]
-    parts: list[dict[str, Any]] = []
-    for each in outputs:
-        own = None if is_opaque(each) else children(each)
-        if not own or (parts and own.keys() != parts[0].keys()):
-            _refuse(f"a {type(each).__name__}", counts[0])
-        parts.append(own)
-    joined = [join_outputs([each[name] for each in parts], counts) for name in parts[0]]
+        return list(chain.from_iterable(outputs))
+    parts_by_batch: list[dict[str, Any]] = []
+    for of_batch in outputs:
+        parts = None if is_opaque(of_batch) else children(of_batch)
+        if not parts or (parts_by_batch and parts.keys() != parts_by_batch[0].keys()):
+            _refuse(f"a {type(of_batch).__name__}", counts[0])
+        parts_by_batch.append(parts)
+    joined = []
+    for name in parts_by_batch[0]:
+        joined.append(join_outputs([parts[name] for parts in parts_by_batch], counts))
     return rebuilt(first, joined)
 
 
@@ -99,8 +103,10 @@ def _join_arrays(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
         if each.ndim == 0 or len(each) != count:
             _refuse(f"a tensor of shape {tuple(each.shape)}", count)
     if len({each.shape[1:] for each in outputs}) > 1:
-        return [row for each in outputs for row in each]
-    return torch.cat(list(outputs)) if isinstance(outputs[0], Tensor) else np.concatenate(outputs)
+        return list(chain.from_iterable(outputs))
+    if isinstance(outputs[0], Tensor):
+        return torch.cat(list(outputs))
+    return np.concatenate(outputs)
 
 
 def _is_by_sample(lists: Sequence[list[Any]], counts: Sequence[int]) -> bool:

@@ -36,9 +36,10 @@ def renew_statistics(parts: Components, models: Mapping[str, nn.Module]) -> str 
         statistics = _statistics_of_epoch(parts, models, norms)
     except Exception as problem:  # of the user's data or loss: the norms have usable statistics
         return first_line(problem)
-    for own in (norms, norms_with_statistics(live)):  # averages take their buffers from the models
-        for key, values in statistics.items():
-            _write(own[key], values)
+    live_norms = norms_with_statistics(live)
+    for key, values in statistics.items():
+        _write(norms[key], values)
+        _write(live_norms[key], values)  # averages take their buffers from the models
     return None
 
 
@@ -53,7 +54,8 @@ def copy_statistics(source: nn.Module, target: nn.Module) -> None:
 def _statistics_of_epoch(
     parts: Components, models: Mapping[str, nn.Module], norms: Norms
 ) -> dict[tuple[str, str], list[Tensor]]:
-    task, length = parts.task, parts.length
+    task = parts.task
+    length = parts.length
     if task.loss is None:
         raise ValueError("the loop of the run computes its losses itself")
     steps = math.ceil(length.samples_per_epoch / length.batch_size)
@@ -67,16 +69,17 @@ def _statistics_of_epoch(
                 norm.reset_running_stats()
                 norm.momentum = None  # a mean over all passes
             for name, model in models.items():
-                modes = {
-                    path: each.training for path, each in parts.state.models[name].named_modules()
-                }
+                live = dict(parts.state.models[name].named_modules())
                 for path, module in model.named_modules():
-                    module.training = modes[path]
+                    module.training = live[path].training
             for step, micro_batch in parts.pipeline.passes(steps):
                 seed_generators(fold(task.key, step, micro_batch.index))
                 with task.precision.autocast():
                     task.loss(sole_or_all(models), micro_batch.batch)
-            return {key: [each.clone() for each in _values(norm)] for key, norm in norms.items()}
+            statistics = {}
+            for key, norm in norms.items():
+                statistics[key] = [value.clone() for value in _values(norm)]
+            return statistics
         finally:
             for norm, momentum in momenta:
                 norm.momentum = momentum

@@ -69,8 +69,10 @@ def _schedule(value: Any, *, setting: str) -> None:
 
 def _rule(value: Any, *, setting: str) -> None:
     rule = {"early_stopping": EarlyStopping, "plateau": ReduceLROnPlateau}[setting]
-    several = setting == "early_stopping" and isinstance(value, list | tuple)
-    for each in value if several else [value]:
+    rules = [value]
+    if setting == "early_stopping" and isinstance(value, list | tuple):
+        rules = list(value)
+    for each in rules:
         if not isinstance(each, rule):
             meaning = f'such as sf.{rule.__name__}("min val/loss", patience=3)'
             raise out_of_range(setting, value, meaning)
@@ -250,5 +252,10 @@ def read_train_data(settings: RunSettings) -> TrainData:
 
         names = ("seed", "batch_size", "order", "workers", "collate_fn")
         return read_loader(settings.train_data, **{name: getattr(settings, name) for name in names})
-    order, workers = settings.order or "shuffled", settings.workers or 0
-    return TrainData(settings.train_data, order, settings.batch_size, workers, settings.collate_fn)
+    return TrainData(
+        settings.train_data,
+        settings.order or "shuffled",
+        settings.batch_size,
+        settings.workers or 0,
+        settings.collate_fn,
+    )

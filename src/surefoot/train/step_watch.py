@@ -31,9 +31,8 @@ def in_step(loss: Loss, step: Any) -> Loss:
     """Return the loss that a step calls for each micro-batch. A coupled loss sees the whole batch
     before the first call.
     """
-    if isinstance(loss, FunctionType | MethodType) or not isinstance(
-        loss, CoupledLoss
-    ):  # the latter takes 6 us
+    # the check of a protocol takes 6 us
+    if isinstance(loss, FunctionType | MethodType) or not isinstance(loss, CoupledLoss):
         return loss
     from surefoot.train.gradient_cache import CachedLoss
 

@@ -14,8 +14,9 @@ def zero_rates(task: Task, state: State) -> Task:
     """Return the task with a learning rate of 0. Rates stay if an optimizer gets a closure, since
     they steer its evaluations.
     """
-    takes_closure = any(trained.takes_closure for trained in state.optimizers.values())
-    return task if takes_closure else replace(task, factors=lambda _: 0.0)
+    if any(trained.takes_closure for trained in state.optimizers.values()):
+        return task
+    return replace(task, factors=lambda _: 0.0)
 
 
 def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float, int]:
@@ -25,9 +26,10 @@ def timed_pass(task: Task, state: State, micro_batch: MicroBatch) -> tuple[float
     # on one CPU thread, process time is independent of other processes
     on_one_thread = task.precision.device.type == "cpu" and torch.get_num_threads() == 1
     clock = process_time if on_one_thread else perf_counter
-    began, step = clock(), Step(state.step, [micro_batch], task, state)
+    start_s = clock()
+    step = Step(state.step, [micro_batch], task, state)
     float(forward_backward(step))  # waits for the device
-    took_s = clock() - began
+    took_s = clock() - start_s
     clear(state.parameters)
     state.buffers.undo()
     return took_s, int(step.target_count)

@@ -43,13 +43,15 @@ class Clock:
 
     def start(self) -> None:
         """Enter the phase "data_wait"; the time since the last phase is not counted."""
-        self.phase, self.since = "data_wait", self.now()
+        self.phase = "data_wait"
+        self.since = self.now()
 
     def enter(self, phase: Phase) -> None:
         """Assign the time from now on to `phase`."""
         now = self.now()
         self.window_s[self.phase] = self.window_s.get(self.phase, 0.0) + now - self.since
-        self.phase, self.since = phase, now
+        self.phase = phase
+        self.since = now
 
     def window(self) -> dict[str, float]:
         """Return the seconds in each phase since the last call, as `training_s` and so on; start a
@@ -57,11 +59,15 @@ class Clock:
         """
         self.enter(self.phase)
         seconds = {f"{phase}_s": self.window_s.get(phase, 0.0) for phase in PHASES}
-        self.total_s |= {
-            phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()
-        }
+        self.total_s |= self._totals_with_window()
         self.window_s = {}
         return seconds
+
+    def _totals_with_window(self) -> dict[str, float]:
+        """Return the seconds over all sessions of the phases in the window."""
+        return {
+            phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()
+        }
 
     def all_s(self) -> float:
         """Return the seconds of all recorded phases over all sessions."""
@@ -73,20 +79,20 @@ class Clock:
 
     def _spent_s(self, phases: Iterable[Phase]) -> float:
         self.enter(self.phase)
-        return sum(
-            spent.get(phase, 0.0) for spent in (self.total_s, self.window_s) for phase in phases
-        )
+        spent_s = 0.0
+        for seconds in (self.total_s, self.window_s):
+            for phase in phases:
+                spent_s += seconds.get(phase, 0.0)
+        return spent_s
 
     def state(self) -> Seconds:
         """Return the checkpoint state: seconds by phase over all sessions and in the window, and
         the window's first steps.
         """
         self.enter(self.phase)
-        total_s = {
-            phase: self.total_s.get(phase, 0.0) + spent for phase, spent in self.window_s.items()
-        }
+        total_s = self.total_s | self._totals_with_window()
         return {
-            "total_s": {phase: repr(spent) for phase, spent in (self.total_s | total_s).items()},
+            "total_s": {phase: repr(spent) for phase, spent in total_s.items()},
             "window_s": {phase: repr(spent) for phase, spent in self.window_s.items()},
             "first_steps": list(self.first_steps),
             "epoch_start_s": repr(self.epoch_start_s),
@@ -122,9 +128,8 @@ class RemainingTime:
 
     def __init__(self) -> None:
         self.training_s: deque[float] = deque(maxlen=_RECENT)  # per step
-        self.user_s: deque[float] = deque(
-            maxlen=_RECENT
-        )  # per step; averaged, since user code may run in few steps
+        # per step; averaged, since user code may run in few steps
+        self.user_s: deque[float] = deque(maxlen=_RECENT)
         self.event_s: dict[Event, deque[float]] = {}  # of an evaluation: per step of work
 
     def add_steps(self, count: int, *, training_s: float, user_s: float = 0.0) -> None:
@@ -157,11 +162,12 @@ class RemainingTime:
         step_s = median_low(self.training_s)
         event_s: dict[Event, float] = {"evaluation": step_s, "sample": 0.0, "save": 0.0}
         event_s |= {event: median_low(times_s) for event, times_s in self.event_s.items()}
-        left: dict[Event, float] = {"evaluation": evaluations, "sample": samples, "save": saves}
-        all_s = steps * (step_s + fmean(self.user_s)) + sum(
-            count * event_s[event] for event, count in left.items()
-        )
-        return all_s if save_every_s is None else all_s + all_s // save_every_s * event_s["save"]
+        counts: dict[Event, float] = {"evaluation": evaluations, "sample": samples, "save": saves}
+        steps_s = steps * (step_s + fmean(self.user_s))
+        all_s = steps_s + sum(count * event_s[event] for event, count in counts.items())
+        if save_every_s is not None:
+            all_s += all_s // save_every_s * event_s["save"]
+        return all_s
 
 
 class Deadline:
@@ -174,7 +180,8 @@ class Deadline:
     """
 
     def __init__(self, limit_s: float, now: Callable[[], float] = perf_counter) -> None:
-        self.now, self.end = now, now() + limit_s
+        self.now = now
+        self.end = now() + limit_s
         self.checked: float | None = None
         self.longest_s = 0.0  # between two calls of `near`: a step and the work due after it
 

@@ -5,10 +5,11 @@ skipped step the weights.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.checkpoint.fingerprint import Fingerprint, equal_fingerprints, tensor_fingerprint
 from surefoot.data.loader import MicroBatch
@@ -27,18 +28,19 @@ def refuse_max_norm(models: Mapping[str, nn.Module], *, in_run: bool = True) -> 
         for name, module in model.named_modules(prefix=model_name):
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
                 limit = f"{module.norm_type:g}, 0, {module.max_norm:g}"
-                shortened = f"with torch.no_grad(): embedding.weight.renorm_({limit})"
-                in_body = (
-                    "leave out max_norm, and shorten the rows in the body of `for step in run:`"
-                )
-                once = "shorten all rows once, and set embedding.max_norm = None"
+                shortening = f"with torch.no_grad(): embedding.weight.renorm_({limit})"
+                cure = "shorten all rows once, and set embedding.max_norm = None"
+                if in_run:
+                    cure = (
+                        "leave out max_norm, and shorten the rows in the body of `for step in run:`"
+                    )
                 raise ConfigError(
                     "max-norm-writes-weights",
                     problem=f"{name} is an {type(module).__name__} with max_norm ="
                     f" {module.max_norm:g}",
                     reason="its forward pass writes its weights: an evaluation would change the"
                     " training, and a skipped step the weights",
-                    remedy=f"{in_body if in_run else once}: {shortened}",
+                    remedy=f"{cure}: {shortening}",
                     name=name,
                     value=module.max_norm,
                 )
@@ -46,7 +48,7 @@ def refuse_max_norm(models: Mapping[str, nn.Module], *, in_run: bool = True) -> 
 
 def refuse_written(names_by_rank: Sequence[Sequence[str]], models: Mapping[str, nn.Module]) -> None:
     """Raise `ConfigError` if a pass has written weights on any rank."""
-    names = list(dict.fromkeys(name for names in names_by_rank for name in names))
+    names = list(dict.fromkeys(chain.from_iterable(names_by_rank)))
     if not names:
         return
     described = []
@@ -94,24 +96,21 @@ def versions_of(models: Mapping[str, nn.Module]) -> dict[str, int]:
     """Return the number of in-place changes of each weight. Writes through `.data` or NumPy are not
     counted.
     """
-    return {
-        name: parameter._version
-        for model_name, model in models.items()
-        for name, parameter in model.named_parameters(prefix=model_name)
-    }
+    versions = {}
+    for model_name, model in models.items():
+        for name, parameter in model.named_parameters(prefix=model_name):
+            versions[name] = parameter._version
+    return versions
 
 
 def _weights(models: Mapping[str, nn.Module]) -> dict[str, tuple[int, Fingerprint]]:
     weights: dict[str, tuple[int, Fingerprint]] = {}
     for model_name, model in models.items():
         for name, parameter in model.named_parameters(prefix=model_name):
-            if type(parameter) is nn.Parameter and _is_plain(parameter):
+            is_plain = type(parameter) is nn.Parameter and parameter.layout is torch.strided
+            if is_plain and not parameter.is_meta:
                 weights[name] = (parameter._version, tensor_fingerprint(parameter))
     return weights
-
-
-def _is_plain(parameter: Tensor) -> bool:
-    return parameter.layout is torch.strided and not parameter.is_meta
 
 
 @dataclass
@@ -125,7 +124,7 @@ class WeightCheck:
     def over(self, loss: Loss, micro_batches: Sequence[MicroBatch]) -> Loss:
         inner = self.inner.over(loss, micro_batches)
 
-        def watched(model: Any, batch: Any) -> Any:
+        def watched_loss(model: Any, batch: Any) -> Any:
             if any(loss is known for known in self.losses):
                 return inner(model, batch)
             self.losses.append(loss)
@@ -134,7 +133,7 @@ class WeightCheck:
             refuse_written([names], self.models)
             return returned
 
-        return watched
+        return watched_loss
 
     def before(self, names: Any, factor: Any) -> None:
         self.inner.before(names, factor)
