@@ -134,7 +134,7 @@ def test_chunked_loss_is_the_whole_ones_equal(ragged, chunk, label_smoothing):
     whole = cross_entropy(hidden @ head.T, targets, label_smoothing=label_smoothing)
     chunked = chunked_cross_entropy(
         hidden, head, targets, chunk=chunk, label_smoothing=label_smoothing
-    )
+    )[0]
     assert_close((chunked.total, chunked.count), (whole.total, whole.count), rtol=1e-12, atol=0)
     assert_close(
         gradient(chunked.value, hidden, head),
@@ -150,10 +150,10 @@ def test_without_gradients_no_chunk_is_prepared_to_be_recomputed(
     """torch's function for that imports torch's compiler, which takes longer than an evaluation."""
     hidden, head = torch.randn(2, 10, CHANNELS), torch.randn(CLASSES, CHANNELS)
     targets = torch.randint(0, CLASSES, (2, 10))
-    with_gradients = chunked_cross_entropy(hidden, head, targets, chunk=3)
+    with_gradients = chunked_cross_entropy(hidden, head, targets, chunk=3)[0]
     monkeypatch.setattr(dense, "checkpoint", None)
     with torch.no_grad():
-        without = chunked_cross_entropy(hidden, head, targets, chunk=3)
+        without = chunked_cross_entropy(hidden, head, targets, chunk=3)[0]
     assert torch.equal(without.value, with_gradients.value)
 
 
@@ -168,7 +168,7 @@ def test_chunked_loss_never_holds_more_than_a_chunk_of_logits(monkeypatch):
     hidden = torch.randn(2, 10, CHANNELS, requires_grad=True)
     mean = chunked_cross_entropy(
         hidden, torch.randn(CLASSES, CHANNELS), torch.ones(2, 10, dtype=torch.long), chunk=8
-    )
+    )[0]
     mean.total.backward()
     assert sorted(held) == [4, 4, 8, 8, 8, 8]  # each once forward, once again backward
 
@@ -177,7 +177,7 @@ def test_chunked_loss_never_holds_more_than_a_chunk_of_logits(monkeypatch):
 def test_chunked_loss_with_nothing_to_count_has_zero_gradients(shape):
     hidden = torch.randn(*shape, CHANNELS, requires_grad=True)
     head = torch.randn(CLASSES, CHANNELS, requires_grad=True)
-    mean = chunked_cross_entropy(hidden, head, torch.full(shape, -100), chunk=3)
+    mean = chunked_cross_entropy(hidden, head, torch.full(shape, -100), chunk=3)[0]
     assert mean.value.item() == 0.0
     for slope in gradient(mean.value, hidden, head):
         assert torch.equal(slope, torch.zeros_like(slope))
@@ -198,7 +198,7 @@ def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk, co
             torch.zeros(head),
             torch.zeros(targets, dtype=torch.long),
             chunk=chunk,
-        )
+        )[0]
 
 
 @pytest.mark.parametrize("classes", [CLASSES, 20_000], ids=["held at once", "in pieces"])

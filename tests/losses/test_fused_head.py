@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +33,7 @@ def tensors(
 @pytest.mark.parametrize("rows", [1, 255, 256, 257, 700])
 def test_value_and_gradients_are_those_of_torch(rows: int, label_smoothing: float) -> None:
     hidden, head, targets = tensors(rows, 11)
-    total = summed_cross_entropy(hidden, head, targets, label_smoothing=label_smoothing)
+    total = summed_cross_entropy(hidden, head, targets, label_smoothing=label_smoothing)[0]
     plain = F.cross_entropy(
         hidden @ head.T, targets, reduction="sum", label_smoothing=label_smoothing
     )
@@ -45,7 +47,7 @@ def test_value_and_gradients_are_those_of_torch(rows: int, label_smoothing: floa
 def test_it_is_the_gradient_by_finite_differences() -> None:
     hidden, head, targets = tensors(7, 5)
     assert torch.autograd.gradcheck(
-        lambda *held: summed_cross_entropy(*held, targets, label_smoothing=0.2), (hidden, head)
+        lambda *held: summed_cross_entropy(*held, targets, label_smoothing=0.2)[0], (hidden, head)
     )
 
 
@@ -55,7 +57,7 @@ def test_under_autocast_it_is_as_near_to_float32_as_the_plain_one() -> None:
         F.cross_entropy(hidden @ head.T, targets, reduction="sum"), [hidden, head]
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        pieces = summed_cross_entropy(hidden, head, targets)
+        pieces = summed_cross_entropy(hidden, head, targets)[0]
         plain = F.cross_entropy(F.linear(hidden, head).float(), targets, reduction="sum")
     assert pieces.dtype == torch.float32
     for one, other, true in zip(
@@ -70,10 +72,10 @@ def test_under_autocast_it_is_as_near_to_float32_as_the_plain_one() -> None:
 
 def test_the_piece_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, head, targets = tensors(500, 9)
-    whole = summed_cross_entropy(hidden, head, targets)
+    whole = summed_cross_entropy(hidden, head, targets)[0]
     monkeypatch.setattr(dense, "_PIECE", 7)
     torch.testing.assert_close(
-        summed_cross_entropy(hidden, head, targets), whole, rtol=1e-12, atol=1e-12
+        summed_cross_entropy(hidden, head, targets)[0], whole, rtol=1e-12, atol=1e-12
     )
 
 
@@ -85,7 +87,7 @@ def test_linear_cross_entropy_takes_it_for_many_logits_and_leaves_ignored_target
     targets[:ignored] = -100
     asked: list[int] = []
 
-    def counting(*held: Tensor, **settings: float) -> Tensor:
+    def counting(*held: Tensor, **settings: Any) -> tuple[Tensor, ...]:
         asked.append(len(held[0]))
         return summed_cross_entropy(*held, **settings)
 

@@ -19,6 +19,7 @@ WORTH_PIECES = 1 << 22  # logits: fewer fit into the cache
 TORCH_HAS_IT = hasattr(F, "linear_cross_entropy")
 _PIECE = 256  # rows; 64 to 512 are equally fast
 _EVALUATED = 512  # rows without gradients
+_CHUNK = 4096  # rows whose logits are computed again in the backward pass
 
 
 def cross_entropy(
@@ -49,44 +50,23 @@ def chunked_cross_entropy(
     head_weight: Tensor,
     targets: Tensor,
     *,
-    chunk: int = 4096,
+    chunk: int = _CHUNK,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-) -> Mean:
+    with_scores: bool = False,
+) -> tuple[Mean, list[Tensor]]:
     """Return `cross_entropy` of `hidden @ head_weight.T`, with the logits of only `chunk` targets
-    in memory at a time.
+    in memory at a time; with scores also the number of right targets and the unsmoothed loss.
 
     Shapes: hidden (..., D), head_weight (C, D), targets (...). The result equals `cross_entropy` up
     to rounding. The backward pass recomputes each chunk's logits. With 8,192 targets of 50,257
     classes, the float32 logits and their gradient take 1.6 GB each.
 
     >>> hidden, head = torch.ones(2, 5, 3), torch.zeros(4, 3)
-    >>> mean = chunked_cross_entropy(hidden, head, torch.zeros(2, 5, dtype=torch.long), chunk=4)
+    >>> mean, _ = chunked_cross_entropy(hidden, head, torch.zeros(2, 5, dtype=torch.long), chunk=4)
     >>> round(float(mean.value), 4), int(mean.count)
     (1.3863, 10)
     """
-    loss, _ = _chunked(
-        hidden,
-        head_weight,
-        targets,
-        chunk=chunk,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-    )
-    return loss
-
-
-def _chunked(
-    hidden: Tensor,
-    head_weight: Tensor,
-    targets: Tensor,
-    *,
-    chunk: int = 4096,
-    ignore_index: int,
-    label_smoothing: float,
-    with_scores: bool = False,
-) -> tuple[Mean, list[Tensor]]:
-    """Return the loss, and with scores the number of right targets and the unsmoothed loss."""
     if chunk < 1:
         raise out_of_range("chunk", chunk, "1 or more targets at once, for example 4096")
     refuse_misfits(hidden, head_weight, targets)
@@ -148,27 +128,17 @@ def linear_cross_entropy_with_scores(
     >>> {name: round(float(mean.value), 4) for name, mean in scores.items()}
     {'accuracy': 0.6667, 'unsmoothed_loss': 0.8848}
     """
-    settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
-    refuse_misfits(hidden, head_weight, targets)
-    counted = targets != ignore_index
-    in_pieces = _in_pieces(hidden, head_weight, targets)
-    if in_pieces and torch.is_grad_enabled():
-        total, right, plain = _Summed.apply(  # type: ignore[no-untyped-call]
-            hidden[counted], head_weight, targets[counted], label_smoothing, True
-        )
-        loss = Mean(total, counted.sum())
-    elif in_pieces:
-        loss, (right, plain) = _chunked(
-            hidden, head_weight, targets, chunk=_EVALUATED, with_scores=True, **settings
-        )
-    elif head_weight.shape[0] <= HELD_AT_ONCE:
-        logits = F.linear(hidden, head_weight)
-        loss = cross_entropy(logits, targets, **settings)
-        right, plain = _scores(logits, targets, ignore_index=ignore_index)
-    elif not _is_of_torch(hidden, label_smoothing):
-        loss, (right, plain) = _chunked(hidden, head_weight, targets, with_scores=True, **settings)
-    else:
-        return linear_cross_entropy(hidden, head_weight, targets, **settings), {}
+    loss, sums = _by_best_method(
+        hidden,
+        head_weight,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        with_scores=True,
+    )
+    if not sums:
+        return loss, {}
+    right, plain = sums
     scores = {"accuracy": Mean(right, loss.count)}
     if label_smoothing:
         scores["unsmoothed_loss"] = Mean(plain, loss.count)
@@ -230,24 +200,29 @@ def _total(logits: Tensor, targets: Tensor, *, ignore_index: int, label_smoothin
 
 
 def summed_cross_entropy(
-    hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor, *, label_smoothing: float = 0.0
-) -> Tensor:
-    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`; no target is
-    ignored.
+    hidden_ND: Tensor,
+    head_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    with_scores: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`, and with
+    scores the number of right targets and the unsmoothed loss (else 0); no target is ignored.
 
     Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to
     rounding; double backward fails.
 
-    >>> float(
-    ...     summed_cross_entropy(
-    ...         torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)
-    ...     )
+    >>> total, *_ = summed_cross_entropy(
+    ...     torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)
     ... )
+    >>> float(total)
     6.931471824645996
     """
-    total: Tensor
-    total, *_ = _Summed.apply(hidden_ND, head_VD, targets_N, label_smoothing, False)  # type: ignore[no-untyped-call]
-    return total
+    sums: tuple[Tensor, Tensor, Tensor] = _Summed.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, head_VD, targets_N, label_smoothing, with_scores
+    )
+    return sums
 
 
 class _Summed(torch.autograd.Function):
@@ -336,21 +311,59 @@ def linear_cross_entropy(
     >>> round(float(mean.value), 4), int(mean.count)
     (1.3863, 10)
     """
+    loss, _ = _by_best_method(
+        hidden,
+        head_weight,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        with_scores=False,
+    )
+    return loss
+
+
+def _by_best_method(
+    hidden: Tensor,
+    head_weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int,
+    label_smoothing: float,
+    with_scores: bool,
+) -> tuple[Mean, list[Tensor]]:
+    """Return the loss, and with scores the number of right targets and the unsmoothed loss, unless
+    torch's function computes the loss.
+    """
     refuse_misfits(hidden, head_weight, targets)
-    settings: dict[str, Any] = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     in_pieces = _in_pieces(hidden, head_weight, targets)
     if in_pieces and torch.is_grad_enabled():
         counted = targets != ignore_index
-        total = summed_cross_entropy(
-            hidden[counted], head_weight, targets[counted], label_smoothing=label_smoothing
+        total, *scores = summed_cross_entropy(
+            hidden[counted],
+            head_weight,
+            targets[counted],
+            label_smoothing=label_smoothing,
+            with_scores=with_scores,
         )
-        return Mean(total, counted.sum())
-    if in_pieces:
-        return chunked_cross_entropy(hidden, head_weight, targets, chunk=_EVALUATED, **settings)
-    if head_weight.shape[0] <= HELD_AT_ONCE:
-        return cross_entropy(F.linear(hidden, head_weight), targets, **settings)
-    if not _is_of_torch(hidden, label_smoothing):
-        return chunked_cross_entropy(hidden, head_weight, targets, **settings)
+        return Mean(total, counted.sum()), scores
+    if not in_pieces and head_weight.shape[0] <= HELD_AT_ONCE:
+        logits = F.linear(hidden, head_weight)
+        loss = cross_entropy(
+            logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing
+        )
+        if not with_scores:
+            return loss, []
+        return loss, [*_scores(logits, targets, ignore_index=ignore_index)]
+    if in_pieces or not _is_of_torch(hidden, label_smoothing):
+        return chunked_cross_entropy(
+            hidden,
+            head_weight,
+            targets,
+            chunk=_EVALUATED if in_pieces else _CHUNK,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            with_scores=with_scores,
+        )
     total = F.linear_cross_entropy(
         hidden.reshape(-1, hidden.shape[-1]),
         head_weight,
@@ -359,4 +372,4 @@ def linear_cross_entropy(
         ignore_index=ignore_index,
         options=torch.nn.LinearCrossEntropyOptions(),
     )
-    return Mean(total, (targets != ignore_index).sum())
+    return Mean(total, (targets != ignore_index).sum()), []
