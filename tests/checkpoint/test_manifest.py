@@ -20,7 +20,7 @@ from surefoot.checkpoint import Checkpoint, tensor_file
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.format import DamageError, write, write_tensors
 from surefoot.checkpoint.manifest import Pieces, as_json, bounds, from_bytes, from_json, piece_file
-from surefoot.checkpoint.reader import files_of, opened, read
+from surefoot.checkpoint.reader import files_of, open_checkpoint, read
 from surefoot.checkpoint.tensor_file import file_header, file_of, stored_in
 from surefoot.errors import CheckpointError
 
@@ -85,7 +85,7 @@ def test_tensors_in_any_number_of_pieces_come_back_bit_for_bit(
     }
     once = {"buffer": torch.randn(3), "steps": torch.tensor(7)}
     path = written(tmp_path / "c", tensors, count=count, once=once)
-    for found in (read(path), opened(path)):
+    for found in (read(path), open_checkpoint(path)):
         assert found.state == {"a": 1}  # what tells of the pieces is not the run's
         held = found.tensors("model")
         assert held.keys() == {**tensors, **once}.keys()
@@ -117,7 +117,7 @@ def test_each_of_any_number_of_readers_gets_its_rows_and_reads_little_else(
     path = written(tmp_path / "c", {"w": tensor}, count=count, once={})
     for place in range(readers):
         disk = Counting()
-        stored: Any = opened(path, disk=disk).files["model"]["w"]
+        stored: Any = open_checkpoint(path, disk=disk).files["model"]["w"]
         about, disk.bytes_read = disk.bytes_read, 0
         start, stop = bounds(1000, place, readers)
         assert torch.equal(stored.rows(start, stop), tensor[start:stop])
@@ -147,7 +147,7 @@ def test_only_the_chosen_files_are_named_with_all_their_pieces_and_the_state(
     }
     assert files_of(manifest, []) == ["state.json"]
     with refused("checkpoint-without-tensors", CheckpointError, name="ema", available=["model"]):
-        opened(path, only=["ema"])
+        open_checkpoint(path, only=["ema"])
 
 
 def test_a_piece_that_nobody_wrote_is_refused_before_there_is_a_manifest(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_piece_that_nobody_wrote_is_refused_before_there_is_a_manifest(tmp_pat
 def test_pieces_that_do_not_make_the_whole_are_damage(tmp_path: Path) -> None:
     pieces = Pieces(0, 1, {"model": {"w": (4, 2)}}, {"model": {"w": torch.ones(3, 2)}})
     write(Checkpoint(1, {"model": {}}, pieces=pieces), directory=tmp_path / "c")
-    for reader in (read, opened):
+    for reader in (read, open_checkpoint):
         with refused("checkpoint-damaged", DamageError, path=tmp_path / "c"):
             reader(tmp_path / "c")
 
@@ -345,7 +345,7 @@ def test_a_narrow_type_before_a_wide_one_is_refused() -> None:
 
 def test_a_file_that_became_shorter_meanwhile_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = written(tmp_path / "c", {"w": torch.ones(4, 2)}, count=2, once={})
-    stored: Any = opened(path).files["model"]["w"]
+    stored: Any = open_checkpoint(path).files["model"]["w"]
     last = path / f"{piece_file('model', 1, 2)}.safetensors"
     last.write_bytes(last.read_bytes()[:-4])
     with refused("checkpoint-file-unreadable", CheckpointError, path=last):

@@ -15,7 +15,7 @@ import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
 from surefoot.config.parallel import Strategy
-from surefoot.distributed.blocks import by_themselves, refuse_unshardable
+from surefoot.distributed.blocks import refuse_unshardable, separable_blocks
 from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum
 from surefoot.distributed.rank_sums import RankSums
 from surefoot.distributed.sharded_model import shard_model
@@ -125,14 +125,14 @@ def test_blocks_are_gathered_by_themselves_innermost_first_unless_they_share_a_p
     tied = nn.Sequential(nn.Linear(2, 2))
     model = nn.Sequential(block, outer, tied, nn.Tanh())
     tied[0].weight = outer.weight
-    assert by_themselves(model, [block, inner, tied, model[3], model]) == [inner, block]
+    assert separable_blocks(model, [block, inner, tied, model[3], model]) == [inner, block]
 
 
 def test_a_part_that_two_blocks_share_is_gathered_around_both() -> None:
     shared = nn.Linear(2, 2)
     blocks = [nn.Sequential(nn.Linear(2, 2), shared) for _ in range(2)]
     model = nn.Sequential(nn.Sequential(*blocks), nn.Linear(2, 2))
-    assert by_themselves(model, [*blocks, model[0]]) == [model[0]]
+    assert separable_blocks(model, [*blocks, model[0]]) == [model[0]]
 
 
 def test_a_class_has_its_own_name() -> None:

@@ -25,7 +25,7 @@ from sharded_saves import Messages, of_rank, save_by_turns, whole
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.manifest import Base
-from surefoot.checkpoint.reader import opened, read_manifest, verify
+from surefoot.checkpoint.reader import open_checkpoint, read_manifest, verify
 from surefoot.checkpoint.store import NotPrunedError
 from surefoot.checkpoint.writer import SaveMessages, Writer, save_leading
 from surefoot.errors import CheckpointError, Setting
@@ -88,7 +88,7 @@ def assert_law(
     assert not damaged
     if found is not None:
         paths = [path for _, path in there.all() if not verify(path, disk=disk)]
-        assert same(opened(paths[0], disk=disk), found)  # as it is read by rows too
+        assert same(open_checkpoint(paths[0], disk=disk), found)  # as it is read by rows too
     if after.step > 0:
         assert same(there.at(0), whole(0))
     assert save_by_turns([there, store(disk)], whole(9)) == [None, None]
@@ -245,7 +245,7 @@ def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_
     first.save(replace(then, files=files, bases=[base]))
     expected = replace(then, files={**files, "model": {**files["model"], "weight": weight}})
     assert same(first.at(2), expected)
-    assert same(opened(first.path(2)), expected)
+    assert same(open_checkpoint(first.path(2)), expected)
     for piece in ("00001-of-00002", "00002-of-00002"):
         path = first.path(1) / f"model.{piece}.safetensors"
         data = path.read_bytes()

@@ -26,7 +26,7 @@ from in_one import in_one
 from rank_processes import Ranks
 from refused import refused
 from surefoot.cli.main import main
-from surefoot.distributed.shards import held_of
+from surefoot.distributed.shards import local_part
 from surefoot.models.gpt import GPT
 from surefoot.models.gpt_layers import GPTConfig
 from surefoot.run.run import trial_steps
@@ -623,9 +623,9 @@ def test_a_trace_that_cannot_be_written_is_an_error_of_its_path(tmp_path: Path) 
 
 def profiled_on_rank(*, parallel: str, out: str) -> dict[str, Any]:
     run = plain(parallel=parallel, micro_batch_size=2, length="3 steps")
-    before = [held_of(parameter)[0].clone() for parameter in run.state.model.parameters()]
+    before = [local_part(parameter)[0].clone() for parameter in run.state.model.parameters()]
     found = measure(run, out=out, steps=4, max_seconds=1e-9, peak_flops=1e9)
-    after = [held_of(parameter)[0].clone() for parameter in run.state.model.parameters()]
+    after = [local_part(parameter)[0].clone() for parameter in run.state.model.parameters()]
     run.train()
     return {
         "is_restored": all(map(torch.equal, before, after)),

@@ -19,7 +19,7 @@ from rank_processes import Ranks
 from refused import refused
 from small_runs import build
 from stated import numbers_in
-from surefoot.distributed.shards import held_of
+from surefoot.distributed.shards import local_part
 from surefoot.errors import Command
 from surefoot.tools.tune import lr_search as module
 
@@ -268,7 +268,7 @@ def state_of(run: sf.Run) -> list[Tensor]:
     for trained in run.state.optimizers.values():
         for parameter in trained.parameters:
             tensors += trained.optimizer.state[parameter].values()
-    return [held_of(tensor)[0].clone() for tensor in tensors]
+    return [local_part(tensor)[0].clone() for tensor in tensors]
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from surefoot.checkpoint.nested_state import Named, join_state, not_restored, split_state
 from surefoot.checkpoint.tensor_file import Stored, equal_bits, host_copy
-from surefoot.distributed.shards import Rows, held_of, plain_tensors, saved_state
+from surefoot.distributed.shards import Rows, local_part, plain_tensors, saved_state
 from surefoot.errors import CheckpointError, first_line
 
 Saved = Mapping[str, Tensor | Stored]
@@ -71,7 +71,7 @@ def local_tensors(
     """
     live, _ = live_state(model)
     aliases = _aliases(live)
-    return {name: held_of(live[name]) for name in live if name in names and name not in aliases}
+    return {name: local_part(live[name]) for name in live if name in names and name not in aliases}
 
 
 def _aliases(live: Mapping[str, Any]) -> dict[str, str]:
@@ -104,7 +104,7 @@ def model_tensors(
     for name, tensor in live.items():
         if name in aliases or name in without:
             continue
-        local, rows = held_of(tensor)
+        local, rows = local_part(tensor)
         if rows is not None:
             rows_of_tensors[name] = rows
         if include_unsharded or rows is not None:
@@ -197,7 +197,7 @@ def copy_into(
             for inner, part in plain_tensors(name, value).items():
                 if inner not in saved:
                     continue
-                local, rows = held_of(part)
+                local, rows = local_part(part)
                 tensor = read(inner, local, rows)
                 fits = local.dtype == tensor.dtype and local.shape == tensor.shape
                 is_expanded = 0 in local.stride()
@@ -216,7 +216,7 @@ def copy_into(
         if not partial:
             wrong += live.keys() ^ saved.keys()
         for name in live.keys() & saved.keys():
-            local, rows = held_of(live[name])
+            local, rows = local_part(live[name])
             if not equal_bits(local, read(name, local, rows)):
                 wrong.append(name)
         if wrong:
@@ -235,7 +235,7 @@ def refuse_lossy(model: nn.Module, *, trained: Collection[str], name: str) -> No
     for parameter_name, parameter in model.named_parameters():
         for key, part in plain_tensors(parameter_name, parameter).items():
             if id(part) not in saved and part.is_floating_point():
-                converted[key] = held_of(part)[0].detach()
+                converted[key] = local_part(part)[0].detach()
     if not converted:
         return
 

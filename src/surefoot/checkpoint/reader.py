@@ -78,7 +78,7 @@ def read(directory: Path, *, only: Collection[str] | None = None, disk: Disk = D
     return _join_files(Source(directory, disk), only, _load)
 
 
-def opened(
+def open_checkpoint(
     directory: Path, *, only: Collection[str] | None = None, disk: Disk = DISK
 ) -> Checkpoint:
     """Return a checkpoint with unchecked tensors on disk. `only` selects entries as in `read`."""
@@ -145,7 +145,7 @@ def read_together(
         files = _files_with_bases(Source(directory, disk), only)
         files.sort(key=_largest_first)
         problems = _check(files[world.rank :: world.size])
-        contents = opened(directory, only=only, disk=disk)
+        contents = open_checkpoint(directory, only=only, disk=disk)
     except DamageError as error:
         problems = [error.damage.problem]
     problems = list(chain.from_iterable(world.gathered(problems)))

@@ -42,7 +42,7 @@ from surefoot.checkpoint.tensor_file import equal_bits
 from surefoot.distributed.shards import (
     Shard,
     extra_states,
-    held_of,
+    local_part,
     plain_tensors,
     reset_passes,
 )
@@ -221,7 +221,7 @@ class Snapshot:
         if buffer is not None:
             place = Place(name, "buffer", is_saved=True)
             self._on_restore(place, module._buffers.__setitem__, name, buffer)
-            self._kept(place, buffer, held_of(buffer)[0].detach())
+            self._kept(place, buffer, local_part(buffer)[0].detach())
 
     def keep_objects(self, **objects: Any) -> None:
         """Keep the attributes of further objects by name, also of surefoot's own."""
@@ -387,7 +387,7 @@ class Snapshot:
         if is_opaque or not (is_compared or self.keep):
             return
         try:
-            local = held_of(tensor)[0].detach()
+            local = local_part(tensor)[0].detach()
             parts = plain_tensors(place.name, local)
             if parts.keys() == {place.name}:
                 self._numbers(place, tensor, local)
@@ -633,7 +633,7 @@ def _restore_tensor(tensor: Tensor, local: Tensor, kept: KeptTensor) -> bool:
     """Restore the memory and the numbers of a tensor, without writing equal numbers. Return True if
     the numbers had changed.
     """
-    moved_to = held_of(tensor)[0]
+    moved_to = local_part(tensor)[0]
     has_moved = moved_to.data_ptr() != local.data_ptr()
     if has_moved:
         moved_to = moved_to.detach()
@@ -653,7 +653,7 @@ def _restore_buffer(buffer: Tensor, local: Tensor, numbers: Tensor) -> None:
     """Restore the memory and the numbers of a buffer, without a comparison, which would wait for
     its device. A pass that is under way may hold the buffer, so that no write is counted.
     """
-    now = held_of(buffer)[0]
+    now = local_part(buffer)[0]
     if now.data_ptr() != local.data_ptr() or now.shape != local.shape:
         buffer.data = local
     local.data.copy_(numbers)

@@ -170,14 +170,14 @@ def refuse_unshardable(model: nn.Module) -> None:
         )
 
 
-def gathered(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
+def fsdp_units(model: nn.Module, parallel: Strategy) -> list[nn.Module]:
     """Return FSDP's units, innermost first: the blocks (`blocks_of`), the batch normalizations that
     stay float32, and the model.
     """
     units = list(blocks_of(model, parallel.blocks or "auto").values())
     if parallel.gather_dtype == "bf16":
         units += filter(is_batch_norm, model.modules())
-    return [*by_themselves(model, units), model]
+    return [*separable_blocks(model, units), model]
 
 
 def is_batch_norm(module: nn.Module) -> bool:
@@ -185,7 +185,7 @@ def is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.weight is not None
 
 
-def by_themselves(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+def separable_blocks(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the blocks that FSDP can gather separately, innermost first: those with parameters
     that no other module uses.
     """

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from surefoot.config.durations import Every
-from surefoot.distributed.shards import held_of, plain_tensors, saved_state
+from surefoot.distributed.shards import local_part, plain_tensors, saved_state
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError, Remedy
 
@@ -202,7 +202,7 @@ def _checksums_by_part(models: Mapping[str, nn.Module]) -> dict[str, dict[str, i
             if not isinstance(value, Tensor):
                 continue
             for name, tensor in plain_tensors(key, value).items():
-                local, rows = held_of(tensor)
+                local, rows = local_part(tensor)
                 part = "" if rows is None else f"part {rows.group.rank()}"
                 by_part.setdefault(part, {})[f"{prefix}{name}"] = local
     return {part: checksums(tensors) for part, tensors in by_part.items()}

@@ -23,10 +23,10 @@ from torch.distributed.fsdp import (
 )
 
 from surefoot.config.parallel import Strategy
-from surefoot.distributed.blocks import gathered, is_batch_norm, refuse_unshardable
+from surefoot.distributed.blocks import fsdp_units, is_batch_norm, refuse_unshardable
 from surefoot.distributed.exact_fsdp import CopyPasses, UnitSum, sum_exactly
 from surefoot.distributed.rendezvous import replicated
-from surefoot.distributed.shards import Shard, held_of
+from surefoot.distributed.shards import Shard, local_part
 from surefoot.distributed.used_parameters import without_gradient
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
@@ -250,7 +250,7 @@ def shard_model(
     if parallel.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     parts: list[tuple[FSDPModule, bool]] = []
-    for block in gathered(model, parallel):
+    for block in fsdp_units(model, parallel):
         is_model = block is model
         # the backward pass needs the model's own weights first
         reshard = parallel.reshard_after_forward and not is_model
@@ -269,7 +269,7 @@ def shard_model(
     fully_shard.state(model)._lazy_init()  # type: ignore[attr-defined]  # else the first block called directly would be the root
     shards: dict[nn.Parameter, Shard] = {}
     for name, parameter in model.named_parameters():
-        local, rows = held_of(parameter)
+        local, rows = local_part(parameter)
         assert rows is not None  # it has just been sharded
         shards[parameter] = Shard(local, rows, called=name, requires_grad=parameter.requires_grad)
     return FullySharded(model, shards, world, parallel, group, parts)

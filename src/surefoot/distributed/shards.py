@@ -190,7 +190,7 @@ def exchange(
     return received
 
 
-def held_of(tensor: Tensor) -> tuple[Tensor, Rows | None]:
+def local_part(tensor: Tensor) -> tuple[Tensor, Rows | None]:
     """Return this rank's part of a model's tensor, without copying, and the part's rows. The rows
     are None for an unsharded tensor.
     """
@@ -240,7 +240,7 @@ def plain_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
     tensors as NAME.ATTRIBUTE.
     """
     wrapper: Any = tensor
-    if held_of(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
+    if local_part(tensor)[1] is not None or not is_traceable_wrapper_subclass(wrapper):
         return {name: tensor}
     attributes, _ = wrapper.__tensor_flatten__()
     tensors: dict[str, Tensor] = {}

@@ -388,7 +388,7 @@ def check_first_batch(
     is_sharded = parallel.kind == "fsdp"
     if settings.loss is None or world.on_meta or not (world.size > 1 or is_sharded):
         return
-    from surefoot.distributed.blocks import gathered
+    from surefoot.distributed.blocks import fsdp_units
     from surefoot.train.parallel_check import check_first_pass
 
     precision: str = settings.precision
@@ -397,7 +397,7 @@ def check_first_batch(
     gathered_parts: list[nn.Module] = []
     if is_sharded:
         for model in models.by_name.values():
-            gathered_parts += gathered(model, parallel)
+            gathered_parts += fsdp_units(model, parallel)
     check_first_pass(
         models.by_name,
         settings.loss,

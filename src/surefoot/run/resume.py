@@ -18,7 +18,7 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
-from surefoot.distributed.shards import held_of, plain_tensors
+from surefoot.distributed.shards import local_part, plain_tensors
 from surefoot.errors import CheckpointError, Remedy, Setting, first_line
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
@@ -335,7 +335,7 @@ def _warn_of_weights_not_finite(parts: RunComponents, checkpoint: str) -> None:
     checks: list[Tensor] = []
     for model in parts.state.models.values():
         for path, parameter in model.named_parameters():
-            held, _ = held_of(parameter)
+            held, _ = local_part(parameter)
             for name, tensor in plain_tensors(path, held.detach()).items():
                 if tensor.is_floating_point():
                     names_here.append(name)

@@ -21,7 +21,7 @@ from surefoot.config.user_code import text_hashes
 from surefoot.data.fingerprints import hash_of, hashes_of_samples
 from surefoot.data.loader import MicroBatch
 from surefoot.data.pipeline import DataPipeline
-from surefoot.distributed.shards import held_of, holders
+from surefoot.distributed.shards import holders, local_part
 from surefoot.distributed.strategy import without_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
@@ -381,7 +381,7 @@ def _loss_of(
 
 
 def _is_sharded(model: torch.nn.Module) -> bool:
-    return any(held_of(parameter)[1] is not None for parameter in model.parameters())
+    return any(local_part(parameter)[1] is not None for parameter in model.parameters())
 
 
 def _number_of(returned: Any) -> float:

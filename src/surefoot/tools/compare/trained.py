@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from surefoot.checkpoint.format import DamageError
-from surefoot.checkpoint.reader import opened, read_manifest
+from surefoot.checkpoint.reader import open_checkpoint, read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.config.keywords import parse_score
@@ -185,7 +185,7 @@ def _last_weights(run: Trained) -> list[str] | None:
     if step is None or step != run.last_step:
         return None
     hashes = []
-    for file, tensors in opened(run.store.path(step)).files.items():
+    for file, tensors in open_checkpoint(run.store.path(step)).files.items():
         if file.partition("-")[0] != "model":
             continue
         for tensor in tensors.values():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from surefoot.distributed.shards import held_of
+from surefoot.distributed.shards import local_part
 from surefoot.memory import tensor_bytes
 from surefoot.optim.kinds.kind import state_tensors
 from surefoot.tools.profile.timed_step import RANGE, REST
@@ -176,14 +176,14 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
         [average.model for average in state.ema_models.values()],
     )
     own = tensor_bytes(
-        held_of(parameter)[0] for model in models for parameter in model.parameters()
+        local_part(parameter)[0] for model in models for parameter in model.parameters()
     )
     optimizer = tensor_bytes(
         each for trained in state.optimizers.values() for each in state_tensors(trained.optimizer)
     )
     buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
     buffers += tensor_bytes(
-        held_of(parameter)[0] for average in averages for parameter in average.parameters()
+        local_part(parameter)[0] for average in averages for parameter in average.parameters()
     )
     at_least = own + optimizer + buffers
 

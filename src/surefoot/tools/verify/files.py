@@ -11,7 +11,7 @@ from typing import Any
 
 from surefoot.checkpoint.format import Checkpoint, DamageError
 from surefoot.checkpoint.manifest import Manifest
-from surefoot.checkpoint.reader import interpreted, opened, read_manifest
+from surefoot.checkpoint.reader import interpreted, open_checkpoint, read_manifest
 from surefoot.checkpoint.reader import verify as wrong_in
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.store import Store, without_checkpoint
@@ -133,7 +133,7 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
         wrong = wrong_in(path, checked=shared)
         try:
             if not wrong:
-                stored = StoredStep(path, read_manifest(path), opened(path))
+                stored = StoredStep(path, read_manifest(path), open_checkpoint(path))
                 if stored.state and stored.step == step:
                     checkpoints.setdefault(step, stored)
                     continue
