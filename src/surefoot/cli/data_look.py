@@ -65,7 +65,7 @@ def look(arguments: list[str]) -> None:
             value=options.recipe,
         )
     path = local_path(options.path, setting="PATH")
-    from surefoot.data.scan import lines_said
+    from surefoot.data.scan import reported_scans
     from surefoot.recipes.data_look import contents
 
     at_path = contents(path)
@@ -83,7 +83,7 @@ def look(arguments: list[str]) -> None:
     recipes = NAMES if options.recipe is None else [options.recipe]
     for recipe in recipes:
         print(f"\n{recipe}")
-        with lines_said() as scans:
+        with reported_scans() as scans:
             try:
                 _show(recipe, options, flags)
             except SurefootError as problem:

@@ -104,12 +104,12 @@ class Scan:
         """
         if not self.left_out:
             return ""
-        said = _SAID.get()
-        if said is None:
+        reported = _REPORTED.get()
+        if reported is None:
             where = f"; surefoot data look {shlex.quote(printable(self.path))} says why"
         else:
             where = ""  # who collects the scans says why itself
-            said.append(self)
+            reported.append(self)
         files = [entry for entry in self.left_out if not entry.is_folder]
         count = len(self.files) + len(files)
         kinds = Counter(map(_label, self.left_out)).most_common()
@@ -140,20 +140,20 @@ class Scan:
         return lines
 
 
-_SAID: ContextVar[list[Scan] | None] = ContextVar("_SAID", default=None)
+_REPORTED: ContextVar[list[Scan] | None] = ContextVar("_REPORTED", default=None)
 
 
 @contextmanager
-def lines_said() -> Iterator[list[Scan]]:
+def reported_scans() -> Iterator[list[Scan]]:
     """Collect the scans whose `line` is asked for inside the block, since that line promises
     reasons.
     """
-    said = list[Scan]()
-    token = _SAID.set(said)
+    reported = list[Scan]()
+    token = _REPORTED.set(reported)
     try:
-        yield said
+        yield reported
     finally:
-        _SAID.reset(token)
+        _REPORTED.reset(token)
 
 
 def kind_of(path: Path) -> str:
@@ -240,7 +240,7 @@ def scan(
             remedy="write what comes out of it into a file",
             path=path,
         )
-    found = list[Path]()
+    candidates = list[Path]()
     left_out = list[LeftOut]()
     folders = list[Path]()
     for folder, level in _levels(path, out=out, left_out=left_out):
@@ -255,12 +255,12 @@ def scan(
             elif kind in (*TEXT, *JSON_LINES) and file.stat().st_size == 0:
                 left_out.append(LeftOut(file, EMPTY))
             else:
-                found.append(file)
-    about_data = _about_data(found, left_out, documentation)
-    left_out += [LeftOut(file, ABOUT_DATA) for file in found if file in about_data]
-    caches = _caches(found)
-    left_out += [LeftOut(file, CACHE) for file in found if file in caches]
-    files = [file for file in found if file not in about_data | caches]
+                candidates.append(file)
+    about_data = _about_data(candidates, left_out, documentation)
+    left_out += [LeftOut(file, ABOUT_DATA) for file in candidates if file in about_data]
+    caches = _caches(candidates)
+    left_out += [LeftOut(file, CACHE) for file in candidates if file in caches]
+    files = [file for file in candidates if file not in about_data | caches]
     return Scan(
         path,
         sorted(files, key=lambda file: file.parts),
@@ -382,23 +382,23 @@ def _unreachable(path: Path, problem: OSError) -> SurefootError:
 
 
 def _about_data(
-    found: Sequence[Path], left_out: Sequence[LeftOut], documentation: Sequence[str]
+    candidates: Sequence[Path], left_out: Sequence[LeftOut], documentation: Sequence[str]
 ) -> set[Path]:
     """Return the files that tell of the data beside them, and are no data."""
-    by_name = {file for file in found if _tells_of_data(file)}
+    by_name = {file for file in candidates if _tells_of_data(file)}
     others = [entry.path for entry in left_out if entry.reason in (OTHER_KIND, PACKED)]
-    data = {kind_of(file) for file in [*found, *others] if file not in by_name} & _DATA
+    data = {kind_of(file) for file in [*candidates, *others] if file not in by_name} & _DATA
     if not data:
         return set()
     by_kind = set[Path]()
-    if any(kind_of(file) in (*JSON_LINES, *TABLES) for file in found):
-        by_kind = {file for file in found if kind_of(file) in documentation}
+    if any(kind_of(file) in (*JSON_LINES, *TABLES) for file in candidates):
+        by_kind = {file for file in candidates if kind_of(file) in documentation}
     return by_name | by_kind
 
 
-def _caches(found: Sequence[Path]) -> set[Path]:
+def _caches(candidates: Sequence[Path]) -> set[Path]:
     """Return the results that `datasets` has stored in the folder of another table."""
-    tables = [file for file in found if kind_of(file) in TABLES]
+    tables = [file for file in candidates if kind_of(file) in TABLES]
     caches = {file for file in tables if _CACHE.fullmatch(file.name) is not None}
     folders = {file.parent for file in tables if file not in caches}
     return {file for file in caches if file.parent in folders}

@@ -28,7 +28,7 @@ def joined_schema(files: Sequence[tuple[Path | str, Columns]]) -> tuple[Any, lis
     for name, kind in first.items():
         differing = [(file, columns[name]) for file, columns in files if columns[name] != kind]
         if differing:
-            kinds = [kind, *{other: None for _, other in differing}]
+            kinds = [kind, *dict.fromkeys(other for _, other in differing)]
             kind = _common(kinds)  # noqa: PLW2901
             if kind is None:
                 raise _other_type(name, [*first], (first_file, kinds[0]), differing[0])
@@ -94,7 +94,7 @@ def _other_columns(
 def _other_type(
     name: str, names: Sequence[str], first: tuple[Path | str, Any], other: tuple[Path | str, Any]
 ) -> DataError:
-    others = [each for each in names if each != name]
+    others = [other for other in names if other != name]
     remedy = ["write it in one type, as pandas does by .astype and pyarrow by .cast"]
     if others:
         remedy.append(f"or leave it out: sf.data.Table(paths, columns={others})")

@@ -116,7 +116,7 @@ def how_to_read(stream: Stream, seed: int, world: World, *, behavior: int) -> Ho
 
 def begin_tape(
     stream: Stream,
-    own: Path | None,
+    run_tape: Path | None,
     world: World,
     *,
     how: HowToRead,
@@ -124,41 +124,39 @@ def begin_tape(
     samples: int,
     workers: int,
 ) -> Tape:
-    """Return the tape in the directory `own`, read only, or a new one in a temporary directory,
-    which rank 0 records. Collective.
+    """Return the tape in the directory `run_tape`, read only, or a new one in a temporary
+    directory, which rank 0 records. Collective.
     """
     record_in = partial(Recorder, stream, batch_size=batch_size, how=how, workers=workers)
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:
         nonlocal recorder
-        head = None if own is None else recorded_head(own)
+        head = None if run_tape is None else recorded_head(run_tape)
         if head is not None:
-            return str(own), False, head
+            return str(run_tape), False, head
         if stream.directory is None:
             _remove_abandoned(Path(tempfile.gettempdir()))
             temporary = tempfile.mkdtemp(prefix=PREFIX)
         else:  # a directory that all machines see
             shared = absolute_path(local_path(stream.directory, setting="directory"))
-            name = own.name if own is not None else ""
+            name = run_tape.name if run_tape is not None else ""
             temporary = str(shared / f"{PREFIX}{os.getpid()}-{name}")
         recorder = record_in(Path(temporary))
         recorder.saved_step = lambda: 0  # before a session opens the tape, nothing is dropped
         return temporary, True, batch_size
 
-    directory, is_live, head = of_main(world, begin)
-    tape = Tape(
-        stream, Path(directory), head=min(head, batch_size), samples=samples, is_live=is_live
-    )
+    name, is_live, head = of_main(world, begin)
+    directory = Path(name)
+    head = min(head, batch_size)
+    tape = Tape(stream, directory, head=head, samples=samples, is_live=is_live)
     tape.record_in = record_in
     if recorder is not None:
         tape.recorder = recorder
-        tape.discard = weakref.finalize(
-            tape, _end_temporary, recorder, Path(directory), os.getpid()
-        )
+        tape.discard = weakref.finalize(tape, _end_temporary, recorder, directory, os.getpid())
     with ExitStack() as unless_visible:
         unless_visible.callback(tape.abandon)
-        check_visible(Path(directory), world)
+        check_visible(directory, world)
         unless_visible.pop_all()
     return tape
 
@@ -184,21 +182,22 @@ def open_tape(
     """Let rank 0 record behind the rows in the run's directory; `facts` describe the rows of the
     checkpoint. Collective.
     """
-    own = directory_of(tape.stream, run_dir) or tape.directory
+    directory = directory_of(tape.stream, run_dir) or tape.directory
 
     def begin() -> str:
         recorder = tape.recorder
         before = tape.directory
-        if recorder is not None and own != before and recorded_head(own) is None and facts is None:
-            recorder.move_to(own)
+        moves = directory != before
+        if recorder is not None and moves and facts is None and recorded_head(directory) is None:
+            recorder.move_to(directory)
             shutil.rmtree(before, ignore_errors=True)
-        elif recorder is None or own != before:
+        elif recorder is None or moves:
             tape.close()
-            if facts is not None and recorded_head(own) is None:
-                raise not_of_checkpoint(own, rows=facts["rows"], known=0)
-            recorder = tape.record_in(own)
+            if facts is not None and recorded_head(directory) is None:
+                raise not_of_checkpoint(directory, rows=facts["rows"], known=0)
+            recorder = tape.record_in(directory)
             tape.recorder = recorder
-            tape.move_to(own, is_live=True)
+            tape.move_to(directory, is_live=True)
             tape.require(facts)
             recorder.cut_damaged(0 if facts is None else facts["rows"])
         recorder.writer.disk = disk
@@ -206,11 +205,11 @@ def open_tape(
         recorder.stop = steps * recorder.batch_size
         declared = tape.stream.samples
         recorder.is_repeated = declared is not None and recorder.stop > declared
-        return str(own)
+        return str(directory)
 
     of_main(world, begin)
-    check_visible(own, world)
-    tape.move_to(own, is_live=True)
+    check_visible(directory, world)
+    tape.move_to(directory, is_live=True)
     tape.say = say
 
 

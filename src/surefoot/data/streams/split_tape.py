@@ -64,21 +64,21 @@ class TapedRows:
 
     def open_in_run(self, world: World) -> None:
         """Move the tape into the run's directory, if it is not there. Collective."""
-        own = self.directory
+        directory = self.directory
         temporary = self.tape.directory
-        if own is None or own == temporary:
+        if directory is None or directory == temporary:
             return
 
         def move() -> None:
-            if recorded_head(own) is None:
+            if recorded_head(directory) is None:
                 limit_bytes = self.tape.stream.tape_bytes
                 writer = TapeWriter(temporary, head=self.tape.head, limit_bytes=limit_bytes)
-                writer.move_to(own)
+                writer.move_to(directory)
                 writer.close()
 
         of_main(world, move)
-        check_visible(own, world)
-        self.tape.move_to(own, is_live=False)
+        check_visible(directory, world)
+        self.tape.move_to(directory, is_live=False)
         if world.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
 
