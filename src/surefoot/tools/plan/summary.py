@@ -47,19 +47,22 @@ def sections(parts: RunComponents) -> list[Section]:
     """Return the sections of a preview: parameters, batches, learning rates, watched scores,
     memory and time, and the choices for "auto" settings.
     """
-    measured, costs, about = None, list[str](), parts.pipeline.data.about
+    measured = None
+    costs = []
     if parts.task.loss is not None:
         with untouched(), parts.numerics():
             measured = measure(parts)
             costs = [*memory_and_time(parts, measured), *evaluation_time(parts)]
-    about_data = [*parts.settings.data_summary, *([f"from {about}"] if about else [])]
+    about_data = list(parts.settings.data_summary)
+    if parts.pipeline.data.about:
+        about_data.append(f"from {parts.pipeline.data.about}")
     all_sections = [
         Section("data", [*about_data, *reading_notes(parts)]),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),
         Section("learning rate", learning_rates(parts)),
-        Section("watches", [each.in_words for each in parts.run_state.watches]),
+        Section("watches", [watch.in_words for watch in parts.run_state.watches]),
         Section("memory and time", costs),
         Section("chosen", chosen(parts)),
         Section("settings", settings_by_origin(parts)),
@@ -73,28 +76,34 @@ def parameters_by_module(models: dict[str, nn.Module]) -> list[str]:
     """
     rows: list[tuple[str, str, int]] = []
     for name, model in models.items():
-        prefix, first = f"{name}." if len(models) > 1 else "", len(rows)
-        own = sum(parameter.numel() for parameter in model.parameters(recurse=False))
-        if own or not list(model.named_children()):
-            rows.append((name, class_name(model), own))
-        for part, child in model.named_children():
-            kinds = Counter(
-                class_name(block) for block in (child if isinstance(child, nn.ModuleList) else ())
-            )
-            what = ", ".join(f"{number} x {kind}" for kind, number in kinds.items()) or class_name(
-                child
-            )
-            if numbers := _numbers(child.parameters()):
-                rows.append((f"{prefix}{part}", what, numbers))
-        tied = sum(numbers for _, _, numbers in rows[first:]) - _numbers(model.parameters())
+        prefix = f"{name}." if len(models) > 1 else ""
+        listed = sum(parameter.numel() for parameter in model.parameters(recurse=False))
+        if listed or not list(model.named_children()):
+            rows.append((name, class_name(model), listed))
+        for child_name, child in model.named_children():
+            count = _numbers(child.parameters())
+            if count:
+                rows.append((f"{prefix}{child_name}", _blocks_or_class(child), count))
+                listed += count
+        tied = listed - _numbers(model.parameters())
         if tied > 0:
             rows.append((f"{prefix}(tied, counted twice above)", "", -tied))
-    total = sum(_numbers(model.parameters()) for model in models.values())
-    frozen = total - sum(
-        _numbers(p for p in model.parameters() if p.requires_grad) for model in models.values()
-    )
+    total = 0
+    trained = 0
+    for model in models.values():
+        total += _numbers(model.parameters())
+        trained += _numbers(weight for weight in model.parameters() if weight.requires_grad)
+    frozen = total - trained
     rows.append(("total", f"{frozen:,} frozen" if frozen else "", total))
-    return text_table([(name, what, f"{numbers:,}") for name, what, numbers in rows], left=(0, 1))
+    return text_table([(name, what, f"{count:,}") for name, what, count in rows], left=(0, 1))
+
+
+def _blocks_or_class(child: nn.Module) -> str:
+    """Return the number and class of the blocks in a list, else the class of a module."""
+    if not isinstance(child, nn.ModuleList) or not len(child):
+        return class_name(child)
+    kinds = Counter(class_name(block) for block in child)
+    return ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
 
 
 def parameters_by_group(parts: RunComponents) -> list[str]:
@@ -103,7 +112,8 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
     """
     lines = []
     for name, trained in parts.state.optimizers.items():
-        optimizer, names = trained.optimizer, parameter_names(parts.state.models[name])
+        optimizer = trained.optimizer
+        names = parameter_names(parts.state.models[name])
         names |= {shard: shard.called for shard in trained.parameters if isinstance(shard, Shard)}
         rates_differ = len({group["initial_lr"] for group in optimizer.param_groups}) > 1
         whose = "" if name == "model" else f" of {name}"
@@ -114,7 +124,8 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
         if parts.plan.parallel.kind == "fsdp" and kind is not None:
             lines.append(f"  each rank updates its own rows, {kind.on_shards}")
         for index, group in enumerate(optimizer.param_groups):
-            members, which = [name_of(each, names) for each in group["params"]], ""
+            members = [name_of(parameter, names) for parameter in group["params"]]
+            which = ""
             if "by" in group:  # the parameters are divided between optimizers
                 which = f", by {group['by']}: {_abbreviate(members)}"
             elif rates_differ:
@@ -123,10 +134,9 @@ def parameters_by_group(parts: RunComponents) -> list[str]:
                 f"  group {index}: {counted(len(members), 'tensor')}, {_numbers(group['params']):,} elements,"
                 f" lr {group['initial_lr']:g}, weight decay {group.get('weight_decay', 0):g}{which}"
             )
-        if frozen := {
-            parameter: called for parameter, called in names.items() if not parameter.requires_grad
-        }:
-            which = first_and_last([*frozen.values()])
+        frozen = [parameter for parameter in names if not parameter.requires_grad]
+        if frozen:
+            which = first_and_last([names[parameter] for parameter in frozen])
             lines.append(
                 f"  frozen: {counted(len(frozen), 'tensor')}, {_numbers(frozen):,} elements: {which}"
             )
@@ -137,71 +147,63 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
     """List ranks, micro-batches, steps and epochs, and the targets per step as measured on the
     first micro-batch.
     """
-    length, sizes, plan, tape = (
-        parts.length,
-        parts.pipeline.sizes,
-        parts.pipeline.plan,
-        parts.pipeline.tape,
-    )
-    ranks, pieces, size, unit = parts.world.ranks, sizes.pieces, sizes.micro_batch_size, sizes.unit
-    each, per_epoch = sizes.on_each_rank(ranks), length.samples_per_epoch / length.batch_size
-    together = (
-        f"batch normalization averages over the micro-batches of {counted(ranks, 'rank')}:"
-        " another number of ranks changes the results"
-    )
-    return [
-        f"{sizes.batch_size:,} {unit} per step = {counted(ranks, 'rank')}"
-        f" x {each} micro-batch{'es' * (pieces > ranks)} x {size:,}",
-        *(
-            [f"{plan.padded_fraction():.1%} of the tokens are padding"]
-            if isinstance(plan, Buckets)
-            else []
-        ),
-        f"{length.steps:,} steps read {plan.samples:,} rows"
-        if tape is not None and tape.stream.samples is None
-        else f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
-        f"{length.steps:,} steps = {length.epochs:,.2f} epochs",
-        *([] if tape is None else _stream(tape, sizes.batch_size)),
-        *([together] if parts.settings.sync_batch_norm else []),
-        *_sums(parts),
-        *(
-            [
-                f"{measured.targets * pieces:,} targets per step, estimated from the first micro-batch"
-            ]
-            if measured
-            else []
-        ),
+    length = parts.length
+    sizes = parts.pipeline.sizes
+    plan = parts.pipeline.plan
+    tape = parts.pipeline.tape
+    ranks = parts.world.ranks
+    micro_batches = "micro-batches" if sizes.pieces > ranks else "micro-batch"
+    lines = [
+        f"{sizes.batch_size:,} {sizes.unit} per step = {counted(ranks, 'rank')}"
+        f" x {sizes.on_each_rank(ranks)} {micro_batches} x {sizes.micro_batch_size:,}"
     ]
-
-
-def _sums(parts: RunComponents) -> list[str]:
-    ranks, sizes, sharded = (
-        parts.world.ranks,
-        parts.pipeline.sizes,
-        parts.plan.parallel.kind == "fsdp",
-    )
-    if sizes.pieces == 1:
-        return []
-    if not parts.pipeline.exact:
-        return [
-            "gradients are added in the order of the ranks: equal up to rounding on another number of ranks"
-        ]
-    shards = ranks // parts.plan.parallel.replicas if sharded else 1
-    more, which = (
-        sums_in_memory(sizes.shares(ranks // shards), each=shards),
-        "each shard" if sharded else "them",
-    )
-    shard, sent = gradient_bytes(
-        [each.parameters for each in parts.state.optimizers.values()], sizes, ranks, shards
-    )
-    return [
-        "gradients are added along a tree of micro-batches: the same bits on any number of ranks"
-        + (
-            f"; {more} more cop{'ies' if more > 1 else 'y'} of {which} ({in_words(more * shard)})"
-            * (more > 0)
+    if isinstance(plan, Buckets):
+        lines.append(f"{plan.padded_fraction():.1%} of the tokens are padding")
+    if tape is not None and tape.stream.samples is None:
+        lines.append(f"{length.steps:,} steps read {plan.samples:,} rows")
+    else:
+        per_epoch = length.samples_per_epoch / length.batch_size
+        lines.append(
+            f"{plan.samples:,} samples per epoch = {per_epoch:,.2f} steps{parts.pipeline.order_text}; "
+            f"{length.steps:,} steps = {length.epochs:,.2f} epochs"
         )
-        + f"; rank 0 sends {in_words(sent)} of gradients per step" * (ranks > 1)
-    ]
+    if tape is not None:
+        lines += _stream(tape, sizes.batch_size)
+    if parts.settings.sync_batch_norm:
+        lines.append(
+            f"batch normalization averages over the micro-batches of {counted(ranks, 'rank')}:"
+            " another number of ranks changes the results"
+        )
+    if sizes.pieces > 1:
+        lines.append(_sums(parts))
+    if measured:
+        lines.append(
+            f"{measured.targets * sizes.pieces:,} targets per step, estimated from the first micro-batch"
+        )
+    return lines
+
+
+def _sums(parts: RunComponents) -> str:
+    """Say how the gradients of micro-batches are added, and what that costs."""
+    if not parts.pipeline.exact:
+        return "gradients are added in the order of the ranks: equal up to rounding on another number of ranks"
+    ranks = parts.world.ranks
+    sizes = parts.pipeline.sizes
+    shards = 1
+    which = "them"
+    if parts.plan.parallel.kind == "fsdp":
+        shards = ranks // parts.plan.parallel.replicas
+        which = "each shard"
+    parameters = [trained.parameters for trained in parts.state.optimizers.values()]
+    shard_bytes, sent_bytes = gradient_bytes(parameters, sizes, ranks, shards)
+    line = "gradients are added along a tree of micro-batches: the same bits on any number of ranks"
+    more = sums_in_memory(sizes.shares(ranks // shards), each=shards)
+    if more > 0:
+        copies = "copies" if more > 1 else "copy"
+        line += f"; {more} more {copies} of {which} ({in_words(more * shard_bytes)})"
+    if ranks > 1:
+        line += f"; rank 0 sends {in_words(sent_bytes)} of gradients per step"
+    return line
 
 
 def gradient_bytes(
@@ -210,19 +212,18 @@ def gradient_bytes(
     """Return the bytes of a shard of all gradients, and those that rank 0 sends in a step, also for
     norms under FSDP.
     """
-    shard = norms = 0
+    shard = 0
+    norms = 0
     for parameters in optimizers:
-        own = [
-            Weight(tuple(each.shape), each.element_size()).shard_bytes(shards)
-            for each in parameters
-        ]
-        owners = assign_owners(tuple(each.numel() for each in parameters), shards)
-        shard += sum(own)
-        norms += sum(size for size, owner in zip(own, owners, strict=True) if owner)
-    passes, copies = (
-        max(map(len, sizes.shares(ranks, shards=shards))),
-        RankSums(sizes.shares(ranks // shards), rank=0),
-    )
+        owners = assign_owners(tuple(parameter.numel() for parameter in parameters), shards)
+        for parameter, owner in zip(parameters, owners, strict=True):
+            weight = Weight(tuple(parameter.shape), parameter.element_size())
+            size = weight.shard_bytes(shards)
+            shard += size
+            if owner:  # another rank than 0
+                norms += size
+    passes = max(len(share) for share in sizes.shares(ranks, shards=shards))
+    copies = RankSums(sizes.shares(ranks // shards), rank=0)
     return shard, (shards - 1) * shard * passes + norms + copies.bytes_sent(shard)
 
 
@@ -230,7 +231,8 @@ def _stream(tape: "Tape", batch_size: int) -> list[str]:
     lines = [tape.in_words()]
     if not tape.is_live:
         lines.append(f"{tape.directory} has {tape.shards.look():,} rows")
-        if first := tape.first_step(batch_size):
+        first = tape.first_step(batch_size)
+        if first:
             lines.append(
                 f"earlier rows were dropped: steps can be repeated from a checkpoint at step {first:,} or later"
             )
@@ -244,40 +246,29 @@ def learning_rates(parts: RunComponents) -> list[str]:
     steps = parts.length.steps
     groups = next(iter(parts.state.optimizers.values())).optimizer.param_groups
     base = groups[0]["initial_lr"]
-    factors_of_base = {
-        group["initial_lr"] / base: None for group in groups if base
-    }  # each once, in order
-    of_base = ", ".join(f"{factor:.4g}" for factor in factors_of_base)
-    factors, stride = parts.task.factors, max(1, steps // _LOOKED_AT)
+    factors = parts.task.factors
+    stride = max(1, steps // _LOOKED_AT)
     near = max(range(0, steps, stride), key=factors)
-    fastest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
-    feedback = parts.run_state.feedback
-    marked_steps = {"first": 0, "highest": fastest, "middle": steps // 2, "last": steps - 1}
-    rows = [
-        (what, "step", f"{step:,}", f"{base * factors(step):.4g}")
-        for what, step in marked_steps.items()
-    ]
+    highest = max(range(max(0, near - stride), min(steps, near + stride)), key=factors)
+    marked_steps = {"first": 0, "highest": highest, "middle": steps // 2, "last": steps - 1}
+    rows = []
+    for what, step in marked_steps.items():
+        rows.append((what, "step", f"{step:,}", f"{base * factors(step):.4g}"))
     settings = parts.plan.schedule.to_dict()
-    plain = [
-        f", {name} {value}"
-        for name, value in settings.items()
-        if name != "shape" and not isinstance(value, dict)
-    ]
-    return [
-        settings["shape"] + "".join(plain),
-        *text_table(rows, left=(0, 3)),
-        *(
-            [f"shown for group 0; learning rates of the groups relative to it: {of_base}"]
-            if len(factors_of_base) > 1
-            else []
-        ),
-        *(
-            []
-            if parts.task.group_factors is None
-            else ["the scheduler gives other groups other factors"]
-        ),
-        *([] if feedback is None else [f"or lower: {feedback.plateau.in_words}"]),
-    ]
+    head: str = settings["shape"]
+    for name, value in settings.items():
+        if name != "shape" and not isinstance(value, dict):
+            head += f", {name} {value}"
+    lines = [head, *text_table(rows, left=(0, 3))]
+    of_base = list(dict.fromkeys(group["initial_lr"] / base for group in groups if base))
+    if len(of_base) > 1:
+        relative = ", ".join(f"{factor:.4g}" for factor in of_base)
+        lines.append(f"shown for group 0; learning rates of the groups relative to it: {relative}")
+    if parts.task.group_factors is not None:
+        lines.append("the scheduler gives other groups other factors")
+    if parts.run_state.feedback is not None:
+        lines.append(f"or lower: {parts.run_state.feedback.plateau.in_words}")
+    return lines
 
 
 def chosen(parts: RunComponents) -> list[str]:
@@ -310,7 +301,8 @@ def _directory(parts: RunComponents) -> list[str]:
         return ["nothing is saved: run_dir is not set"]
     path = parts.directory.path
     try:
-        if (checkpoint := parts.checkpointing.newest()) is None:
+        checkpoint = parts.checkpointing.newest()
+        if checkpoint is None:
             return [f"checkpoints go to {path}"]
         parts.refuse_other_settings(checkpoint)
         parts.refuse_another_architecture(checkpoint)
@@ -322,25 +314,28 @@ def _directory(parts: RunComponents) -> list[str]:
 def _abbreviate(names: Iterable[str]) -> str:
     """Join names; equal names in consecutive blocks become one name with a range of block numbers.
 
-    >>> _abbreviate(
-    ...     ["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight", "blocks.2.up.weight"]
-    ... )
-    'embedding.weight, blocks.0-2.up.weight'
+    >>> _abbreviate(["embedding.weight", "blocks.0.up.weight", "blocks.1.up.weight"])
+    'embedding.weight, blocks.0-1.up.weight'
     """
-    blocks = defaultdict[tuple[str, str], list[str]](list)
+    blocks = defaultdict[tuple[str, str], list[str]](list)  # numbers by what is around them
     for name in names:
-        before, number, after = [*re.split(r"\.(\d+)\.", name, maxsplit=1), "", ""][:3]
-        blocks[before, after].append(number)
-    return ", ".join(
-        before
-        + (
-            f".{places[0]}{f'-{places[-1]}' if len(places) > 1 else ''}.{after}"
-            if places[0]
-            else ""
-        )
-        for (before, after), places in blocks.items()
-    )
+        match = re.search(r"\.(\d+)\.", name)
+        if match is None:
+            blocks[name, ""].append("")
+        else:
+            blocks[name[: match.start()], name[match.end() :]].append(match[1])
+    texts = []
+    for (before, after), numbers in blocks.items():
+        if not numbers[0]:
+            texts.append(before)
+        elif len(numbers) == 1:
+            texts.append(f"{before}.{numbers[0]}.{after}")
+        else:
+            texts.append(f"{before}.{numbers[0]}-{numbers[-1]}.{after}")
+    return ", ".join(texts)
 
 
 def _numbers(parameters: Iterable[Tensor]) -> int:
-    return sum({id(parameter): parameter.numel() for parameter in parameters}.values())
+    """Count elements; those of a tied parameter once."""
+    counts = {id(parameter): parameter.numel() for parameter in parameters}
+    return sum(counts.values())

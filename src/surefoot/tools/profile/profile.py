@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -30,8 +31,11 @@ from surefoot.tools.report.figures import make_directory, writing_to
 from surefoot.tracking.format import counted as number_of
 from surefoot.tracking.run_directory import output_into_run
 
-_WARM_UP, _UNDER_PROFILER, _LEAST_STEPS = 3, 2, 4
-_PAIRS = (4, 25)  # at least, whatever the time, and at most
+_WARM_UP = 3
+_UNDER_PROFILER = 2
+_LEAST_STEPS = 4
+_FEWEST_PAIRS = 4  # whatever the time
+_MOST_PAIRS = 25
 
 
 def measure(
@@ -180,31 +184,35 @@ def _outcomes(
         if eta_s <= 0:
             return outcomes, [other.flag for other in offered[index:]]
         tell(f"trying {variant.flag}")
-        outcomes.append(
-            measure_variant(
-                variant, base, limit_s=min(eta_s / (len(offered) - index), 0.2 * limit_s)
-            )
-        )
+        share_s = eta_s / (len(offered) - index)
+        outcomes.append(measure_variant(variant, base, limit_s=min(share_s, 0.2 * limit_s)))
     return outcomes, []
 
 
 def _setting(parts: RunComponents) -> str:
-    sizes, device = parts.pipeline.sizes, parts.device
-    pieces = f" in {sizes.pieces} micro-batches" if sizes.pieces > 1 else ""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    words = (
-        f"{sizes.batch_size:,} {sizes.unit} per step{pieces}",
-        parts.plan.precision,
-        f"cpu, {number_of(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else where,
-        f"{parts.pipeline.workers} workers" if parts.pipeline.workers else "",
-        "compiled" if parts.compiled else "",
-        f"activation checkpointing ({parts.computed_again})" if parts.computed_again else "",
-        f"rank {parts.world.rank} of {parts.world.size} ({parts.plan.parallel.kind})"
-        if parts.world.size > 1
-        else "",
-        f"from step {parts.state.step:,}",
-    )
-    return ", ".join(filter(None, words))
+    """Describe the run whose step is measured."""
+    sizes = parts.pipeline.sizes
+    batch = f"{sizes.batch_size:,} {sizes.unit} per step"
+    if sizes.pieces > 1:
+        batch += f" in {sizes.pieces} micro-batches"
+    words = [batch, parts.plan.precision, _device_in_words(parts.device)]
+    if parts.pipeline.workers:
+        words.append(f"{parts.pipeline.workers} workers")
+    if parts.compiled:
+        words.append("compiled")
+    if parts.computed_again:
+        words.append(f"activation checkpointing ({parts.computed_again})")
+    if parts.world.size > 1:
+        kind = parts.plan.parallel.kind
+        words.append(f"rank {parts.world.rank} of {parts.world.size} ({kind})")
+    words.append(f"from step {parts.state.step:,}")
+    return ", ".join(words)
+
+
+def _device_in_words(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu, {number_of(torch.get_num_threads(), 'thread')}"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _write_trace(trace: Any, path: Path) -> None:
@@ -215,20 +223,22 @@ def _write_trace(trace: Any, path: Path) -> None:
 
 def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
     """Measure a variant for about `limit_s` seconds. An exception is stored in `problem`."""
+    gain = VariantGain(variant.name, variant.flag, variant.changes)
+    alternate = _together if variant.workers is None else _apart
     try:
-        ratios, first_s = (_together if variant.workers is None else _apart)(variant, base, limit_s)
+        ratios, first_s = alternate(variant, base, limit_s)
     except Exception as problem:
         clear(base.plain_state.parameters)
         base.plain_state.buffers.undo()
-        return VariantGain(
-            variant.name,
-            variant.flag,
-            variant.changes,
-            problem=first_line(problem) or type(problem).__name__,
-        )
+        return replace(gain, problem=first_line(problem) or type(problem).__name__)
     low, high = interval(ratios)
-    return VariantGain(
-        variant.name, variant.flag, variant.changes, median(ratios), low, high, len(ratios), first_s
+    return replace(
+        gain,
+        speedup=median(ratios),
+        low=low,
+        high=high,
+        pairs=len(ratios),
+        first_s=first_s,
     )
 
 
@@ -236,15 +246,14 @@ def rank(rows: Sequence[VariantGain]) -> list[VariantGain]:
     """Sort variants: the largest gains first, then variants within the noise, slower variants, and
     failures.
     """
-    measured = [row for row in rows if row.problem is None]
+    faster = [row for row in rows if row.is_faster]
+    in_noise = [row for row in rows if row.problem is None and row.in_noise]
     failed = [row for row in rows if row.problem is not None]
-    return (
-        sorted(
-            measured,
-            key=lambda row: (1 if row.in_noise else 0 if row.speedup > 1 else 2, -row.speedup),
-        )
-        + failed
-    )
+    slower = [row for row in rows if row not in [*faster, *in_noise, *failed]]
+    ranked = []
+    for group in (faster, in_noise, slower):
+        ranked += sorted(group, key=lambda row: -row.speedup)
+    return [*ranked, *failed]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -258,11 +267,10 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     >>> interval([1.0, 2.0, 3.0]), interval(list(range(100)))
     ((1.0, 3.0), (39, 60))
     """
-    ordered, number = sorted(values), len(values)
-    spared, beyond = (
-        0,
-        1,
-    )  # `beyond` counts the cases, of all 2^number, with the median beyond one side
+    ordered = sorted(values)
+    number = len(values)
+    spared = 0
+    beyond = 1  # the cases, of all 2^number, with the median beyond one side
     while 20 * 2 * (beyond + math.comb(number, spared + 1)) <= 2**number:
         spared += 1
         beyond += math.comb(number, spared)
@@ -278,33 +286,42 @@ def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[fl
     base.seconds()
     steps.begin(base.next)  # both steps of a pair use the same samples
     start_s = perf_counter()
-    while len(ratios) < _PAIRS[0] or (
-        len(ratios) < _PAIRS[1] and perf_counter() - start_s < limit_s
-    ):
-        took_s: dict[bool, float] = {}
-        for changed in (True, False) if len(ratios) % 2 else (False, True):
-            with variant.entered() if changed else nullcontext():
-                took_s[changed] = (steps if changed else base).seconds()
-        ratios.append(took_s[False] / took_s[True])
+    while _needs_more(len(ratios), start_s, limit_s):
+        changed_is_first = len(ratios) % 2 == 1
+        if not changed_is_first:
+            usual_s = base.seconds()
+        with variant.entered():
+            changed_s = steps.seconds()
+        if changed_is_first:
+            usual_s = base.seconds()
+        ratios.append(usual_s / changed_s)
     steps.feed.close()
     return ratios, first_s
+
+
+def _needs_more(count: int, start_s: float, limit_s: float, *, fewest: int = _FEWEST_PAIRS) -> bool:
+    if count < fewest:
+        return True
+    return count < _MOST_PAIRS and perf_counter() - start_s < limit_s
 
 
 def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
     # alternate in blocks of steps: workers prefetch during the other side's steps, so they end
     # after each block
     assert variant.workers is not None
-    usual_s, own_s, first_s, start_s = list[float](), list[float](), 0.0, perf_counter()
-    while len(own_s) < 2 * _PAIRS[0] or (
-        len(own_s) < _PAIRS[1] and perf_counter() - start_s < limit_s
-    ):
-        usual_s += _stretch(base, base.feed.workers)[1]
+    usual_s: list[float] = []
+    changed_s: list[float] = []
+    first_s = 0.0
+    start_s = perf_counter()
+    while _needs_more(len(changed_s), start_s, limit_s, fewest=2 * _FEWEST_PAIRS):
+        _, stretch_s = _stretch(base, base.feed.workers)
+        usual_s += stretch_s
         steps = variant.make()
         with closing(steps.feed):
             begin_s, stretch_s = _stretch(steps, variant.workers)
-        own_s += stretch_s
+        changed_s += stretch_s
         first_s = first_s or begin_s
-    return [median(usual_s) / each_s for each_s in own_s], first_s
+    return [median(usual_s) / step_s for step_s in changed_s], first_s
 
 
 def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
@@ -313,4 +330,4 @@ def _stretch(steps: Stepping, workers: int) -> tuple[float, list[float]]:
     first_s = steps.seconds()
     for _ in range(2 * workers):
         steps.seconds()
-    return first_s, [steps.seconds() for _ in range(_PAIRS[0])]
+    return first_s, [steps.seconds() for _ in range(_FEWEST_PAIRS)]

@@ -83,6 +83,18 @@ class VariantGain:
         """True if the gain may be noise: the interval contains 1, or the speedup is almost 1."""
         return self.low <= 1.0 <= self.high or abs(self.speedup - 1.0) < _LITTLE
 
+    @property
+    def is_faster(self) -> bool:
+        return self.problem is None and not self.in_noise and self.speedup > 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the gain as JSON values, without those that were not measured (NaN)."""
+        values = {}
+        for name, value in asdict(self).items():
+            if not isinstance(value, float) or not math.isnan(value):
+                values[name] = value
+        return {**values, "in_noise": self.in_noise}
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -122,13 +134,9 @@ class Profile:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the profile as JSON values, as in profile.json."""
-        tries = [
-            {name: value for name, value in asdict(one).items() if value == value}  # noqa: PLR0124
-            | {"in_noise": one.in_noise}  # NaN
-            for one in self.tries
-        ]
         flops = asdict(self.flops) | {"model": self.flops.model, "done": self.flops.done}
         speed = {"flops_per_s": self.flops_per_s, "mfu": self.mfu, "step_s": self.phases.step_s}
+        tries = [gain.to_dict() for gain in self.tries]
         return asdict(self) | speed | {"flops": flops, "tries": tries}
 
     def __str__(self) -> str:
@@ -151,10 +159,10 @@ def write_profile(profile: Profile, directory: Path) -> Profile:
     """
     title = f"memory of a step of {profile.what}"
     pictures = draw_beside([memory_chart(profile.memory)], directory / "memory", title=title)
-    text, numbers = directory / "profile.txt", directory / "profile.json"
-    saved = replace(
-        profile, files=tuple(map(str, (text, numbers, directory / "trace.json.gz", *pictures)))
-    )
+    text = directory / "profile.txt"
+    numbers = directory / "profile.json"
+    files = [text, numbers, directory / "trace.json.gz", *pictures]
+    saved = replace(profile, files=tuple(str(file) for file in files))
     in_json = json.dumps(saved.to_dict(), indent=1, allow_nan=False)
     write_file(numbers, f"{in_json}\n".encode())
     write_file(text, f"{saved}\n".encode())
@@ -181,15 +189,12 @@ def _time(profile: Profile) -> list[str]:
     ]
     rows = [("phase", "time", "share", "peak memory")]
     for name, seconds in phases.seconds.items():
-        memory = (
-            in_words(profile.memory.phases[name].total) if name in profile.memory.phases else ""
-        )
-        rows.append(
-            (_NAMES.get(name, name), measured_time(seconds), f"{phases.share(name):.0%}", memory)
-        )
-    rows.append(
-        ("total", measured_time(phases.step_s), "100%", in_words(profile.memory.peak.total))
-    )
+        peak = profile.memory.phases.get(name)
+        memory = "" if peak is None else in_words(peak.total)
+        share = f"{phases.share(name):.0%}"
+        rows.append((_NAMES.get(name, name), measured_time(seconds), share, memory))
+    total_memory = in_words(profile.memory.peak.total)
+    rows.append(("total", measured_time(phases.step_s), "100%", total_memory))
     lines += text_table(rows)
     if profile.busy_s is not None:
         idle = max(0.0, 1 - profile.busy_s / phases.step_s)
@@ -212,46 +217,43 @@ def _operators(profile: Profile) -> list[str]:
     head, *lines = text_table([("operators by self time", "calls", "time", "share"), *rows])
     paragraph = [head]
     for line, row in zip(lines, listed, strict=True):
-        paragraph += [line, *[f"    {shortened(row.shapes, 90)}"] * bool(row.shapes)]
+        paragraph.append(line)
+        if row.shapes:
+            paragraph.append(f"    {shortened(row.shapes, 90)}")
     return paragraph
 
 
 def _memory(profile: Profile) -> list[str]:
-    peak, memory = profile.memory.peak, profile.memory
-    parts = {
+    peak = profile.memory.peak
+    sizes = {
         "parameters": peak.parameters,
         "gradients": peak.gradients,
         "optimizer state": peak.optimizer,
         "buffers, averages": peak.buffers,
         "activations, results": peak.activations,
     }
-    allocated = memory.told_by_allocator
-    allocator = "" if allocated is None else f" (the allocator reports {in_words(allocated)})"
-    rows = [
-        (name, in_words(size), f"{size / max(1, peak.total):.0%}")
-        for name, size in parts.items()
-        if size
-    ]
-    return [
-        f"peak memory of tensors: {in_words(peak.total)}{allocator}",
-        *text_table(rows, indent="  "),
-    ]
+    head = f"peak memory of tensors: {in_words(peak.total)}"
+    allocated = profile.memory.told_by_allocator
+    if allocated is not None:
+        head += f" (the allocator reports {in_words(allocated)})"
+    rows = []
+    for name, size in sizes.items():
+        if size:
+            rows.append((name, in_words(size), f"{size / max(1, peak.total):.0%}"))
+    return [head, *text_table(rows, indent="  ")]
 
 
 def _arithmetic(profile: Profile) -> list[str]:
-    flops, peak_flop = (
-        profile.flops,
-        profile.phases.step_s * profile.peak,
-    )  # operations that a step could do
-    by = ", ".join(f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items())
-    whose = (
-        "given"
-        if profile.peak_given
-        else "measured: the best of several matrix products in this precision"
-    )
+    flops = profile.flops
+    peak_flop = profile.phases.step_s * profile.peak  # operations that a step could do
+    phases = [f"{name} {with_unit(number, 'FLOP')}" for name, number in flops.by_phase.items()]
+    by_phase = f"({', '.join(phases)})"
+    between = " " if len(by_phase) < 66 else "\n  "
+    whose = "given"
+    if not profile.peak_given:
+        whose = "measured: the best of several matrix products in this precision"
     lines = [
-        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step"
-        + (f" ({by})" if len(by) < 64 else f"\n  ({by})"),
+        f"arithmetic: {with_unit(flops.model, 'FLOP')} per step{between}{by_phase}",
         f"  model FLOPs utilization = FLOP of forward and backward / (seconds per step x peak) = {profile.mfu:.1%}",
         f"  {with_unit(profile.flops_per_s, 'FLOP/s')} of {with_unit(profile.peak, 'FLOP/s')} ({whose})",
     ]
@@ -261,9 +263,11 @@ def _arithmetic(profile: Profile) -> list[str]:
             f" {flops.done / peak_flop:.1%} of the peak in total"
         )
     if flops.formula is not None:
-        formula, used = with_unit(flops.formula, "FLOP"), flops.formula / peak_flop
+        formula = with_unit(flops.formula, "FLOP")
+        utilization = flops.formula / peak_flop
         lines.append(
-            f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization {used:.1%}"
+            f"  by the formula (6 N + 12 L T D) per token: {formula} per step, utilization"
+            f" {utilization:.1%}"
         )
     lines.append(
         "  counted: matrix products, convolutions, full attention; ignored: elementwise work, norms, softmax"
@@ -277,25 +281,31 @@ def _suggestions(profile: Profile) -> list[str]:
     if not profile.tries and not profile.not_tried:
         return ["suggestions: nothing was tried"]
     lines = ["suggestions, each measured in alternation with the unchanged run"]
-    lines += [line for one in profile.tries for line in _suggestion(one)]
+    for gain in profile.tries:
+        lines += _suggestion(gain)
     if profile.not_tried:
         left = f"not tried for lack of time: {', '.join(profile.not_tried)}; try --max-seconds 120"
         lines += wrap(left, _COLUMNS, initial_indent="  ", subsequent_indent="    ")
-    if profile.tries and not any(
-        one.problem is None and not one.in_noise and one.speedup > 1 for one in profile.tries
-    ):
+    if profile.tries and not any(gain.is_faster for gain in profile.tries):
         lines.append("  none of these makes a step faster")
     return lines
 
 
-def _suggestion(one: VariantGain) -> list[str]:
-    if one.problem is not None:
-        return [f"  {'':<24}{one.flag}: could not be tried: {shortened(one.problem, 60)}"]
-    gained = f"{one.speedup:.2f}x ({one.low:.2f} to {one.high:.2f})"
-    verdict = "inside the noise" if one.in_noise else "" if one.speedup > 1 else "slower"
-    notes = [note for note in (verdict, one.changes) if note]
-    if one.name == "compiled":
-        notes.append(f"first step {one.first_s:.0f} s")
+def _suggestion(gain: VariantGain) -> list[str]:
+    if gain.problem is not None:
+        return [f"  {'':<24}{gain.flag}: could not be tried: {shortened(gain.problem, 60)}"]
+    speedup = f"{gain.speedup:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
     margin = f"  {'':<26}"
-    flags = wrap(one.flag, _COLUMNS, initial_indent=f"  {gained:<24}", subsequent_indent=margin)
-    return [*flags, *[f"{margin}{'; '.join(notes)}"][: bool(notes)]]
+    lines = wrap(gain.flag, _COLUMNS, initial_indent=f"  {speedup:<24}", subsequent_indent=margin)
+    notes = []
+    if gain.in_noise:
+        notes.append("inside the noise")
+    elif not gain.is_faster:
+        notes.append("slower")
+    if gain.changes:
+        notes.append(gain.changes)
+    if gain.name == "compiled":
+        notes.append(f"first step {gain.first_s:.0f} s")
+    if notes:
+        lines.append(f"{margin}{'; '.join(notes)}")
+    return lines
