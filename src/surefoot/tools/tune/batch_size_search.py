@@ -18,9 +18,8 @@ class SizeTrial:
 
     size: int
     accumulation: int
-    memory_bytes: (
-        int | None
-    )  # peak of the whole run on the device; predicted if the size was not tried
+    # peak of the whole run on the device; predicted if the size was not tried
+    memory_bytes: int | None
     samples_per_s: float | None = None
     targets_per_s: float | None = None
     problem: str = ""
@@ -36,9 +35,8 @@ class BatchSizeSearch:
     have the same `batch_size`.
 
     >>> row = SizeTrial(size=16, accumulation=2, memory_bytes=10**9, samples_per_s=500.0)
-    >>> BatchSizeSearch(
-    ...     [row], 32, "samples", 4 * 10**9, recommended=row, fastest=row, largest=row
-    ... ).flags
+    >>> best = {"recommended": row, "fastest": row, "largest": row}
+    >>> BatchSizeSearch([row], 32, "samples", 4 * 10**9, **best).flags
     '--batch-size 32 --micro-batch-size 16'
     """
 
@@ -53,10 +51,11 @@ class BatchSizeSearch:
     @property
     def flags(self) -> str:
         """The command-line flags of the recommended sizes."""
-        sizes = (self.batch_size, self.recommended.size)
-        batch, micro_batch = (
-            f"{size}" if self.unit == "samples" else f'"{size} tokens"' for size in sizes
-        )
+        batch = str(self.batch_size)
+        micro_batch = str(self.recommended.size)
+        if self.unit == "tokens":
+            batch = f'"{batch} tokens"'
+            micro_batch = f'"{micro_batch} tokens"'
         return f"--batch-size {batch} --micro-batch-size {micro_batch}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +64,7 @@ class BatchSizeSearch:
 
     def __str__(self) -> str:
         head = ["micro-batch", "accumulation", "memory", "samples/s", "targets/s", ""]
-        table = text_table([head, *map(_row, self.tried)], left=(5,))
+        table = text_table([head, *(_row(trial) for trial in self.tried)], left=(5,))
         return "\n".join([*table, "", f"recommended  {self.flags}", f"  {self.reason}"])
 
     @property
@@ -73,16 +72,15 @@ class BatchSizeSearch:
         """A sentence that justifies the recommended size and names the fastest and the largest
         size.
         """
-        unit, best = self.unit, self.fastest
-        size = (
-            "the whole batch"
-            if self.largest.size == self.batch_size
-            else f"{self.largest.size} {unit}"
-        )
-        rated = "samples" if unit == "samples" else "targets"
-        limit = f"the largest size that fits {in_words(self.limit_bytes)} is {size}"
+        unit = self.unit
+        best = self.fastest
+        largest = f"{self.largest.size} {unit}"
+        if self.largest.size == self.batch_size:
+            largest = "the whole batch"
+        limit = f"the largest size that fits {in_words(self.limit_bytes)} is {largest}"
         if self.recommended.size == best.size:
             return f"the fastest; {limit}"
+        rated = "samples" if unit == "samples" else "targets"
         return f"the smallest size within 3% of the fastest, {best.size} {unit} ({_rate(best, unit):,.4g} {rated}/s); {limit}"
 
 
@@ -113,13 +111,17 @@ def search_sizes(
     trials: dict[int, SizeTrial] = {}
 
     def predicted(size: int) -> float:
-        known = sorted(
-            (row.size, row.memory_bytes) for row in trials.values() if row.memory_bytes is not None
-        )
-        if not known:
+        known = [(0, standing_bytes)]
+        for tried_size in sorted(trials):
+            memory_bytes = trials[tried_size].memory_bytes
+            if memory_bytes is not None:
+                known.append((tried_size, memory_bytes))
+        if len(known) == 1:
             return 0.0
-        falls = len(known) == 1 or known[-1][1] <= known[-2][1]
-        (small, low), (large, high) = ((0, standing_bytes), known[-1]) if falls else known[-2:]
+        small, low = known[-2]
+        large, high = known[-1]
+        if high <= low:  # memory fell
+            small, low = known[0]
         return high + (high - low) / (large - small) * (size - large)
 
     def tried(size: int) -> bool:
@@ -127,29 +129,33 @@ def search_sizes(
             trials[size] = attempt(size)
         return size in trials
 
+    def fitting() -> list[SizeTrial]:
+        return [trial for trial in trials.values() if trial.fits]
+
+    # sizes that at least double
     size = sizes[0]
     while tried(size) and size < sizes[-1]:
-        size = next((candidate for candidate in sizes if candidate >= 2 * size), sizes[-1])
-    largest = max((row.size for row in trials.values() if row.fits), default=sizes[-1])
-    too_large = min(
-        (candidate for candidate in trials if candidate > largest), default=sizes[-1] + 1
-    )
-    for between in sorted(
-        (candidate for candidate in sizes if largest < candidate < too_large), reverse=True
-    ):
-        if tried(between) and trials[between].fits:
+        doubled = [candidate for candidate in sizes if candidate >= 2 * size]
+        size = doubled[0] if doubled else sizes[-1]
+    # sizes between the largest that fits and the next that was tried, the largest first
+    largest = max((trial.size for trial in fitting()), default=sizes[-1])
+    too_large = min((other for other in trials if other > largest), default=sizes[-1] + 1)
+    for between in sorted(sizes, reverse=True):
+        if largest < between < too_large and tried(between) and trials[between].fits:
             break
-    if working := [row for row in trials.values() if row.fits]:
-        index = sizes.index(max(working, key=lambda row: row.samples_per_s or 0.0).size)
+    # neighbors of the fastest
+    if fitting():
+        fastest = max(fitting(), key=lambda trial: trial.samples_per_s or 0.0)
+        index = sizes.index(fastest.size)
         for neighbor in sizes[max(0, index - 1) : index + 2]:
             tried(neighbor)
     rows = [trials[size] for size in sorted(trials)]
-    left = next((candidate for candidate in sizes if rows and candidate > rows[-1].size), None)
-    if left is not None and predicted(left) > deadly_bytes:
-        pieces = rows[-1].size * rows[-1].accumulation // left
-        rows.append(
-            SizeTrial(left, pieces, int(predicted(left)), problem="not tried: predicted not to fit")
-        )
+    further = [candidate for candidate in sizes if rows and candidate > rows[-1].size]
+    if further and predicted(further[0]) > deadly_bytes:
+        skipped = further[0]
+        accumulation = rows[-1].size * rows[-1].accumulation // skipped
+        problem = "not tried: predicted not to fit"
+        rows.append(SizeTrial(skipped, accumulation, int(predicted(skipped)), problem=problem))
     return rows
 
 
@@ -167,7 +173,8 @@ def recommend(
     >>> found.flags, found.fastest.size
     ('--batch-size 4 --micro-batch-size 2', 4)
     """
-    if not (working := [row for row in tried if row.fits]):
+    working = [row for row in tried if row.fits]
+    if not working:
         return None
     fastest = max(working, key=lambda row: _rate(row, unit))
     close = [row for row in working if _rate(row, unit) >= _CLOSE * _rate(fastest, unit)]
@@ -186,10 +193,18 @@ def _rate(row: SizeTrial, unit: str) -> float:
     return (row.samples_per_s if unit == "samples" else row.targets_per_s) or 0.0
 
 
-def _row(tried: SizeTrial) -> list[str]:
-    memory = "" if tried.memory_bytes is None else in_words(tried.memory_bytes)
-    rates = [
-        "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-        for rate in (tried.samples_per_s, tried.targets_per_s)
+def _row(trial: SizeTrial) -> list[str]:
+    return [
+        f"{trial.size:,}",
+        f"{trial.accumulation:,}",
+        "" if trial.memory_bytes is None else in_words(trial.memory_bytes),
+        _rate_text(trial.samples_per_s),
+        _rate_text(trial.targets_per_s),
+        trial.problem,
     ]
-    return [f"{tried.size:,}", f"{tried.accumulation:,}", memory, *rates, tried.problem]
+
+
+def _rate_text(rate: float | None) -> str:
+    if rate is None:
+        return ""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

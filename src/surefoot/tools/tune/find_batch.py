@@ -71,11 +71,13 @@ def find_batch_size(
     memory_bytes = None if memory is None else parsed_bytes(memory, setting="memory")
     with trial_steps(run, call="sf.tune.find_batch_size()") as parts:
         trial = Trial(parts, sizes)
-        limit = (free_bytes(parts.device) if memory_bytes is None else memory_bytes) * _MARGIN
-        standing = trial.standing_bytes()
-        limit_bytes = int(
-            limit + (standing if memory_bytes is None else 0)
-        )  # free memory excludes standing bytes
+        if memory_bytes is None:
+            limit = free_bytes(parts.device) * _MARGIN
+            standing = trial.standing_bytes()
+            limit_bytes = int(limit + standing)  # free memory excludes standing bytes
+        else:
+            standing = trial.standing_bytes()
+            limit_bytes = int(memory_bytes * _MARGIN)
 
         def attempt(size: int) -> SizeTrial:
             if progress_fn is not None:
@@ -90,11 +92,8 @@ def find_batch_size(
             ),
             standing_bytes=standing,
         )
-    if (
-        search := recommend(
-            rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes
-        )
-    ) is not None:
+    search = recommend(rows, batch_size=sizes.batch_size, unit=sizes.unit, limit_bytes=limit_bytes)
+    if search is not None:
         return search
     problem = _nothing_fits(rows, trial.failed, run=run, unit=sizes.unit, limit_bytes=limit_bytes)
     raise problem from None if problem is trial.failed else trial.failed
@@ -132,18 +131,22 @@ def what_changes_with_it(run: Run) -> str:
     """Return a sentence on the effects of the micro-batch size on dropout and batch
     normalization.
     """
-    parts = [part for model in run.state.models.values() for part in model.modules()]
-    dropping = any(
-        (isinstance(part, torch.nn.modules.dropout._DropoutNd) and part.p > 0)
-        or (isinstance(part, Dropout) and part.drop_fraction > 0)
-        for part in parts
-    )
-    batch_norm = any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in parts)
-    changed = ["the units that dropout drops"] * dropping + [
-        "the statistics of batch normalization"
-    ] * batch_norm
-    does = f"; {' and '.join(changed)} do" if changed else ""
-    return f"the samples of a step do not depend on the micro-batch size{does}"
+    modules: list[torch.nn.Module] = []
+    for model in run.state.models.values():
+        modules += model.modules()
+    changed = []
+    if any(_drops_units(module) for module in modules):
+        changed.append("the units that dropout drops")
+    if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in modules):
+        changed.append("the statistics of batch normalization")
+    sentence = "the samples of a step do not depend on the micro-batch size"
+    return f"{sentence}; {' and '.join(changed)} do" if changed else sentence
+
+
+def _drops_units(module: torch.nn.Module) -> bool:
+    if isinstance(module, Dropout):
+        return module.drop_fraction > 0
+    return isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0
 
 
 def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int) -> float:
@@ -157,11 +160,9 @@ def _deadly_bytes(device: torch.device, *, limit_bytes: int, standing_bytes: int
 
 def _target(run: Run, batch_size: int | str | None) -> Batching:
     own = run.parts.pipeline.sizes
-    sizes = (
-        own
-        if batch_size is None
-        else planned_sizes(replace(run.parts.pipeline.data, batch_size=batch_size), None)
-    )
+    if batch_size is None:
+        return own
+    sizes = planned_sizes(replace(run.parts.pipeline.data, batch_size=batch_size), None)
     if sizes.unit != own.unit:
         raise ConfigError(
             "batch-size-in-other-unit",
