@@ -35,11 +35,12 @@ def first_bad(
     if reached > logged:
         stretches.append((logged, reached, "repeated, because no record covers it"))
     for first, until, how in sorted(stretches):
-        if bad := _in_stretch(parts, known, store, first, min(until, parts.length.steps), say):
-            return bad[0], f"first bad step: {bad[0]}, {bad[1]} is not finite ({how})"
-    if (
-        _skipped(known) and parts.run_state.precision.loss_scale is None
-    ):  # a loss scale skips such steps too
+        bad = _in_stretch(parts, known, store, first, min(until, parts.length.steps), say)
+        if bad is not None:
+            step, what = bad
+            return step, f"first bad step: {step}, {what} is not finite ({how})"
+    # a loss scale skips such steps too
+    if _skipped(known) and parts.run_state.precision.loss_scale is None:
         return None, (
             "no bad step: the records report skipped steps, but all are finite when repeated; they depended on state that no\n"
             "  checkpoint holds (your code between steps, a model's own attributes), or on the machine"
@@ -51,9 +52,14 @@ def first_bad(
 
 
 def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
-    stretches, before = list[tuple[int, int, str]](), 0
-    for record in (record for record in known if record["kind"] == "train"):
-        named, step = record.get("skipped_steps") or [], int(record["step"])
+    """Return the stretches of steps in which the records report skipped ones."""
+    stretches = []
+    before = 0
+    for record in known:
+        if record["kind"] != "train":
+            continue
+        step = int(record["step"])
+        named = record.get("skipped_steps") or []
         if named:
             before = int(min(named)) + 1
             stretches.append((before - 1, before, "the records name it, and it was repeated"))
@@ -66,22 +72,30 @@ def _skipped(known: Sequence[Record]) -> list[tuple[int, int, str]]:
 
 
 def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, str]]:
-    there, sound = store.steps(), list[int]()
-    low, high = 0, len(there)
+    """Return the stretch that ends at the first checkpoint with weights that are not finite, by
+    bisection; or nothing.
+    """
+    steps = store.steps()
+    last_sound = None
+    low = 0
+    high = len(steps)
     while low < high:
         middle = (low + high) // 2
         try:
-            finite = weights_finite(store.at(there[middle]))
+            is_finite = weights_finite(store.at(steps[middle]))
         except DamageError as error:
             say(f"warning: {error.damage}")
-            del there[middle]
+            del steps[middle]
             high -= 1
             continue
-        sound += [there[middle]] if finite else []
-        low, high = (middle + 1, high) if finite else (low, middle)
-    if low == len(there):
+        if is_finite:
+            last_sound = steps[middle]
+            low = middle + 1
+        else:
+            high = middle
+    if low == len(steps):
         return []
-    if not sound and there[low] == 0:
+    if last_sound is None and steps[low] == 0:
         raise CheckpointError(
             "initial-weights-not-finite",
             problem=f"the weights of step 0 in {store.directory} are not finite",
@@ -89,9 +103,8 @@ def _weights(store: Store, say: Callable[[str], None]) -> list[tuple[int, int, s
             remedy=("check how the model is built, or", Setting("init_from")),
             path=store.directory,
         )
-    return [
-        (max(sound, default=0), there[low], f"the weights of step-{there[low]:08d} are not finite")
-    ]
+    why = f"the weights of step-{steps[low]:08d} are not finite"
+    return [(last_sound or 0, steps[low], why)]
 
 
 def weights_finite(checkpoint: Checkpoint) -> bool:
@@ -101,13 +114,13 @@ def weights_finite(checkpoint: Checkpoint) -> bool:
     >>> weights_finite(Checkpoint(0, {"model": {"weight": torch.tensor([1.0, math.inf])}}, {}))
     False
     """
-    return all(
-        bool(torch.isfinite(tensor).all())
-        for file in checkpoint.files
-        if file.split("-")[0] == "model"
-        for tensor in checkpoint.tensors(file).values()
-        if tensor.is_floating_point()
-    )
+    for file in checkpoint.files:
+        if file.split("-")[0] != "model":
+            continue
+        for tensor in checkpoint.tensors(file).values():
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                return False
+    return True
 
 
 def _in_stretch(
@@ -128,12 +141,15 @@ def _in_stretch(
         scale = rerun.parts.run_state.precision.loss_scale
         scale_before = None if scale is None else float(scale.scale)
         for finished in rerun.steps(until):
-            numbers, curable = finished.numbers(), scale_before is not None and scale_before > 1
-            if not math.isfinite(numbers.loss) or not (curable or math.isfinite(numbers.norm)):
+            numbers = finished.numbers()
+            # an overflow that a smaller loss scale avoids
+            is_curable = scale_before is not None and scale_before > 1
+            if not math.isfinite(numbers.loss):
                 return finished.index, "loss or gradient"
-            if not all(
-                bool(torch.isfinite(parameter).all()) for parameter in rerun.parts.state.parameters
-            ):
-                return finished.index, "a weight after the update"
+            if not math.isfinite(numbers.norm) and not is_curable:
+                return finished.index, "loss or gradient"
+            for parameter in rerun.parts.state.parameters:
+                if not bool(torch.isfinite(parameter).all()):
+                    return finished.index, "a weight after the update"
             scale_before = None if scale is None else float(scale.scale)
     return None

@@ -37,27 +37,36 @@ class First:
         >>> print(First("output", "blocks.3.mlp.up", kind="Linear", micro_batch=0, samples=(8127,)))
         output of blocks.3.mlp.up (Linear), from sample 8127
         """
-        if self.what in ("weight", "buffer"):
-            return f"the {self.what} {self.name}, before the step"
-        kind = f" ({self.kind})" if self.kind else ""
-        phrases = {
-            "inputs": f"{self.name} in the data",
-            "loss": "the loss, although the outputs are finite",
-            "gradient": f"{self.name}.grad",
-            "norm": f"the gradient norm: {self.name}.grad is too large to square",
-        }
-        return (
-            phrases.get(self.what, f"{self.what} of {self.name or 'the model'}{kind}")
-            + self._whose()
-        )
+        match self.what:
+            case "weight" | "buffer":
+                return f"the {self.what} {self.name}, before the step"
+            case "inputs":
+                phrase = f"{self.name} in the data"
+            case "loss":
+                phrase = "the loss, although the outputs are finite"
+            case "gradient":
+                phrase = f"{self.name}.grad"
+            case "norm":
+                phrase = f"the gradient norm: {self.name}.grad is too large to square"
+            case _:
+                phrase = f"{self.what} of {self.name or 'the model'}"
+                if self.kind:
+                    phrase += f" ({self.kind})"
+        where = self._where()
+        if where and self.rank is not None:
+            where += f" (rank {self.rank})"
+        return f"{phrase}{where}"
 
-    def _whose(self) -> str:
-        rank, count = "" if self.rank is None else f" (rank {self.rank})", len(self.samples)
+    def _where(self) -> str:
+        count = len(self.samples)
         if self.every_sample:
-            return f", from each of the {count} samples of micro-batch {self.micro_batch}{rank}"
+            return f", from each of the {count} samples of micro-batch {self.micro_batch}"
         if self.samples:
-            return f", from sample{'s' * (count > 1)} {', '.join(map(str, self.samples[:5]))}{' ...' * (count > 5)}{rank}"
-        return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}{rank}"
+            samples = "sample" if count == 1 else "samples"
+            listed = ", ".join(str(sample) for sample in self.samples[:5])
+            more = " ..." if count > 5 else ""
+            return f", from {samples} {listed}{more}"
+        return "" if self.micro_batch is None else f", in micro-batch {self.micro_batch}"
 
 
 @dataclass(frozen=True)
@@ -137,8 +146,10 @@ class Look:
             return "everything in this step is finite"
         if self.first is None:
             return "loss or gradient is not finite, but all inspected values are finite: look for the cause in the loss, outside the models"
-        reaches = f"; first affected module: {self.first.reaches}" if self.first.reaches else ""
-        return f"first non-finite: {self.first}{reaches}"
+        verdict = f"first non-finite: {self.first}"
+        if self.first.reaches:
+            verdict += f"; first affected module: {self.first.reaches}"
+        return verdict
 
     def to_dict(self) -> dict[str, Any]:
         return dict(json_values({"verdict": self.verdict, "finite": self.finite} | asdict(self)))
@@ -152,16 +163,20 @@ def json_values(value: Any) -> Any:
     {'loss': None, 'shape': [2, 3], 'nonfinite': {'loss': 'nan'}}
     """
     if isinstance(value, Mapping):
-        nonfinite = {
-            name: repr(entry)
-            for name, entry in value.items()
-            if isinstance(entry, float) and not math.isfinite(entry)
-        }
-        plain = {
-            name: None if name in nonfinite else json_values(entry) for name, entry in value.items()
-        }
-        return plain | ({"nonfinite": nonfinite} if nonfinite else {})
-    return [json_values(entry) for entry in value] if isinstance(value, list | tuple) else value
+        plain: dict[str, Any] = {}
+        nonfinite = {}
+        for name, entry in value.items():
+            if isinstance(entry, float) and not math.isfinite(entry):
+                plain[name] = None
+                nonfinite[name] = repr(entry)
+            else:
+                plain[name] = json_values(entry)
+        if nonfinite:
+            plain["nonfinite"] = nonfinite
+        return plain
+    if isinstance(value, list | tuple):
+        return [json_values(entry) for entry in value]
+    return value
 
 
 WIDE = 100
@@ -177,8 +192,10 @@ def sections(look: Look, *, samples: int) -> list[str]:
 def _micro_batches(look: Look) -> list[str]:
     lines = ["", "micro-batch   loss        targets   samples"]
     for micro_batch in look.micro_batches:
-        whose = "" if micro_batch.rank is None else f" (rank {micro_batch.rank})"
-        line = f"{f'{micro_batch.index}{whose}':<13} {number(micro_batch.loss):<11} {number(micro_batch.count):<9}"
+        name = str(micro_batch.index)
+        if micro_batch.rank is not None:
+            name += f" (rank {micro_batch.rank})"
+        line = f"{name:<13} {number(micro_batch.loss):<11} {number(micro_batch.count):<9}"
         lines.append(f"{line} {_ids(micro_batch.ids, WIDE - len(line) - 1)}")
     return lines
 
@@ -195,27 +212,35 @@ def _samples(look: Look, limit: int) -> list[str]:
     if limit == 0 or all(sample.loss is None for sample in look.samples):
         return []
     samples = look.samples[:limit]
-    norms = any(sample.gradient_norm is not None for sample in samples)
+    has_norms = any(sample.gradient_norm is not None for sample in samples)
+    title = f"{'sample':<13} {'loss':<11} "
+    if has_norms:
+        title += f"{'gradient norm':<14} "
     lines = [
         "",
         f"samples by loss, each run alone in evaluation mode; the first {len(samples)} of {len(look.samples)}",
-        f"sample        loss        {'gradient norm  ' * norms}micro-batch",
+        f"{title}micro-batch",
     ]
     for sample in samples:
-        loss, own = (
-            "-" if value is None else number(value) for value in (sample.loss, sample.gradient_norm)
-        )
-        lines.append(f"{sample.id:<13} {loss:<11} {f'{own:<14} ' * norms}{sample.micro_batch}")
+        line = f"{sample.id:<13} {_number_or_dash(sample.loss):<11} "
+        if has_norms:
+            line += f"{_number_or_dash(sample.gradient_norm):<14} "
+        lines.append(f"{line}{sample.micro_batch}")
         lines += [f"    {line}"[:WIDE] for line in visible(sample.shown or "").splitlines()]
-    finite = [
-        (sample.gradient_norm or 0.0, sample.id)
-        for sample in look.samples
-        if math.isfinite(sample.gradient_norm or math.nan)
-    ]
-    named = ", ".join(
-        f"{name} ({number(norm)})" for norm, name in sorted(finite, key=lambda each: -each[0])[:5]
-    )
-    return [*lines, f"largest gradient norms by sample: {named}"] if named else lines
+    norms = []
+    for sample in look.samples:
+        norm = sample.gradient_norm
+        if norm and math.isfinite(norm):
+            norms.append((norm, sample.id))
+    if norms:
+        norms.sort(key=lambda pair: -pair[0])
+        largest = ", ".join(f"{sample_id} ({number(norm)})" for norm, sample_id in norms[:5])
+        lines.append(f"largest gradient norms by sample: {largest}")
+    return lines
+
+
+def _number_or_dash(value: float | None) -> str:
+    return "-" if value is None else number(value)
 
 
 def _modules(look: Look) -> list[str]:
@@ -230,13 +255,19 @@ def _modules(look: Look) -> list[str]:
     )
     rows = list[tuple[str, ...]]()
     for module in look.modules:
-        output, kind = (
-            module.output,
-            module.kind if module.calls == 1 else f"{module.kind} x{module.calls}",
+        output = module.output
+        kind = module.kind if module.calls == 1 else f"{module.kind} x{module.calls}"
+        rows.append(
+            (
+                module.name or "the model",
+                kind,
+                f"{output.mean:.3g}",
+                f"{output.rms:.3g}",
+                f"{output.largest:.3g}",
+                f"{output.zeros:.0%}" if output.zeros else "-",
+                str(output.nonfinite or "-"),
+            )
         )
-        sizes = [f"{value:.3g}" for value in (output.mean, output.rms, output.largest)]
-        zeros = f"{output.zeros:.0%}" if output.zeros else "-"
-        rows.append((module.name or "the model", kind, *sizes, zeros, str(output.nonfinite or "-")))
     return _table(head, rows, "modules")
 
 
@@ -251,21 +282,21 @@ def _parameters(look: Look) -> list[str]:
         "not finite",
     )
     rows = list[tuple[str, ...]]()
-    by_size = sorted(
-        look.parameters, key=lambda each: -each.norm if math.isfinite(each.norm) else 0.0
-    )
-    for each in sorted(by_size, key=lambda each: not each.nonfinite):
-        norm, largest, weight = (f"{value:.3g}" for value in (each.norm, each.largest, each.weight))
-        shape, bad = " x ".join(map(str, each.shape)), str(each.nonfinite or "-")
+
+    def order(parameter: OfParameter) -> tuple[bool, float]:
+        size = parameter.norm if math.isfinite(parameter.norm) else 0.0
+        return not parameter.nonfinite, -size
+
+    for parameter in sorted(look.parameters, key=order):
         rows.append(
             (
-                each.name,
-                shape,
-                norm,
-                "-" if each.share is None else f"{each.share:.0%}",
-                largest,
-                weight,
-                bad,
+                parameter.name,
+                " x ".join(str(size) for size in parameter.shape),
+                f"{parameter.norm:.3g}",
+                "-" if parameter.share is None else f"{parameter.share:.0%}",
+                f"{parameter.largest:.3g}",
+                f"{parameter.weight:.3g}",
+                str(parameter.nonfinite or "-"),
             )
         )
     return _table(head, rows, "parameters")
@@ -274,13 +305,13 @@ def _parameters(look: Look) -> list[str]:
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], what: str) -> list[str]:
     if not rows:
         return []
-    wanted = [index for index, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]
-    others = [index for index in range(len(rows)) if index not in wanted][: _ROWS - len(wanted)]
-    visible = [rows[index] for index in sorted(wanted + others)]
-    cells = [
-        (shortened(in_line(row[0]), _NAME, keep="end"), shortened(row[1], 15), *row[2:])
-        for row in visible
-    ]
-    left_out = len(rows) - len(visible)
-    more = [f"... and {left_out} more {what}: --json lists all"] if left_out else []
-    return ["", *text_table([head, *cells], left=(0, 1)), *more]
+    nonfinite = [index for index, row in enumerate(rows) if row[-1] != "-"][: _ROWS // 2]
+    others = [index for index in range(len(rows)) if index not in nonfinite]
+    listed = sorted([*nonfinite, *others[: _ROWS - len(nonfinite)]])
+    cells = [head]
+    for name, kind, *values in (rows[index] for index in listed):
+        cells.append((shortened(in_line(name), _NAME, keep="end"), shortened(kind, 15), *values))
+    lines = ["", *text_table(cells, left=(0, 1))]
+    if len(listed) < len(rows):
+        lines.append(f"... and {len(rows) - len(listed)} more {what}: --json lists all")
+    return lines

@@ -49,16 +49,18 @@ def look(
     is restored.
     Raises `ConfigError` for models sharded over ranks.
     """
-    loss, state = step._task.loss, step.state
+    loss = step._task.loss
+    state = step.state
     if loss is None or holders(state.parameters) is not None:
         raise ConfigError(
             "sharded-step-not-inspected",
             problem="a step of models that FSDP shards cannot be inspected",
             remedy=Setting("parallel", "none"),
         )
-    rank_of = (
-        {index: rank for rank, own in enumerate(shares) for index in own} if len(shares) > 1 else {}
-    )
+    rank_of: dict[int, int] = {}  # by micro-batch, if several ranks share the step
+    if len(shares) > 1:
+        for rank, share in enumerate(shares):
+            rank_of |= dict.fromkeys(share, rank)
     start = Snapshot(state.models, loss, user_state=user_state, keep=True, weights=False)
     with start:
         before = _before(state.models)
@@ -66,9 +68,12 @@ def look(
             hooks = trace_step(step, loss)
             assert step.loss is not None  # the forward pass has run
             assert step._pending is not None
-            scale, factor = step._task.precision.loss_scale, step._pending[1]
-            factor = factor if scale is None else factor / scale.scale
-            value, norm = float(step.loss), float(_norm(step, factor))
+            factor = step._pending[1]
+            scale = step._task.precision.loss_scale
+            if scale is not None:
+                factor = factor / scale.scale
+            value = float(step.loss)
+            norm = float(_norm(step, factor))
             parameters = _gradients(state.models, float(factor))
         finally:
             step._pending = None
@@ -77,8 +82,9 @@ def look(
         probes = {
             micro_batch.index: Probe(step, micro_batch, start) for micro_batch in step.micro_batches
         }
-        finite = math.isfinite(value) and math.isfinite(norm)
-        first = None if finite else before or _first(step, hooks, parameters, probes)
+        first = None
+        if not math.isfinite(value) or not math.isfinite(norm):
+            first = before or _first(hooks, parameters, probes)
         if first is not None and first.micro_batch is not None:
             first = replace(first, rank=rank_of.get(first.micro_batch))
         sample_reports = _samples(probes, first, samples, passed_alone, describe)
@@ -104,12 +110,16 @@ def look(
 
 
 def _norm(step: Step, factor: Tensor | float) -> Tensor:
+    """Return the norm of all gradients, without the values that some optimizers add to their
+    groups for it.
+    """
     norms = []
     for trained in step.state.optimizers.values():
-        groups = [(group, dict(group)) for group in trained.optimizer.param_groups]
+        groups = trained.optimizer.param_groups
+        names_before = [set(group) for group in groups]
         norms.append(gradient_norm(trained.gradients(), factor=factor))
-        for group, before in groups:
-            for name in group.keys() - before.keys():
+        for group, names in zip(groups, names_before, strict=True):
+            for name in group.keys() - names:
                 del group[name]
     return reduce(torch.hypot, norms)
 
@@ -129,37 +139,42 @@ def _before(models: Mapping[str, nn.Module]) -> First | None:
 def _gradients(models: Mapping[str, nn.Module], factor: float) -> list[OfParameter]:
     gradients = []
     for name, parameter in parameters_of(models).items():
-        if parameter.grad is not None:
-            stats, norm, shape = (
-                tally(parameter.grad),
-                wide_norm(parameter.grad) * factor,
-                tuple(parameter.shape),
+        if parameter.grad is None:
+            continue
+        stats = tally(parameter.grad)
+        gradients.append(
+            OfParameter(
+                name,
+                shape=tuple(parameter.shape),
+                weight=wide_norm(parameter),
+                norm=wide_norm(parameter.grad) * factor,
+                largest=stats.largest * factor,
+                nonfinite=stats.nonfinite,
+                share=None,
             )
-            weight, largest = wide_norm(parameter), stats.largest * factor
-            gradients.append(OfParameter(name, shape, weight, norm, largest, stats.nonfinite, None))
-    total = math.hypot(*(each.norm for each in gradients))
-    return (
-        [replace(each, share=(each.norm / total) ** 2) for each in gradients]
-        if 0 < total < math.inf
-        else gradients
-    )
+        )
+    total = math.hypot(*(gradient.norm for gradient in gradients))
+    if not 0 < total < math.inf:
+        return gradients
+    return [replace(gradient, share=(gradient.norm / total) ** 2) for gradient in gradients]
 
 
 def _first(
-    step: Step, hooks: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
+    hooks: ModuleHooks, parameters: Sequence[OfParameter], probes: Mapping[int, Probe]
 ) -> First | None:
     event = hooks.first()
     if event is None:
-        largest = max(parameters, key=lambda each: each.norm, default=None)
+        largest = max(parameters, key=lambda parameter: parameter.norm, default=None)
         return None if largest is None else First("norm", largest.name)
-    micro_batch = next(each for each in step.micro_batches if each.index == event.micro_batch)
-    if (data := _in_data(micro_batch, event)) is not None:
+    probe = probes[event.micro_batch]
+    micro_batch = probe.micro_batch
+    data = _in_data(micro_batch, event)
+    if data is not None:
         return replace(data, reaches=hooks.reached(event.micro_batch))
-    count, bad = len(micro_batch.sample_ids), event.rows
-    if not bad or (
-        len(bad) == count and count > 1
-    ):  # rows unknown, or spread by a layer that mixes samples
-        probe = probes[event.micro_batch]
+    count = len(micro_batch.sample_ids)
+    bad = event.rows
+    # the rows are unknown, or a layer that mixes samples has spread them
+    if not bad or len(bad) == count > 1:
         bad = probe.wrong_samples()
         if len(bad) == count > 1 and not all(probe.goes_wrong([row]) for row in bad):
             bad = []  # the samples fail only together
@@ -181,10 +196,8 @@ def _in_data(micro_batch: MicroBatch, event: Event) -> First | None:
             bad_rows_of[name] = bad_rows(tensor, len(micro_batch.sample_ids)) or []
     if not bad_rows_of:
         return None
-    samples = tuple(
-        int(micro_batch.sample_ids[row])
-        for row in sorted(set(chain.from_iterable(bad_rows_of.values())))
-    )
+    rows = sorted(set(chain.from_iterable(bad_rows_of.values())))
+    samples = tuple(int(micro_batch.sample_ids[row]) for row in rows)
     return First("inputs", next(iter(bad_rows_of)), micro_batch=micro_batch.index, samples=samples)
 
 
@@ -197,37 +210,37 @@ def _samples(
 ) -> list[OfSample]:
     if limit == 0:
         return []
-    entries: list[tuple[OfSample, Probe, int]] = []
+    entries: list[tuple[OfSample, Probe, int]] = []  # with the row in the micro-batch
     total = sum(probe.count for probe in probes.values())
     for probe in probes.values():
         micro_batch = probe.micro_batch
-        for row, (sample, epoch) in enumerate(
-            zip(micro_batch.sample_ids, micro_batch.epochs, strict=True)
-        ):
+        ids_and_epochs = zip(micro_batch.sample_ids, micro_batch.epochs, strict=True)
+        for row, (sample_id, epoch) in enumerate(ids_and_epochs):
             loss = norm = None
             if probe.can_cut and len(entries) < passed_alone:
                 loss = probe.loss([row], mode="evaluation")
-                norm = (
-                    probe.gradient_norm([row], mode="evaluation")
-                    if total <= MOST_GRADIENTS
-                    else None
-                )
-            entries.append(
-                (OfSample(int(sample), int(epoch), micro_batch.index, loss, norm), probe, row)
-            )
+                if total <= MOST_GRADIENTS:
+                    norm = probe.gradient_norm([row], mode="evaluation")
+            sample = OfSample(int(sample_id), int(epoch), micro_batch.index, loss, norm)
+            entries.append((sample, probe, row))
     blamed = () if first is None else first.samples
 
-    def order(each: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
-        loss = each[0].loss
-        return each[0].id not in blamed, math.inf if loss is None else -loss if math.isfinite(
-            loss
-        ) else -math.inf
+    def order(entry: tuple[OfSample, Probe, int]) -> tuple[bool, float]:
+        sample, _, _ = entry
+        if sample.loss is None:
+            place = math.inf
+        elif math.isfinite(sample.loss):
+            place = -sample.loss
+        else:
+            place = -math.inf
+        return sample.id not in blamed, place
 
     entries.sort(key=order)
-    return [
-        replace(sample, shown=_describe(probe, row, describe)) if number < limit else sample
-        for number, (sample, probe, row) in enumerate(entries)
-    ]
+    samples = []
+    for number, (sample, probe, row) in enumerate(entries):
+        shown = _describe(probe, row, describe) if number < limit else None
+        samples.append(replace(sample, shown=shown))
+    return samples
 
 
 def _describe(probe: Probe, row: int, describe: Describe | None) -> str | None:
@@ -241,15 +254,14 @@ def _describe(probe: Probe, row: int, describe: Describe | None) -> str | None:
 
 
 def _notes(step: Step, samples: Sequence[OfSample]) -> list[str]:
+    notes = []
     passed = sum(sample.loss is not None for sample in samples)
-    notes = {
-        "the batch cannot be split: not every tensor has a row per sample, or single samples cannot run alone": bool(
-            samples
+    if samples and not passed:
+        notes.append(
+            "the batch cannot be split: not every tensor has a row per sample, or single samples cannot run alone"
         )
-        and not passed,
-        f"{passed} of {len(samples):,} samples were run alone": 0 < passed < len(samples),
-        "micro-batches without targets are not run": any(
-            each.count == 0 for each in step.micro_batches
-        ),
-    }
-    return [note for note, holds in notes.items() if holds]
+    if 0 < passed < len(samples):
+        notes.append(f"{passed} of {len(samples):,} samples were run alone")
+    if any(micro_batch.count == 0 for micro_batch in step.micro_batches):
+        notes.append("micro-batches without targets are not run")
+    return notes
