@@ -62,6 +62,14 @@ def test_windows_that_are_drawn_are_the_same_for_the_same_seed() -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_windows_without_a_seed_are_the_nearest_to_even_distances() -> None:
+    starts = list(range(0, 300, 10))
+    found = plan_windows(starts, [*starts, 300], steps=10, windows=15)
+    # 15 of 30: the eighth, number 14.5, lies midway between two, and the even one counts
+    chosen = [0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29]
+    assert [window.start // 10 for window in found] == chosen
+
+
 def test_a_window_that_has_no_point_within_its_steps_goes_on_to_the_next_one() -> None:
     assert plan_windows([0], [500, 1000], steps=100, windows=5) == [Window(0, 500)]
 

@@ -61,8 +61,9 @@ def plan_windows(
         return sorted(chosen, key=lambda window: window.start)
     if windows == 1:
         return possible[-1:]
-    between = (len(possible) - 1) / (windows - 1)
-    return [possible[round(index * between)] for index in range(windows)]
+    last = len(possible) - 1
+    # one division, since a rounded quotient times the index could select another window
+    return [possible[round(index * last / (windows - 1))] for index in range(windows)]
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:
