@@ -64,6 +64,12 @@ def test_fields_that_change_no_text_are_counted() -> None:
     assert line.partition(": ")[2].split(", ") == ["id (2 rows)", "name (1 row)"]
 
 
+def test_tools_of_a_row_and_of_its_message_are_counted_once() -> None:
+    messages = [USER | {"tools": CALL}, {"role": "assistant", "content": "b"}]
+    row = Conversation(messages, "line 1", tools=CALL)
+    assert dict(unused_by_template(tokenizer(CHATML), [row])) == {"tools": 1}
+
+
 def test_a_field_that_one_late_row_shows_is_used() -> None:
     """The template names it, so all rows are looked at."""
     template = CHATML + "{% if messages[0].title == 'x' %}x{% endif %}"

@@ -367,7 +367,11 @@ def _note_messages_left_out(
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the number of equal entries at the start of both."""
+    """Return the number of equal entries at the start of both.
+
+    >>> _common([1, 2, 3], [1, 2, 4, 5]), _common([1, 2], [1, 2, 3]), _common([1, 2, 3], [1, 2])
+    (2, 2, 2)
+    """
     if list(a) == list(b[: len(a)]):  # almost always, and faster than the loop
         return len(a)
     for place, (one, other) in enumerate(zip(a, b, strict=False)):
