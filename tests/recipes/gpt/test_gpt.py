@@ -218,6 +218,18 @@ def test_another_tokenizer_at_resume_is_refused_by_its_name(path: Path, tmp_path
         trained(config(path, run_dir=str(tmp_path / "run"), **{"data.vocab_size": 280}))
 
 
+def test_weights_change_what_a_resume_compares_only_if_no_tokenizer_is_named(
+    path: Path, tmp_path: Path
+) -> None:
+    def chosen(tokenizer: str | None, init: Path | None) -> str:
+        data = gpt.Data(path=str(path), tokenizer=tokenizer, vocab_size=300, cache=False)
+        return read_corpus(data, init=init).chosen
+
+    without_run = tmp_path / "weights.safetensors"
+    assert chosen("bpe", without_run) == chosen("bpe", None) == chosen(None, None)
+    assert chosen(None, without_run) != chosen(None, None)
+
+
 @pytest.mark.fast(".")
 @pytest.mark.parametrize(
     "where", [".", "checkpoints/step-00000006", "checkpoints/step-00000006/model.safetensors"]
