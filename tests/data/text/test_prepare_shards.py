@@ -44,6 +44,18 @@ def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch
     ]
 
 
+def test_a_file_that_comes_after_the_last_shard_is_refused(tmp_path: Path) -> None:
+    """The last shard is not full: it would have had tokens of the new file."""
+    first, second, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out"
+    first.write_text("a" * 15)
+    settings: dict[str, Any] = {"tokenizer": BYTES, "processes": 1, "shard_tokens": 10}
+    prepare_shards(out, [first], **settings)
+    (out / "tokens.json").unlink()  # killed between the last shard and the index
+    second.write_text("b")
+    with refused("shards-of-other-texts", DataError, changed=["files"]):
+        prepare_shards(out, [first, second], **settings)
+
+
 def documents(number: int = 60) -> list[str]:
     generator = np.random.default_rng(0)
     letters = [
