@@ -40,7 +40,7 @@ from surefoot.program import find_program
 from surefoot.tools.compare import plan as planned
 from surefoot.tools.compare import runner
 from surefoot.tools.compare.results import ONE_SEED
-from surefoot.tools.compare.runner import InOrder
+from surefoot.tools.compare.runner import VariantsInOrder
 from surefoot.tracking.jsonl import records
 from waiting import wait_until
 from written_runs import scores, written
@@ -714,7 +714,7 @@ def test_the_precision_that_was_chosen_is_in_the_settings_of_every_run(here: Pat
     assert run.parts.plan.identity["precision"] == "bf16"
     assert 'precision = "bf16" # auto' in str(run.configuration)
     assert plan.settled == {"precision": "bf16"}
-    chooser = InOrder(plan.names, here / "out")
+    chooser = VariantsInOrder(plan.names, here / "out")
     runs, precision = introduction(plan, here / "out", chooser, jobs=1).splitlines()
     assert numbers_in(runs)[:3] == [2, 1, plan.threads]  # runs, at once, threads of each
     assert runs.endswith(f" in {here / 'out'}")

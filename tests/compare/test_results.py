@@ -29,9 +29,9 @@ from surefoot.tools.compare.results import (
     ONE_SEED,
     compared,
 )
-from surefoot.tools.compare.runner import Board, InOrder, Lines, Session
+from surefoot.tools.compare.runner import Board, ComparisonSession, Lines, VariantsInOrder
 from surefoot.tools.compare.trained import Compared, Trained, read_run
-from surefoot.tools.compare.trials import Standing, Trial, Trials
+from surefoot.tools.compare.trials import Trial, TrialProgress, Trials
 from surefoot.tools.compare.variants import Variant
 from surefoot.tools.report.charts import Chart
 from surefoot.tools.report.figures import picture
@@ -477,7 +477,7 @@ def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
     lines = Lines(stream, now=lambda: clock[0])
     for step in range(1, 30):
         clock[0] += 1.0
-        lines.show({"a": Standing(step=step, steps=30, loss=2.0), "b": Standing()})
+        lines.show({"a": TrialProgress(step=step, steps=30, loss=2.0), "b": TrialProgress()})
     assert stream.getvalue().splitlines() == [
         f"variant=a step={step}/30 loss=2" for step in (1, 11, 21)
     ]
@@ -486,8 +486,8 @@ def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
 def test_a_board_draws_its_lines_again_over_themselves() -> None:
     stream = io.StringIO()
     board = Board(stream, width=20)
-    board.show({"a": Standing(step=1), "bb": Standing()})
-    board.show({"a": Standing(step=1), "bb": Standing()})  # nothing new
+    board.show({"a": TrialProgress(step=1), "bb": TrialProgress()})
+    board.show({"a": TrialProgress(step=1), "bb": TrialProgress()})  # nothing new
     board.say("one has ended")
     board.close()
     assert stream.getvalue() == (
@@ -498,7 +498,7 @@ def test_a_board_draws_its_lines_again_over_themselves() -> None:
 def test_a_long_name_leaves_room_for_the_numbers() -> None:
     stream = io.StringIO()
     Board(stream, width=40).show(
-        {"a-very-long-name-of-a-variant,lr=0.001": Standing(step=7, loss=2.0)}
+        {"a-very-long-name-of-a-variant,lr=0.001": TrialProgress(step=7, loss=2.0)}
     )
     line, _, _ = stream.getvalue().partition("\n")
     assert line.endswith("lr=0.001  step=7  loss=2")
@@ -508,7 +508,7 @@ def test_a_long_name_leaves_room_for_the_numbers() -> None:
 def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     chooser: Any = SimpleNamespace(total=6, over=4)
-    session = Session(
+    session = ComparisonSession(
         chooser,
         Trials(RunDirectory(Path()), lambda name: [name], threads=1, cwd="."),
         jobs=1,
@@ -527,9 +527,9 @@ def test_the_time_that_is_left_is_of_what_is_not_over(monkeypatch: pytest.Monkey
 def test_what_was_printed_below_a_board_is_not_drawn_over() -> None:
     stream = io.StringIO()
     board = Board(stream, width=40)
-    board.show({"a": Standing(step=1)})
+    board.show({"a": TrialProgress(step=1)})
     board.leave()
-    board.show({"a": Standing(step=2)})
+    board.show({"a": TrialProgress(step=2)})
     assert stream.getvalue() == "a  step=1\na  step=2\n"
 
 
@@ -543,8 +543,8 @@ def test_the_time_that_is_left_is_that_of_what_no_session_has_finished(
     said = io.StringIO()
     process: Any = SimpleNamespace()
     trial = Trial("b", process, tmp_path / "b" / "metrics.jsonl", 0, fresh=True)
-    session = Session(
-        InOrder("abcd", tmp_path),
+    session = ComparisonSession(
+        VariantsInOrder("abcd", tmp_path),
         Trials(RunDirectory(tmp_path), lambda name: [name], threads=1, cwd="."),
         jobs=1,
         score=("min", "val/loss"),

@@ -17,7 +17,7 @@ from refused import refused
 pytest.importorskip("optuna")
 
 from surefoot.tools.compare.search import Search, corners, parameter
-from surefoot.tools.compare.trials import RESULTS, Outcome
+from surefoot.tools.compare.trials import RESULTS, TrialOutcome
 
 SPACE = {
     "optimizer.lr": parameter("optimizer.lr", "1e-4..1e-1"),
@@ -49,7 +49,7 @@ class Made:
             if name is None:
                 break
             given_up = any(self.search.saw(name, step, self.score(name, step)) for step in (10, 20))
-            self.search.ended(name, Outcome("pruned" if given_up else "finished"))
+            self.search.ended(name, TrialOutcome("pruned" if given_up else "finished"))
         return list(self.begun.values())
 
     def states(self) -> list[str]:
@@ -77,7 +77,7 @@ def test_a_search_that_is_cut_anywhere_tries_what_it_would_have_tried(
     assert on.begun == killed.begun
     on.search.saw(name, 10, on.score(name, 10))
     on.search.saw(name, 20, on.score(name, 20))
-    on.search.ended(name, Outcome("finished"))
+    on.search.ended(name, TrialOutcome("finished"))
     assert found + on.run(6) == whole
     assert on.states() == ["COMPLETE"] * 5
 
@@ -98,7 +98,7 @@ def test_a_stopped_trial_goes_on_another_time(tmp_path: Path) -> None:
     first = Made(tmp_path)
     name = first.search.next()
     assert name is not None
-    first.search.ended(name, Outcome("stopped"))
+    first.search.ended(name, TrialOutcome("stopped"))
     assert first.states() == ["RUNNING"]
     assert Made(tmp_path).search.next() == name
 
@@ -109,7 +109,7 @@ def test_a_trial_that_is_worse_than_the_median_at_its_step_is_given_up(tmp_path:
     name = made.search.next()
     assert name is not None
     assert made.search.saw(name, 10, 99.0)
-    made.search.ended(name, Outcome("pruned"))
+    made.search.ended(name, TrialOutcome("pruned"))
     assert made.states()[-1] == "PRUNED"
 
 
@@ -127,7 +127,7 @@ def test_diverged_and_failed_trials_are_told_apart(tmp_path: Path) -> None:
     for status in ("diverged", "failed"):
         name = made.search.next()
         assert name is not None
-        made.search.ended(name, Outcome(status))  # type: ignore[arg-type]
+        made.search.ended(name, TrialOutcome(status))  # type: ignore[arg-type]
     assert made.states() == ["PRUNED", "FAIL"]
 
 

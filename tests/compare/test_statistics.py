@@ -11,7 +11,7 @@ import pytest
 
 from in_one import in_one
 from surefoot.tools.compare.statistics import (
-    Difference,
+    ScoreDifference,
     holm,
     mean_and_error,
     paired_difference,
@@ -113,7 +113,7 @@ def test_the_error_of_seeds_and_data_covers_both() -> None:
 def test_without_any_spread_a_difference_is_not_tested() -> None:
     assert math.isnan(unpaired_difference([0.9] * 3, [0.91] * 3).p_value)
     assert unpaired_difference([0.9] * 3, [0.9] * 3).p_value == 1.0
-    assert with_split(Difference(1.0, 0.0, 3, 2), Difference(1.0, 0.5, 9, 8)).freedom == 8
+    assert with_split(ScoreDifference(1.0, 0.0, 3, 2), ScoreDifference(1.0, 0.5, 9, 8)).freedom == 8
 
 
 def test_two_standard_errors_of_many_batches_are_the_level() -> None:

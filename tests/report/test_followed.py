@@ -15,7 +15,7 @@ import pytest
 
 from surefoot.config.paths import open_regular, user_cache
 from surefoot.tools.report import followed
-from surefoot.tools.report.followed import FollowedRun, Row, read_followed, read_head
+from surefoot.tools.report.followed import FollowedRun, RunRow, read_followed, read_head
 from surefoot.tools.report.headline import headline
 from surefoot.tools.report.series import ReportedRun, read_reported_run
 from surefoot.tracking import jsonl
@@ -23,7 +23,7 @@ from surefoot.tracking.jsonl import line, records
 from surefoot.tracking.run_records import MOST
 from written_runs import falling, layers, train, written
 
-ROW = Row(
+ROW = RunRow(
     step=1,
     planned=None,
     state="dead",

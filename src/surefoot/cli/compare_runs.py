@@ -61,7 +61,7 @@ def train_variants(
             threads=plan.threads,
             cwd=plan.started_in,
         )
-        session = runner.Session(
+        session = runner.ComparisonSession(
             chooser,
             trials,
             jobs=options.jobs,
@@ -119,7 +119,7 @@ def _prepared(
         _check_score(plan, directory.shown)
         _write(plan, directory)
     if plan.search is None:
-        return plan, runner.InOrder(plan.names, directory.path)
+        return plan, runner.VariantsInOrder(plan.names, directory.path)
     return plan, _search(plan, directory)
 
 

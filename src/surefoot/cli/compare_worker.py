@@ -25,7 +25,7 @@ from surefoot.run.run import Run
 from surefoot.tools.compare import plan as planned
 from surefoot.tools.compare.resampling import resampled_scores
 from surefoot.tools.compare.trained import Trained, read_run
-from surefoot.tools.compare.trials import Outcome, with_threads, write_outcome
+from surefoot.tools.compare.trials import TrialOutcome, with_threads, write_outcome
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import is_running
 from surefoot.train.evaluate import means_by_batch
@@ -78,7 +78,7 @@ def train(plan: planned.Planned, directory: Path, name: str) -> None:
     repeats = Counter(groups.values())
     is_repeated = name in groups and repeats[groups[name]] > 1
     batches = scores_by_batch(run, trained, draws=is_repeated)
-    write_outcome(RunDirectory(directory), name, Outcome("finished"), batches=batches)
+    write_outcome(RunDirectory(directory), name, TrialOutcome("finished"), batches=batches)
 
 
 def scores_by_batch(run: Run, trained: Trained, *, draws: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.errors import visible
 from surefoot.tools.compare.results import INSIDE_NOISE, ONE_SEED, Comparison
-from surefoot.tools.compare.trained import Compared, Row
+from surefoot.tools.compare.trained import Compared, VariantRow
 from surefoot.tools.compare.variants import flags, short_names
 from surefoot.tools.report.charts import Chart, Line
 from surefoot.tracking.format import as_typed, duration, in_line, number, shortened, text_table
@@ -147,7 +147,7 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     for row in comparison.rows:
         if "=" not in row.name:
             names |= dict.fromkeys(row.varied)
-    columns: list[tuple[str, Callable[[Row], str]]] = [
+    columns: list[tuple[str, Callable[[VariantRow], str]]] = [
         *((title, partial(_setting, name)) for name, title in short_names(names).items()),
         ("best", lambda row: _with_error(row.best, row.best_error)),
         ("at step", lambda row: _whole(row.best_step)),
@@ -166,7 +166,7 @@ def _cells(comparison: Comparison) -> list[list[str]]:
     return [list(row) for row in zip(*table, strict=True)]
 
 
-def _setting(name: str, row: Row) -> str:
+def _setting(name: str, row: VariantRow) -> str:
     return in_line(as_typed(row.varied.get(name), digits=4))
 
 
@@ -180,7 +180,7 @@ def _with_error(value: float | None, error: float | None) -> str:
     return _to_digits(value, error) if error else number(value)
 
 
-def _to_target(row: Row) -> str:
+def _to_target(row: VariantRow) -> str:
     if row.target_step is not None and row.target_s is not None:
         return f"{row.target_step:,.0f} steps, {duration(row.target_s)}"
     if row.best is None:
@@ -188,7 +188,7 @@ def _to_target(row: Row) -> str:
     return "never" if row.repeats == 1 or not row.reached else f"{row.reached} of {row.repeats}"
 
 
-def _of_difference(row: Row) -> str:
+def _of_difference(row: VariantRow) -> str:
     if row.difference is None:
         return ""
     mean = row.difference.mean
@@ -198,7 +198,7 @@ def _of_difference(row: Row) -> str:
     return _to_digits(mean, error, sign="+")
 
 
-def _remark(row: Row) -> str:
+def _remark(row: VariantRow) -> str:
     remarks = [row.verdict] if row.verdict else []
     if row.status not in ("", "finished"):
         remarks.insert(0, row.status)
@@ -215,7 +215,7 @@ def _to_digits(value: float, error: float, *, sign: str = "") -> str:
     return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"
 
 
-def _values(row: Row) -> dict[str, Any]:
+def _values(row: VariantRow) -> dict[str, Any]:
     values: dict[str, Any] = {"variant": row.name, "label": row.label}
     for name, value in vars(row).items():
         if name == "difference":
@@ -260,7 +260,7 @@ def charts(comparison: Comparison) -> list[Chart]:
     return [field.chart(names) for field in fields]
 
 
-def _settings_that_differ(rows: Sequence[Row]) -> list[str]:
+def _settings_that_differ(rows: Sequence[VariantRow]) -> list[str]:
     """Return the settings that differ between rows, or all if none does."""
     names: dict[str, None] = {}
     for row in rows:
@@ -317,7 +317,7 @@ class _VariantChart:
         return Chart(self.title, self.title, tuple(lines), note=note, wide=True, within=self.within)
 
 
-def _legend_name(row: Row, settings: Sequence[str], *, off_scale: str | None) -> str:
+def _legend_name(row: VariantRow, settings: Sequence[str], *, off_scale: str | None) -> str:
     name = in_line(row.label)
     if row.varied and "=" not in row.name:
         values = []

@@ -14,14 +14,14 @@ import numpy as np
 from surefoot.errors import ConfigError, Setting
 from surefoot.tools.compare.statistics import (
     LEVEL,
-    Difference,
+    ScoreDifference,
     holm,
     mean_and_error,
     paired_difference,
     unpaired_difference,
     with_split,
 )
-from surefoot.tools.compare.trained import Compared, Row, same_bits
+from surefoot.tools.compare.trained import Compared, VariantRow, same_bits
 from surefoot.tools.compare.variants import Direction, group_labels, refuse_baseline
 from surefoot.tracking.format import as_typed, counted
 
@@ -42,7 +42,7 @@ class Comparison:
     score: str | None
     direction: Direction
     target: float | None
-    rows: Sequence[Row]
+    rows: Sequence[VariantRow]
     notes: Sequence[str]
     runs: Sequence[Compared]
     settled: Mapping[str, Any] = field(default_factory=dict)
@@ -105,7 +105,7 @@ def compared(
     )
 
 
-def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
+def _row(name: str, runs: Sequence[Compared], label: str) -> VariantRow:
     finished = [run for run in runs if run.status == "finished"]
     unlike = [run for run in runs if run.status != "finished"]
     status = "finished"
@@ -128,7 +128,7 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     final, final_error = mean_and_error([run.trained.final for run in counted])
     training_s, _ = mean_and_error([run.trained.training_s for run in counted if run.trained.times])
     targets_per_s, _ = mean_and_error([run.trained.targets_per_s for run in counted])
-    return Row(
+    return VariantRow(
         name=name,
         varied=runs[0].variant.varied,
         status=status,
@@ -145,7 +145,7 @@ def _row(name: str, runs: Sequence[Compared], label: str) -> Row:
     )
 
 
-def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
+def _timed(row: VariantRow, runs: Sequence[Compared], target: float) -> VariantRow:
     """Return a row with how many of its runs reached the target and, if all did, when."""
     steps = []
     seconds = []
@@ -163,13 +163,13 @@ def _timed(row: Row, runs: Sequence[Compared], target: float) -> Row:
 
 
 def _with_differences(
-    rows: Mapping[str, Row],
+    rows: Mapping[str, VariantRow],
     groups: Mapping[str, Sequence[Compared]],
     standard: str,
     *,
     sign: int,
     chosen: bool,
-) -> tuple[dict[str, Row], list[str]]:
+) -> tuple[dict[str, VariantRow], list[str]]:
     """Return the rows with their differences from the one named `standard`, and notes on them.
 
     A standard that was `chosen` as the best needs a correction for all pairs.
@@ -226,7 +226,7 @@ class _Measured:
     variants share enough of them.
     """
 
-    difference: Difference | None
+    difference: ScoreDifference | None
     is_tested: bool
     why: str = ""
     paired: bool = True
@@ -239,7 +239,7 @@ class _Measured:
 
 
 def _measured(
-    first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, Row]
+    first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, VariantRow]
 ) -> _Measured:
     over_split = _over_split(first, second, rows)
     if isinstance(over_split, str):
@@ -285,8 +285,8 @@ def _scores_by_seed(runs: Sequence[Compared]) -> dict[Any, float]:
 
 
 def _over_split(
-    first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, Row]
-) -> Difference | str:
+    first: Sequence[Compared], second: Sequence[Compared], rows: Mapping[str, VariantRow]
+) -> ScoreDifference | str:
     """Return the difference of the mean scores of two variants over the same evaluation data, or
     why there is none.
     """
@@ -318,7 +318,7 @@ def _over_split(
         return paired_difference(of_first.tolist(), of_second.tolist(), counts=counts)
     mean = fmean(map(_best_score, first)) - fmean(map(_best_score, second))
     error = float(np.std(of_first - of_second, ddof=1))
-    return Difference(mean, error, len(counts), len(counts) - 1)
+    return ScoreDifference(mean, error, len(counts), len(counts) - 1)
 
 
 def _have_equal_bits(runs: Sequence[Compared], others: Sequence[Compared]) -> bool:
@@ -335,7 +335,7 @@ def _have_equal_bits(runs: Sequence[Compared], others: Sequence[Compared]) -> bo
     return True
 
 
-def _verdict(difference: Difference | None, p: float, sign: int) -> str:
+def _verdict(difference: ScoreDifference | None, p: float, sign: int) -> str:
     if difference is None or math.isnan(p):
         return NO_SPREAD
     if p >= LEVEL:
@@ -343,7 +343,7 @@ def _verdict(difference: Difference | None, p: float, sign: int) -> str:
     return "worse" if sign * difference.mean > 0 else "better"
 
 
-def _of_target(target: float | None, first: Row, *, has_others: bool) -> str:
+def _of_target(target: float | None, first: VariantRow, *, has_others: bool) -> str:
     """Say the target, which is the best score of the `first` variant with a score by default."""
     if target is not None:
         what = f"{as_typed(target)}, as specified"
@@ -396,7 +396,7 @@ def _of_differences(
     return notes
 
 
-def _numbers_of_pairs(differences: Sequence[Difference]) -> str:
+def _numbers_of_pairs(differences: Sequence[ScoreDifference]) -> str:
     numbers = sorted({difference.pairs for difference in differences})
     return " to ".join(str(number) for number in numbers)
 

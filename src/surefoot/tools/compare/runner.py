@@ -13,7 +13,7 @@ from typing import TextIO
 from surefoot.errors import visible
 from surefoot.tools.compare.search import Search
 from surefoot.tools.compare.trained import refuse_missing_score, watched
-from surefoot.tools.compare.trials import Outcome, Standing, Trial, Trials, is_over
+from surefoot.tools.compare.trials import Trial, TrialOutcome, TrialProgress, Trials, is_over
 from surefoot.tools.compare.variants import Direction
 from surefoot.tracking.console import TextWriter, can_redraw
 from surefoot.tracking.format import duration, in_line, number, shortened
@@ -42,7 +42,7 @@ class Lines:
     def say(self, text: str) -> None:
         self.writer.put(f"{visible(text)}\n")
 
-    def show(self, standing: Mapping[str, Standing]) -> None:
+    def show(self, standing: Mapping[str, TrialProgress]) -> None:
         for name, how in standing.items():
             at, before = self.printed.get(name, (-_BETWEEN_S, []))
             values = how.values()
@@ -72,7 +72,7 @@ class Board:
         self.writer.put(f"{self._start()}{visible(text)}\n")
         self._draw(self.drawn)
 
-    def show(self, standing: Mapping[str, Standing]) -> None:
+    def show(self, standing: Mapping[str, TrialProgress]) -> None:
         columns = {}  # by name: its progress, which begins after the column of names
         for name, how in standing.items():
             values = how.values() if how.step > 0 else ["starting"]
@@ -104,7 +104,7 @@ def screen() -> Lines | Board:
     return Board() if can_redraw(sys.stdout) else Lines()
 
 
-class InOrder:
+class VariantsInOrder:
     """A chooser that selects variants in order. `total` counts all variants, `over` the variants
     that ended in earlier sessions.
     """
@@ -123,14 +123,14 @@ class InOrder:
     def saw(self, name: str, step: int, score: float) -> bool:  # noqa: ARG002
         return False  # never pruned
 
-    def ended(self, name: str, outcome: Outcome) -> None:
+    def ended(self, name: str, outcome: TrialOutcome) -> None:
         """Receive the outcome of a variant."""
 
 
-Chooser = InOrder | Search
+Chooser = VariantsInOrder | Search
 
 
-class Session:
+class ComparisonSession:
     """A session that trains variants until all have ended or `stopping()` returns True."""
 
     def __init__(
@@ -224,7 +224,7 @@ class Session:
                 f"about {duration(whole_s)} for the remaining {left} runs, estimated from the first"
             )
 
-    def _end(self, trial: Trial, outcome: Outcome) -> None:
+    def _end(self, trial: Trial, outcome: TrialOutcome) -> None:
         how = trial.standing
         if outcome.status != "stopped":
             self.done += 1

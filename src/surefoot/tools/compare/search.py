@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from surefoot.config.extras import needed_for
 from surefoot.errors import ConfigError
-from surefoot.tools.compare.trials import TO_THE_END, Outcome, outcome_of
+from surefoot.tools.compare.trials import TO_THE_END, TrialOutcome, outcome_of
 from surefoot.tools.compare.variants import grid
 from surefoot.tracking.format import as_typed
 
@@ -176,7 +176,7 @@ class Search:
             if outcome is None or outcome["status"] not in TO_THE_END:
                 return name
             # the trial ended, but Optuna was not informed
-            self.ended(name, Outcome(outcome["status"]))
+            self.ended(name, TrialOutcome(outcome["status"]))
             self.over += 1
         number = len(self.study.get_trials(deepcopy=False))
         if number >= self.total:
@@ -191,7 +191,7 @@ class Search:
             trial.report(score, step)
         return bool(trial.should_prune())
 
-    def ended(self, name: str, outcome: Outcome) -> None:
+    def ended(self, name: str, outcome: TrialOutcome) -> None:
         """Report the outcome of a trial to Optuna. A diverged trial counts as pruned. A stopped
         trial continues in a later session.
         """

@@ -14,7 +14,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
     """A mean difference (first minus second), its standard error, the number of pairs (of the
     smaller set of seeds if they are not paired), and the degrees of freedom of the error.
 
@@ -44,7 +44,7 @@ class Difference:
 
 def paired_difference(
     first: Sequence[float], second: Sequence[float], *, counts: Sequence[float]
-) -> Difference:
+) -> ScoreDifference:
     """Compute `first` minus `second` over the same batches, weighted by `counts`, the number of
     targets per batch.
 
@@ -64,19 +64,19 @@ def paired_difference(
             weights.append(count)
     pairs = len(differences)
     if pairs == 0:
-        return Difference(math.nan, math.nan, 0, -1)
+        return ScoreDifference(math.nan, math.nan, 0, -1)
     mean = fmean(differences, weights)
     if pairs < 2:
-        return Difference(mean, math.nan, pairs, pairs - 1)
+        return ScoreDifference(mean, math.nan, pairs, pairs - 1)
     squares = math.fsum(
         (weight * (difference - mean)) ** 2
         for weight, difference in zip(weights, differences, strict=True)
     )
     standard_error = math.sqrt(pairs / (pairs - 1) * squares) / math.fsum(weights)
-    return Difference(mean, standard_error, pairs, pairs - 1)
+    return ScoreDifference(mean, standard_error, pairs, pairs - 1)
 
 
-def unpaired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+def unpaired_difference(first: Sequence[float], second: Sequence[float]) -> ScoreDifference:
     """Compute the mean of `first` minus the mean of `second`, of two or more scores each, which
     share nothing.
 
@@ -84,18 +84,18 @@ def unpaired_difference(first: Sequence[float], second: Sequence[float]) -> Diff
     freedom are rounded down.
 
     >>> unpaired_difference([1.0, 2.0, 3.0], [4.0, 5.0, 9.0])
-    Difference(mean=-4.0, standard_error=1.632993161855452, pairs=3, freedom=2)
+    ScoreDifference(mean=-4.0, standard_error=1.632993161855452, pairs=3, freedom=2)
     """
     mean = fmean(first) - fmean(second)
     pairs = min(len(first), len(second))
     if not all(map(math.isfinite, [*first, *second])):
-        return Difference(mean, math.nan, pairs, pairs - 1)
+        return ScoreDifference(mean, math.nan, pairs, pairs - 1)
     squares = [(variance(scores) / len(scores), len(scores) - 1) for scores in (first, second)]
     standard_error, freedom = _added(squares)
-    return Difference(mean, standard_error, pairs, freedom)
+    return ScoreDifference(mean, standard_error, pairs, freedom)
 
 
-def with_split(seeds: Difference, split: Difference) -> Difference:
+def with_split(seeds: ScoreDifference, split: ScoreDifference) -> ScoreDifference:
     """Return a difference over seeds whose error also covers the evaluation data, measured by the
     difference `split` over the same data.
 
@@ -103,12 +103,12 @@ def with_split(seeds: Difference, split: Difference) -> Difference:
     columns of a table independently. It is conservative: the chance of seeds also contains some of
     the chance of the data.
 
-    >>> with_split(Difference(-4.0, 3.0, 3, 2), Difference(-4.1, 4.0, 100, 99))
-    Difference(mean=-4.0, standard_error=5.0, pairs=3, freedom=14)
+    >>> with_split(ScoreDifference(-4.0, 3.0, 3, 2), ScoreDifference(-4.1, 4.0, 100, 99))
+    ScoreDifference(mean=-4.0, standard_error=5.0, pairs=3, freedom=14)
     """
     squares = [(each.standard_error**2, each.freedom) for each in (seeds, split)]
     standard_error, freedom = _added(squares)
-    return Difference(seeds.mean, standard_error, seeds.pairs, freedom)
+    return ScoreDifference(seeds.mean, standard_error, seeds.pairs, freedom)
 
 
 def _added(squares: Sequence[tuple[float, int]]) -> tuple[float, int]:

@@ -20,7 +20,7 @@ from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.config.keywords import parse_score
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.tools.compare.statistics import Difference
+from surefoot.tools.compare.statistics import ScoreDifference
 from surefoot.tools.compare.variants import Direction, Variant
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record, scores_in
@@ -265,7 +265,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """A variant in the table. Values are means over the finished repeats (over all repeats if no
     repeat finished).
 
@@ -290,6 +290,6 @@ class Row:
     target_s: float | None = None
     training_s: float | None = None
     targets_per_s: float | None = None
-    difference: Difference | None = None
+    difference: ScoreDifference | None = None
     p: float | None = None
     verdict: str = ""

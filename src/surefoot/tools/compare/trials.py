@@ -33,7 +33,7 @@ TO_THE_END: set[Status] = {"finished", "diverged", "pruned"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The outcome of a variant; `said` holds the reason if it did not finish."""
 
     status: Status
@@ -41,7 +41,7 @@ class Outcome:
 
 
 @dataclass
-class Standing:
+class TrialProgress:
     """The progress of a variant, from its records."""
 
     step: int = 0
@@ -84,7 +84,7 @@ class Trial:
     started: float = field(default_factory=time.monotonic)
     ending: Literal["", "stopped", "pruned"] = ""  # reason of a stop request
     read_bytes: int = 0  # offset into `metrics`
-    standing: Standing = field(default_factory=Standing)
+    standing: TrialProgress = field(default_factory=TrialProgress)
 
     def new_records(self) -> list[Record]:
         """Return the records since the last call; an incomplete line is left for the next call."""
@@ -145,7 +145,7 @@ class Trials:
             )
         self.running[name] = Trial(name, process, metrics, begin, fresh)
 
-    def ended(self) -> list[tuple[Trial, Outcome]]:
+    def ended(self) -> list[tuple[Trial, TrialOutcome]]:
         """Return the variants that have ended since the last call, after their outcomes are on
         disk.
         """
@@ -177,19 +177,19 @@ class Trials:
         with self.running.pop(name).process as process:  # closes the pipe
             return process.wait()
 
-    def _outcome(self, trial: Trial, code: int) -> Outcome:
+    def _outcome(self, trial: Trial, code: int) -> TrialOutcome:
         saved = outcome_of(self.directory.path, trial.name)
         if saved is not None and saved["status"] == "finished":
-            return Outcome("finished")  # a later exit status does not matter
+            return TrialOutcome("finished")  # a later exit status does not matter
         if trial.ending == "pruned" and (code in _STOPPED or code == 0):
-            return Outcome("pruned")
+            return TrialOutcome("pruned")
         if code in _STOPPED:
-            return Outcome("stopped")
+            return TrialOutcome("stopped")
         if code == -signal.SIGKILL:
-            return Outcome("failed", "killed by SIGKILL (out of host memory?)")
+            return TrialOutcome("failed", "killed by SIGKILL (out of host memory?)")
         if code < 0:
-            return Outcome("failed", f"killed by {signal.Signals(-code).name}")
-        return Outcome(_BY_EXIT.get(code, "failed"), self._error_message(trial))
+            return TrialOutcome("failed", f"killed by {signal.Signals(-code).name}")
+        return TrialOutcome(_BY_EXIT.get(code, "failed"), self._error_message(trial))
 
     def _error_message(self, trial: Trial) -> str:
         with (self.directory.path / LOGS / f"{trial.name}.log").open("rb") as log:
@@ -210,7 +210,9 @@ def with_threads(threads: int) -> dict[str, str]:
     return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
 
 
-def write_outcome(directory: "RunDirectory", name: str, outcome: Outcome, **further: Any) -> None:
+def write_outcome(
+    directory: "RunDirectory", name: str, outcome: TrialOutcome, **further: Any
+) -> None:
     """Write the outcome of a variant atomically."""
     directory.write_text(f"{RESULTS}/{name}.json", json.dumps({**vars(outcome), **further}) + "\n")
 

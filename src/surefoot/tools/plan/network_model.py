@@ -53,7 +53,7 @@ def ring_reduced(number: float, ranks: int) -> float:
 
 
 @dataclass(frozen=True)
-class Window:
+class PassWindow:
     """A forward or backward pass of a micro-batch, and the bytes that each GPU sends during the
     pass to shards and to replicas.
     """
@@ -64,7 +64,7 @@ class Window:
     to_replicas: float
 
 
-def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Window]:
+def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[PassWindow]:
     """Return a GPU's communication in a step, grouped by the pass that overlaps it.
 
     For Psi parameters, DDP sends 2 Psi elements to all-reduce gradients. FSDP sends 3 Psi elements
@@ -105,9 +105,9 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Win
         added = float(RankSums(shares, rank=busiest).bytes_sent(int(sums / shards)))
     summed = micro_batches if in_every and not exact else 1
     all_windows = [
-        Window("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
-        Window("backward", micro_batches - summed, backward + scattered * in_every, 0.0),
-        Window(
+        PassWindow("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
+        PassWindow("backward", micro_batches - summed, backward + scattered * in_every, 0.0),
+        PassWindow(
             "backward", summed, backward + scattered * (1 + exact / shards), added
         ),  # with the norms' gathers
     ]

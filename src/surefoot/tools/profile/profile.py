@@ -26,7 +26,7 @@ from surefoot.tools.profile.trace import (
     operators,
     run_profiler,
 )
-from surefoot.tools.profile.variants import USUAL, Variant, stepping, variants
+from surefoot.tools.profile.variants import USUAL, StepVariant, stepping, variants
 from surefoot.tools.report.figures import make_directory, writing_to
 from surefoot.tracking.format import counted as number_of
 from surefoot.tracking.run_directory import output_into_run
@@ -221,7 +221,7 @@ def _write_trace(trace: Any, path: Path) -> None:
         trace.export_chrome_trace(str(path))
 
 
-def measure_variant(variant: Variant, base: Stepping, *, limit_s: float) -> VariantGain:
+def measure_variant(variant: StepVariant, base: Stepping, *, limit_s: float) -> VariantGain:
     """Measure a variant for about `limit_s` seconds. An exception is stored in `problem`."""
     gain = VariantGain(variant.name, variant.flag, variant.changes)
     alternate = _together if variant.workers is None else _apart
@@ -277,7 +277,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[spared], ordered[number - 1 - spared]
 
 
-def _together(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
+def _together(variant: StepVariant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
     ratios: list[float] = []
     with variant.entered():
         steps = variant.make()
@@ -305,7 +305,7 @@ def _needs_more(count: int, start_s: float, limit_s: float, *, fewest: int = _FE
     return count < _MOST_PAIRS and perf_counter() - start_s < limit_s
 
 
-def _apart(variant: Variant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
+def _apart(variant: StepVariant, base: Stepping, limit_s: float) -> tuple[list[float], float]:
     # alternate in blocks of steps: workers prefetch during the other side's steps, so they end
     # after each block
     assert variant.workers is not None

@@ -37,7 +37,7 @@ USUAL = NAMES[:-1]
 
 
 @dataclass(frozen=True)
-class Variant:
+class StepVariant:
     """One variant to measure. `flag` is the text to type, `changes` describes how results differ,
     `entered` modifies the run.
     """
@@ -84,7 +84,7 @@ _DIGITS = {
 _FUSED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 
 
-def variants(parts: RunComponents, names: Sequence[str]) -> list[Variant]:
+def variants(parts: RunComponents, names: Sequence[str]) -> list[StepVariant]:
     """Return the variants of these names for a run. Names that do not apply to the run are
     skipped.
     """
@@ -114,7 +114,7 @@ def stepping(
     return Stepping(task or parts.task, state or parts.state, feed, stopwatch(parts.device))
 
 
-def _precisions(parts: RunComponents) -> list[Variant]:
+def _precisions(parts: RunComponents) -> list[StepVariant]:
     own = parts.run_state.precision
     if own.loss_scale is not None:  # loss scaling would interfere
         return []
@@ -127,18 +127,18 @@ def _precisions(parts: RunComponents) -> list[Variant]:
             precision = Precision(name, parts.device)
             make = partial(stepping, parts, task=replace(parts.task, precision=precision))
             flag = f"--precision {name}"
-            tried.append(Variant(name, flag, make, precision.numerics, _DIGITS[name]))
+            tried.append(StepVariant(name, flag, make, precision.numerics, _DIGITS[name]))
     return tried
 
 
-def _workers(parts: RunComponents) -> list[Variant]:
+def _workers(parts: RunComponents) -> list[StepVariant]:
     if (
         parts.pipeline.feed(workers=0).gather is not None
     ):  # batches are gathered from memory, without workers
         return []
     now, cores = parts.pipeline.workers, os.cpu_count() or 1
     return [
-        Variant(
+        StepVariant(
             f"workers {count}",
             f"--workers {count}",
             partial(stepping, parts, workers=count),
@@ -149,7 +149,7 @@ def _workers(parts: RunComponents) -> list[Variant]:
     ]
 
 
-def _micro_batches(parts: RunComponents) -> list[Variant]:
+def _micro_batches(parts: RunComponents) -> list[StepVariant]:
     pipeline, sizes = parts.pipeline, parts.pipeline.sizes
     min_size = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
     divisors = [
@@ -167,14 +167,14 @@ def _micro_batches(parts: RunComponents) -> list[Variant]:
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
     return [
-        Variant(
+        StepVariant(
             f"micro-batches of {size:,}", flag.format(size), partial(build, size), changes=where
         )
         for size in [*below, *above]
     ]
 
 
-def _fused(parts: RunComponents) -> list[Variant]:
+def _fused(parts: RunComponents) -> list[StepVariant]:
     slow = {
         name: trained
         for name, trained in parts.state.optimizers.items()
@@ -206,13 +206,13 @@ def _fused(parts: RunComponents) -> list[Variant]:
         dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values())
     )
     return [
-        Variant(
+        StepVariant(
             "fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding"
         )
     ]
 
 
-def _channels_last(parts: RunComponents) -> list[Variant]:
+def _channels_last(parts: RunComponents) -> list[StepVariant]:
     weights, last = (
         [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)],
         torch.channels_last,
@@ -238,7 +238,7 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
 
     how = "--channels-last"
     make = partial(stepping, parts)
-    alone = Variant("channels last", how, make, entered, "equal up to rounding")
+    alone = StepVariant("channels last", how, make, entered, "equal up to rounding")
     if parts.plan.precision != "fp32":
         return [alone]
     both = f"--precision bf16 {how}"  # a choice of "auto"
@@ -246,17 +246,17 @@ def _channels_last(parts: RunComponents) -> list[Variant]:
     make_both = partial(stepping, parts, task=in_bf16)
     return [
         alone,
-        Variant("bf16, channels last", both, make_both, entered, _DIGITS["bf16"]),
+        StepVariant("bf16, channels last", both, make_both, entered, _DIGITS["bf16"]),
     ]
 
 
-def _without_recompute(parts: RunComponents) -> list[Variant]:
+def _without_recompute(parts: RunComponents) -> list[StepVariant]:
     blocks = recomputed_blocks(parts.state)
     if not blocks or parts.compiled:
         return []
     make, entered = partial(stepping, parts), partial(kept_activations, blocks)
     return [
-        Variant(
+        StepVariant(
             "activations kept",
             "--activation-checkpointing off",
             make,
@@ -266,7 +266,7 @@ def _without_recompute(parts: RunComponents) -> list[Variant]:
     ]
 
 
-def _compiled(parts: RunComponents) -> list[Variant]:
+def _compiled(parts: RunComponents) -> list[StepVariant]:
     takes_closure = any(trained.takes_closure for trained in parts.state.optimizers.values())
     if (
         parts.compiled
@@ -277,7 +277,7 @@ def _compiled(parts: RunComponents) -> list[Variant]:
         return []
 
     return [
-        Variant(
+        StepVariant(
             "compiled",
             "--compile",
             lambda: stepping(

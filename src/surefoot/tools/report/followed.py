@@ -48,7 +48,7 @@ BROKEN = (
 )
 
 
-class Row(TypedDict):
+class RunRow(TypedDict):
     """The values of a run on the page of a directory, without its curves."""
 
     step: int
@@ -79,7 +79,7 @@ class Head(TypedDict):
     resumed_at: list[int]
     resumed_steps: list[int]
     last_step: int
-    row: Row
+    row: RunRow
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class FollowedRun:
         self.records.extend(news.records)
         return news.has_more
 
-    def save(self, row: Row) -> None:
+    def save(self, row: RunRow) -> None:
         """Write the cache; a failure is ignored."""
         arrays = {}
         states = {}

@@ -12,7 +12,7 @@ from typing import Any
 from surefoot.tools.diagnose.finding import Finding
 from surefoot.tools.report.charts import Chart, Line, axes
 from surefoot.tools.report.curves import Curve
-from surefoot.tools.report.followed import FollowedRun, Row
+from surefoot.tools.report.followed import FollowedRun, RunRow
 from surefoot.tools.report.headline import headline, main_curve, state_of
 from surefoot.tools.report.page import coordinates
 from surefoot.tools.report.run_charts import points_of
@@ -33,7 +33,7 @@ class WatchedRun:
     began: float = 0.0
     stamp: tuple[Any, ...] = ()  # size and time of its records, and whether it is running
     read: tuple[Any, ...] | None = None  # the stamp when all records were read
-    row: Row | None = None
+    row: RunRow | None = None
     fraction: float = 0.0  # of its records that are read
     note: str = ""  # the answer to a request
     stopped: int = 0  # the process that was asked to stop
@@ -59,11 +59,11 @@ class WatchedRun:
         return state
 
 
-def row_of(run: WatchedRun, followed: FollowedRun, findings: Sequence[Finding] | None) -> Row:
+def row_of(run: WatchedRun, followed: FollowedRun, findings: Sequence[Finding] | None) -> RunRow:
     """Return what the page shows of a run; `findings` None keeps those of the last row."""
     records = followed.records
     reported = ReportedRun(run.files or no_files(run.path), records, running=run.running)
-    row = Row(
+    row = RunRow(
         step=reported.last_step,
         planned=reported.files.planned_steps,
         state=state_of(reported),

@@ -18,7 +18,7 @@ from surefoot.tools.tune.batch_size_search import (
     recommend,
     search_sizes,
 )
-from surefoot.tools.tune.micro_batch_trial import ONE_VALUE, Trial
+from surefoot.tools.tune.micro_batch_trial import ONE_VALUE, MicroBatchTrial
 from surefoot.train.error_causes import explained
 
 _MARGIN = 0.9  # of the limit: fragmentation and kernel workspaces take memory that no tensor holds
@@ -70,7 +70,7 @@ def find_batch_size(
     sizes = _target(run, batch_size)
     memory_bytes = None if memory is None else parsed_bytes(memory, setting="memory")
     with trial_steps(run, call="sf.tune.find_batch_size()") as parts:
-        trial = Trial(parts, sizes)
+        trial = MicroBatchTrial(parts, sizes)
         if memory_bytes is None:
             limit = free_bytes(parts.device) * _MARGIN
             standing = trial.standing_bytes()

@@ -46,7 +46,7 @@ class _FixedPlan:
         return {"order": "chosen"}
 
 
-class Trial:
+class MicroBatchTrial:
     """Steps of one run with micro-batches of any size, and the rates of `zero_rates`, so that
     training does not diverge.
     """
