@@ -111,17 +111,14 @@ class Step:
     lr: Tensor | float | None = None  # base learning rate, of the first optimizer that was updated
     grad_norm: Tensor | None = None  # of all optimizers' gradients together, before clipping
     grad_norms: dict[str, Tensor] = field(default_factory=dict)  # by optimizer
-    clip_fractions: dict[str, Tensor | None] = field(
-        default_factory=dict
-    )  # by optimizer, from 0 to 1
+    clip_fractions: dict[str, Tensor | None] = field(default_factory=dict)  # by optimizer, 0 to 1
     skipped: Tensor | None = None  # 1.0 if the update was not applied, else 0.0
     # of the evaluation after this step; in the body of `run.steps()`, of the one before it
     metrics: dict[str, float] = field(default_factory=dict)
     _logged: dict[str, Any] = field(default_factory=dict, repr=False)
     _metrics_of_loss: frozenset[str] = frozenset()  # names in `_logged`
-    _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(
-        default=None, repr=False
-    )  # factor of gradients
+    # for `update`: loss, factor of the gradients, loss function, True if one call computed them
+    _pending: tuple[Tensor, Tensor | float, Loss, bool] | None = field(default=None, repr=False)
     _watch: Watch = field(default=UNWATCHED, repr=False)
 
     def log(self, *, reduce: Reduction = "mean", **values: Tensor | float | Mean) -> None:
@@ -201,9 +198,8 @@ def steps(
         clock("training")
         if opened:
             step.metrics = periodic.metrics_after(step.index)
-            seed_generators(
-                fold(task.key, step.index)
-            )  # draws before the body's first pass repeat at a resume
+            # draws before the body's first pass repeat at a resume
+            seed_generators(fold(task.key, step.index))
             try:
                 yield step
             except GeneratorExit:  # `break` after the update: the step counts
