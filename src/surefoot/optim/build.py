@@ -327,7 +327,7 @@ def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parame
         settings_of_groups.append([former_settings[parameter] for parameter in members])
     is_dropped = sum(map(len, settings_of_groups)) < len(former_settings)
     is_mixed = any(
-        settings != of_group[0] for of_group in settings_of_groups for settings in of_group
+        settings != of_group[0] for of_group in settings_of_groups for settings in of_group[1:]
     )
     if is_dropped or is_mixed:
         raise ConfigError(

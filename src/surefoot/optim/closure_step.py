@@ -184,9 +184,9 @@ class _Copies:
         self.optimizer = optimizer
         self.parameters = [(parameter, parameter.detach().clone()) for parameter in parameters]
         self.states: list[tuple[Optimizer, Any, list[Any]]] = []  # also the settings of groups
-        for each in (optimizer, *inner_optimizers(optimizer).values()):
-            settings = [_copied(_without_parameters(group)) for group in each.param_groups]
-            self.states.append((each, _copied(dict(each.state)), settings))
+        for copied in (optimizer, *inner_optimizers(optimizer).values()):
+            settings = [_copied(_without_parameters(group)) for group in copied.param_groups]
+            self.states.append((copied, _copied(dict(copied.state)), settings))
         plain = (bool, int, float, str, type(None))
         self.attributes = {
             name: value for name, value in vars(optimizer).items() if isinstance(value, plain)

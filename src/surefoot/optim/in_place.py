@@ -208,7 +208,7 @@ class Restoring:
                 group_of[parameter] = group
         optimizers = [optimizer, *self.inner]
         parameters = [(parameter, parameter.detach().clone()) for parameter in group_of]
-        states = [_copied_state(each) for each in optimizers]
+        states = list(map(_copied_state, optimizers))
         tensors, numbers = _beside_state(optimizers)
         copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in tensors]
         try:
@@ -227,10 +227,10 @@ class Restoring:
             now.copy_(torch.where(bad, copy, now))
         for parameter, copy in parameters:
             parameter.copy_(torch.where(bad, copy, parameter))
-        for each, state_before in zip(optimizers, states, strict=True):
-            for owner, state in _entries(each):
+        for own_optimizer, state_before in zip(optimizers, states, strict=True):
+            for owner, state in _entries(own_optimizer):
                 group = group_of.get(owner, optimizer.param_groups[0])
-                self._restore(each, group, state, state_before.get(owner, {}), bad=bad)
+                self._restore(own_optimizer, group, state, state_before.get(owner, {}), bad=bad)
 
     def _restore(
         self,

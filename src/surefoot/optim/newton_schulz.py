@@ -96,7 +96,7 @@ def orthogonal_rows(
     rows of the results. Collective.
     """
     group = rows[0].group
-    owners = assign_owners(_costs(each.shape for each in rows), group.size())
+    owners = assign_owners(_costs(own_rows.shape for own_rows in rows), group.size())
     whole = gather_to_owners(updates, rows, owners)  # the matrices of this rank, by index
     how_whole = [how[index] for index in whole]
     directions = dict(zip(whole, orthogonal([*whole.values()], how_whole), strict=True))

@@ -111,16 +111,17 @@ def complete(optimizer: Optimizer) -> None:
     """Give an optimizer and its inner ones what torch's constructor sets. Many wrappers do not call
     this constructor, and their hooks would be missing or never run.
     """
-    for each in (optimizer, *inner_optimizers(optimizer).values()):
+    for incomplete in (optimizer, *inner_optimizers(optimizer).values()):
+        attributes = vars(incomplete)
         for name in _HOOKS:
-            hooks = vars(each).get(name, {})
+            hooks = attributes.get(name, {})
             if not isinstance(hooks, OrderedDict):  # torch refers weakly to it
-                vars(each)[name] = OrderedDict(hooks)
-        if not hasattr(each, "defaults"):
-            each.defaults = {}
-        if not hasattr(each, "state"):
-            each.state = defaultdict(dict)
-        each._patch_step_function()
+                attributes[name] = OrderedDict(hooks)
+        if not hasattr(incomplete, "defaults"):
+            incomplete.defaults = {}
+        if not hasattr(incomplete, "state"):
+            incomplete.state = defaultdict(dict)
+        incomplete._patch_step_function()
 
 
 class MemoryKeeper:
