@@ -1,12 +1,13 @@
 """Steps under torch's profiler: the slowest operators, and the memory over time."""
 
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -73,7 +74,9 @@ def run_profiler(
     """Run `make` under torch's profiler, which also records the device on CUDA. Returns the
     profiler.
     """
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     trace = profile(activities=activities, record_shapes=shapes, profile_memory=memory)
     with _quiet():
         trace.start()
@@ -92,7 +95,8 @@ def run_profiler(
 def _quiet() -> Iterator[None]:
     # torch 2.13's profiler writes to standard error at every log level
     sys.stderr.flush()
-    stderr_copy, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr_copy = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
@@ -106,39 +110,33 @@ def operators(trace: Any, *, steps: int, shapes: bool, on_device: bool) -> list[
     """Return the 15 operators that take most of the time of `steps` profiled steps, longest
     first.
     """
-    time_of = attrgetter("self_device_time_total" if on_device else "self_cpu_time_total")  # in us
-    rows = [
-        (float(time_of(row)) / 1e6 / steps, row)
-        for row in trace.key_averages(group_by_input_shape=shapes)
-        if time_of(row) > 0 and not row.key.startswith((RANGE, "ProfilerStep"))
-    ]
+    time_name = "self_device_time_total" if on_device else "self_cpu_time_total"
+    rows = []
+    for row in trace.key_averages(group_by_input_shape=shapes):
+        time_us = getattr(row, time_name)
+        if time_us > 0 and not row.key.startswith((RANGE, "ProfilerStep")):
+            rows.append((float(time_us) / 1e6 / steps, row))
     total_s = sum(self_s for self_s, _ in rows)
     rows.sort(key=itemgetter(0), reverse=True)
-    return [
-        Operator(
-            row.key,
-            row.count / steps,
-            self_s,
-            self_s / total_s,
-            str(row.input_shapes) if shapes else "",
-        )
-        for self_s, row in rows[:15]
-    ]
+    longest = []
+    for self_s, row in rows[:15]:
+        input_shapes = str(row.input_shapes) if shapes else ""
+        longest.append(Operator(row.key, row.count / steps, self_s, self_s / total_s, input_shapes))
+    return longest
 
 
 def device_busy_s(trace: Any, *, steps: int) -> float:
     """Return the seconds per step in which the device is busy: the union of its kernels and
     copies.
     """
-    spans = sorted(
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in trace.profiler.kineto_results.events()
-        if event.device_type() == DeviceType.CUDA
-        and event.duration_ns()
-        and not event.name().startswith(RANGE)
-    )
-    busy_ns, end = 0, 0
-    for begin, stop in spans:
+    spans = []
+    for event in trace.profiler.kineto_results.events():
+        is_work = event.device_type() == DeviceType.CUDA and not event.name().startswith(RANGE)
+        if is_work and event.duration_ns():
+            spans.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+    busy_ns = 0
+    end = 0
+    for begin, stop in sorted(spans):
         busy_ns += max(0, stop - max(begin, end))
         end = max(end, stop)
     return busy_ns / 1e9 / steps
@@ -162,77 +160,79 @@ def memory_line(make: Callable[[], Any], state: State, device: torch.device) -> 
     gradients: dict[Tensor, tuple[int, int]] = {}  # time of creation (ns), and bytes
 
     def note_gradient(parameter: Tensor) -> None:
-        if (
-            parameter not in gradients and parameter.grad is not None
-        ):  # later gradients are added to it
+        # later gradients are added to the first one
+        if parameter not in gradients and parameter.grad is not None:
             gradients[parameter] = time.time_ns(), tensor_bytes([parameter.grad])
 
     with ExitStack() as hooks:
         for parameter in state.parameters:
             hooks.callback(parameter.register_post_accumulate_grad_hook(note_gradient).remove)  # type: ignore[no-untyped-call]
         trace = run_profiler(make, device, shapes=False)
-    models, averages = (
-        state.models.values(),
-        [average.model for average in state.ema_models.values()],
-    )
-    own = tensor_bytes(
-        local_part(parameter)[0] for model in models for parameter in model.parameters()
-    )
-    optimizer = tensor_bytes(
-        each for trained in state.optimizers.values() for each in state_tensors(trained.optimizer)
-    )
-    buffers = tensor_bytes(buffer for model in (*models, *averages) for buffer in model.buffers())
-    buffers += tensor_bytes(
-        local_part(parameter)[0] for average in averages for parameter in average.parameters()
-    )
-    at_least = own + optimizer + buffers
+    parameters, optimizer, buffers = _standing_bytes(state)
+    at_least = parameters + optimizer + buffers
 
     def breakdown(total: int, of_gradients: int) -> StepMemory:
         extra = max(0, total - at_least)
-        return StepMemory(
-            own, optimizer, buffers, min(of_gradients, extra), extra - min(of_gradients, extra)
-        )
+        of_gradients = min(of_gradients, extra)
+        return StepMemory(parameters, optimizer, buffers, of_gradients, extra - of_gradients)
 
-    ranges, changes = _ranges_and_changes(
-        trace, DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
-    )
-    start_ns = min([begin for begin, _, _ in ranges] + [moment for moment, _ in changes], default=0)
-    ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
+    kind = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    ranges, changes = _ranges_and_changes(trace, kind)
+    moments = [begin for begin, _, _ in ranges] + [moment for moment, _ in changes]
+    start_ns = min(moments, default=0)
+    update_ends = max((end for _, end, name in ranges if name == "optimizer"), default=0)
     now = max(standing_bytes, at_least)
-    curve, phases, peak, total_of = (
-        [(0.0, now, 0)],
-        dict[str, StepMemory](),
-        breakdown(now, 0),
-        attrgetter("total"),
-    )
+    curve = [(0.0, now, 0)]
+    phases: dict[str, StepMemory] = {}
+    peak = breakdown(now, 0)
     for moment, change in changes:
         now += change
-        here = breakdown(
-            now,
-            sum(size for then, size in gradients.values() if then <= moment)
-            if moment < ends
-            else 0,
-        )
+        of_gradients = 0  # they are cleared after the update
+        if moment < update_ends:
+            of_gradients = sum(size for then, size in gradients.values() if then <= moment)
+        here = breakdown(now, of_gradients)
         curve.append(((moment - start_ns) / 1e9, now, here.gradients))
-        phase = min(
-            ((end - begin, name) for begin, end, name in ranges if begin <= moment <= end),
-            default=(0, REST),
-        )[1]
-        phases[phase] = max(phases.get(phase, here), here, key=total_of)
-        peak = max(peak, here, key=total_of)
-    size = -(
-        -len(curve) // _POINTS
-    )  # keep the highest point of each stretch, so that no peak is lost
-    thinned = [
-        max(curve[start : start + size], key=lambda point: point[1])
-        for start in range(0, len(curve), size)
-    ]
-    return MemoryLine(
-        peak,
-        phases,
-        thinned,
-        int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None,
-    )
+        phase = _phase_at(moment, ranges)
+        if phase not in phases or here.total > phases[phase].total:
+            phases[phase] = here
+        if here.total > peak.total:
+            peak = here
+    allocator_bytes = None
+    if device.type == "cuda":
+        allocator_bytes = int(torch.cuda.max_memory_allocated(device))
+    return MemoryLine(peak, phases, _thinned(curve), allocator_bytes)
+
+
+def _standing_bytes(state: State) -> tuple[int, int, int]:
+    """Return the bytes of parameters, of optimizer state, and of buffers and averaged weights."""
+    weights = []
+    buffers: list[Tensor] = []
+    averaged_weights = []
+    for model in state.models.values():
+        weights += [local_part(weight)[0] for weight in model.parameters()]
+        buffers += model.buffers()
+    for average in state.ema_models.values():
+        averaged_weights += [local_part(weight)[0] for weight in average.model.parameters()]
+        buffers += average.model.buffers()
+    optimizer_state = []
+    for trained in state.optimizers.values():
+        optimizer_state += state_tensors(trained.optimizer)
+    buffer_bytes = tensor_bytes(buffers) + tensor_bytes(averaged_weights)
+    return tensor_bytes(weights), tensor_bytes(optimizer_state), buffer_bytes
+
+
+def _phase_at(moment: int, ranges: list[tuple[int, int, str]]) -> str:
+    """Return the name of the shortest range around a moment."""
+    around = [(end - begin, name) for begin, end, name in ranges if begin <= moment <= end]
+    _, name = min(around, default=(0, REST))
+    return name
+
+
+def _thinned(curve: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+    """Keep the highest point of each stretch of a curve, so that no peak is lost."""
+    size = math.ceil(len(curve) / _POINTS)
+    stretches = [curve[first : first + size] for first in range(0, len(curve), size)]
+    return [max(stretch, key=lambda point: point[1]) for stretch in stretches]
 
 
 def _ranges_and_changes(
@@ -240,15 +240,16 @@ def _ranges_and_changes(
 ) -> tuple[list[tuple[int, int, str]], list[tuple[int, int]]]:
     # times are in ns
     events = trace.profiler.kineto_results.events()
-    ranges = [
-        (event.start_ns(), event.start_ns() + event.duration_ns(), event.name().removeprefix(RANGE))
-        for event in events
-        if event.name().startswith(RANGE) and event.device_type() == DeviceType.CPU
-    ]
-    changes = [
-        event for event in events if event.name() == "[memory]" and event.device_type() == kind
-    ]
-    return ranges, sorted((event.start_ns(), event.nbytes()) for event in changes)
+    ranges = []
+    changes = []
+    for event in events:
+        name = event.name()
+        start_ns = event.start_ns()
+        if name.startswith(RANGE) and event.device_type() == DeviceType.CPU:
+            ranges.append((start_ns, start_ns + event.duration_ns(), name.removeprefix(RANGE)))
+        if name == "[memory]" and event.device_type() == kind:
+            changes.append((start_ns, event.nbytes()))
+    return ranges, sorted(changes)
 
 
 def memory_chart(memory: MemoryLine) -> Chart:
