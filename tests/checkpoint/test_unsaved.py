@@ -208,6 +208,16 @@ class Rounds(torch.optim.SGD):
         return super().step(closure)
 
 
+class LateRounds(Rounds):
+    """Counts in an attribute that its first step makes."""
+
+    rounds = 0
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups)
+        del self.rounds
+
+
 CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "a buffer that is not persistent": ("model.mean", lambda: {"model": WithBuffer}),
     **{
@@ -231,6 +241,7 @@ CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     ),
     "a loss, with a global": ("GLOBAL_CALLS[0]", lambda: {"loss": of_global}),
     "an optimizer of one's own": ("optimizer.rounds", lambda: {"optimizer": Rounds}),
+    "a value that the first update makes": ("optimizer.rounds", lambda: {"optimizer": LateRounds}),
 }
 
 
