@@ -4,9 +4,12 @@ others, it says why.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 import surefoot as sf
 from refused import refused
@@ -174,3 +177,35 @@ def test_other_data_say_what_to_remove_where_no_step_was_trained(
         refuse_other_data(saved, now, where="runs/a", step=step)
     removing = [text for text in caught.value.remedies if isinstance(text, str)]
     assert len(removing) == may_be_removed
+
+
+def with_splits(run_dir: Path, **splits: tuple[Tensor, Tensor]) -> sf.Run:
+    x = torch.arange(16.0).reshape(8, 2)
+    return sf.Run(
+        model=lambda: torch.nn.Linear(2, 1),
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        train_data=(x, x.sum(1, keepdim=True)),
+        splits={name: sf.Split(data) for name, data in splits.items()},
+        optimizer=sf.optim.sgd(lr=1e-4),
+        batch_size=4,
+        length="2 steps",
+        stop_after="1 step",
+        run_dir=run_dir,
+        device="cpu",
+        console=False,
+    )
+
+
+def test_a_resume_notes_the_splits_whose_data_are_others_and_no_further_ones(
+    tmp_path: Path,
+) -> None:
+    x = torch.ones(4, 2)
+    same = (x, x.sum(1, keepdim=True))
+    other = (2 * x, x.sum(1, keepdim=True))
+    with_splits(tmp_path / "run", first=same, second=same).train()
+    run = with_splits(tmp_path / "run", first=same, second=other, third=other)
+    with run:
+        contents = sf.checkpoint.Store(tmp_path / "run" / "checkpoints").newest_intact()
+        assert contents is not None
+        (note,) = run.parts.notes(contents[0])
+    assert "second" in note
