@@ -207,10 +207,10 @@ def summed_cross_entropy(
     label_smoothing: float = 0.0,
     with_scores: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the summed cross-entropy (nats, float32 or better) of `hidden @ head.T`, and with
-    scores the number of right targets and the unsmoothed loss (else 0); no target is ignored.
+    """Return three sums over all targets, of the logits `hidden @ head.T`: the cross-entropy (nats,
+    float32 or better), the number of right targets, and the cross-entropy without smoothing.
 
-    Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to
+    No target is ignored. The last two are 0 without `with_scores`. Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to
     rounding; double backward fails.
 
     >>> total, *_ = summed_cross_entropy(

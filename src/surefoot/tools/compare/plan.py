@@ -101,13 +101,12 @@ def from_text(text: str, *, where: str) -> Planned:
     """Parse a plan from the text of `to_text`; raise `ConfigError` for any other text."""
     try:
         table: Any = tomllib.loads(text)[_TABLE]
-        settings = {}
-        for name, value in values(text, where=where).items():
-            if not name.startswith(f"{_TABLE}."):
-                settings[name] = value
+        program_table = program(text, where=where)
+        settings = values(text, where=where)
+        base = {key: value for key, value in settings.items() if not key.startswith(f"{_TABLE}.")}
         plan = Planned(
-            program=program(text, where=where),
-            base=settings,
+            program=program_table,
+            base=base,
             origins=origins(text),
             variants=[Variant(**_plain(row)) for row in table["variants"]],
             threads=table["threads"],

@@ -143,14 +143,14 @@ def still_improving(history: History) -> Verdict:
     if direction == "min":
         fell_or_rose = "fell"
         change = before - end
-        end_is_best = end <= series.value.min()
+        is_beaten = series.value.min() < end
     else:
         fell_or_rose = "rose"
         change = end - before
-        end_is_best = end >= series.value.max()
+        is_beaten = series.value.max() > end
     gained = change / abs(before) if before else 0.0
     well(
-        not end_is_best or gained < STILL,
+        is_beaten or gained < STILL,
         f"{score} improved by {max(gained, 0):.1%} over the last 20% of the run",
     )
 
