@@ -120,6 +120,14 @@ def test_without_decay_there_is_one_group():
     assert (group.name, group.decay, len(group.parameters)) == ("all", 0.0, 4)
 
 
+def test_a_group_without_decay_has_a_zero_of_the_type_of_the_decay():
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    for weight_decay in (1, 0.5):
+        decays = [group.decay for group in parameter_groups(model, weight_decay)]
+        assert decays == [weight_decay, 0]
+        assert {type(decay) for decay in decays} == {type(weight_decay)}
+
+
 def test_a_model_without_trainable_parameters_has_no_groups():
     assert parameter_groups(nn.ReLU(), 0.1) == []
 

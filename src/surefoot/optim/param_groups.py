@@ -97,7 +97,8 @@ def parameter_groups(
             group = groups.get((is_spared, rate))
             if group is None:
                 if is_spared:
-                    group = ParameterGroup("no decay", 0.0, [], [], rate=rate)
+                    nothing = 0 * weight_decay  # of its type, which a checkpoint saves
+                    group = ParameterGroup("no decay", nothing, [], [], rate=rate)
                 elif weight_decay:
                     group = ParameterGroup("decay", weight_decay, [], [], rate=rate)
                 else:
