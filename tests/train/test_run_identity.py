@@ -17,6 +17,7 @@ from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
 from surefoot.errors import CheckpointError
 from surefoot.train.run_identity import (
+    differences,
     refuse_another_length,
     refuse_differences,
     refuse_other_data,
@@ -177,6 +178,27 @@ def test_other_data_say_what_to_remove_where_no_step_was_trained(
         refuse_other_data(saved, now, where="runs/a", step=step)
     removing = [text for text in caught.value.remedies if isinstance(text, str)]
     assert len(removing) == may_be_removed
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "count"),
+    [
+        ({}, {"exact_sums": False}, 0),
+        ({}, {"exact_sums": True}, 1),
+        ({"optimizer": {"name": "own"}}, {"optimizer": {"name": "own", "eps": 1.0}}, 1),
+        (
+            {"optimizer": {"name": "own"}},
+            {"optimizer": {"name": "own", "attributes": {"eps": 1.0}}},
+            0,
+        ),
+        ({"data": {"type": "Dataset"}}, {"data": {"type": "Dataset", "sha256": "ab"}}, 0),
+        ({"data": {"type": "Rows"}}, {"data": {"type": "Rows", "sha256": "ab"}}, 1),
+    ],
+)
+def test_what_0_1_0_had_without_recording_it_is_no_difference(
+    saved: dict[str, Any], now: dict[str, Any], count: int
+) -> None:
+    assert len(differences(saved, now)) == count
 
 
 def with_splits(run_dir: Path, **splits: tuple[Tensor, Tensor]) -> sf.Run:
