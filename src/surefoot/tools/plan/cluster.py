@@ -38,17 +38,10 @@ class Memory:
         """The permanent memory plus the additional memory of a pass or of an update, whichever is
         larger.
         """
-        stays = (
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.averages
-            + self.buffers
-            + self.sums
-        )
-        return stays + max(
-            self.whole_gradients + self.gathered + self.exchanged + self.passing, self.updating
-        )
+        state = self.parameters + self.gradients + self.optimizer + self.averages
+        stays = state + self.buffers + self.sums
+        during_pass = self.whole_gradients + self.gathered + self.exchanged + self.passing
+        return stays + max(during_pass, self.updating)
 
 
 def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
@@ -72,50 +65,71 @@ def memory(work: Workload, strategy: Spread, *, micro_batches: int) -> Memory:
     ... )  # of 16 MiB of weights
     ([2097152, 2097152, 4194304, 8388608, 8388608], 25165824)
     """
-    shards, sharded = strategy.shards, strategy.kind == "fsdp"
+    shards = strategy.shards
+    trained = [weight for weight in work.weights if weight.trained]
     parameters = sum(weight.shard_bytes(shards) for weight in work.weights)
-    own = {
-        "parameters": parameters,
-        "gradients": sum(weight.shard_bytes(shards) for weight in work.weights if weight.trained),
-        "optimizer": work.state_bytes(shards),
-        "averages": work.averages * parameters,
-    }
-    exact = sharded and is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums)
-    kept_whole = sharded and strategy.sync == "last" and micro_batches > 1
-    return Memory(
-        **(dict.fromkeys(own, 0) if strategy.cpu_offload else own),
+    gradients = sum(weight.shard_bytes(shards) for weight in trained)
+    optimizer = work.state_bytes(shards)
+    averages = work.averages * parameters
+    pending_sums = strategy.pending_sums(micro_batches)
+    whole_gradients = 0
+    gathered = 0
+    exchanged = 0
+    if strategy.kind == "fsdp":
+        buffers = 1
+        if is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums):
+            buffers = 2
+            if strategy.cpu_offload:
+                pending_sums += 1
+        if strategy.sync == "last" and micro_batches > 1:
+            whole_gradients = sum(weight.memory_bytes for weight in trained)
+        gathered = _gathered_bytes(work, strategy)
+        exchanged = _exchanged_bytes(work, strategy, buffers=buffers)
+    without_offload = Memory(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        averages=averages,
         buffers=work.buffer_bytes * (1 + work.averages),
-        sums=own["gradients"]
-        * (strategy.pending_sums(micro_batches) + (exact and strategy.cpu_offload)),
-        whole_gradients=sum(weight.memory_bytes for weight in work.weights if weight.trained)
-        if kept_whole
-        else 0,
-        gathered=_gathered_bytes(work, strategy) if sharded else 0,
-        exchanged=_exchanged_bytes(work, strategy, buffers=1 + exact) if sharded else 0,
+        sums=gradients * pending_sums,
+        whole_gradients=whole_gradients,
+        gathered=gathered,
+        exchanged=exchanged,
         passing=work.pass_bytes,
-        updating=0 if strategy.cpu_offload else work.update_bytes(shards),
-        host=sum(own.values()) if strategy.cpu_offload else 0,
+        updating=work.update_bytes(shards),
+    )
+    if not strategy.cpu_offload:
+        return without_offload
+    return replace(
+        without_offload,
+        parameters=0,
+        gradients=0,
+        optimizer=0,
+        averages=0,
+        updating=0,
+        host=parameters + gradients + optimizer + averages,
     )
 
 
 def _gathered_bytes(work: Workload, strategy: Spread) -> int:
-    outside, *blocks = (strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks))
+    outside = strategy.unit_bytes(work.outside)
+    blocks = [strategy.unit_bytes(block) for block in work.blocks]
     if not strategy.reshard_after_forward:
         return outside + sum(blocks) + max(blocks, default=0)
-    return outside + max(
-        (sum(blocks[index : index + 2]) for index in range(len(blocks))), default=0
-    )
+    with_next = [sum(blocks[index : index + 2]) for index in range(len(blocks))]
+    return outside + max(with_next, default=0)
 
 
 def _exchanged_bytes(work: Workload, strategy: Spread, *, buffers: int) -> int:
     # a block's gradients in the dtype of the pass, plus what is sent and, with exact sums, received
     # in float32
-    units = [[weight for weight in unit if weight.trained] for unit in (work.outside, *work.blocks)]
-    return max(
-        strategy.unit_bytes(unit)
-        + buffers * replace(strategy, gather_dtype="fp32").unit_bytes(unit)
-        for unit in units
-    )
+    in_float32 = replace(strategy, gather_dtype="fp32")
+    largest = 0
+    for unit in (work.outside, *work.blocks):
+        trained = [weight for weight in unit if weight.trained]
+        size = strategy.unit_bytes(trained) + buffers * in_float32.unit_bytes(trained)
+        largest = max(largest, size)
+    return largest
 
 
 @dataclass(frozen=True)
@@ -141,17 +155,25 @@ def shared(parts: RunComponents, *, ranks: int) -> tuple[int, int, str | None]:
     """Return the samples per micro-batch, the micro-batches per rank, and the error that `train`
     would raise, or None.
     """
-    sizes, rows, each = parts.pipeline.sizes, len(parts.pipeline.again(0)[0].sample_ids), 1
+    sizes = parts.pipeline.sizes
+    rows = len(parts.pipeline.again(0)[0].sample_ids)
     if sizes.pieces == 1:  # without an explicit size, each rank computes one
-        rows, shared_by_all = max(1, round(rows / ranks)), sizes.batch_size
+        rows = max(1, round(rows / ranks))
+        micro_batches = 1
+        can_share = sizes.batch_size % ranks == 0
+        division = "evenly"
     else:
-        each = -(-sizes.pieces // ranks)
-        shared_by_all = ranks * (ranks <= sizes.pieces)
-    if shared_by_all and shared_by_all % ranks == 0:
-        return rows, each, None
-    cut = "" if sizes.pieces == 1 else f" in {sizes.pieces} micro-batches"
-    refused = f"train would refuse this: {ranks:,} ranks cannot share {sizes.batch_size:,} {sizes.unit}{cut or ' evenly'}"
-    return rows, each, f"{refused}; this estimate assumes a step that they can share"
+        micro_batches = -(-sizes.pieces // ranks)
+        can_share = ranks <= sizes.pieces
+        division = f"in {sizes.pieces} micro-batches"
+    if can_share:
+        return rows, micro_batches, None
+    note = (
+        f"train would refuse this: {ranks:,} ranks cannot share"
+        f" {sizes.batch_size:,} {sizes.unit} {division};"
+        " this estimate assumes a step that they can share"
+    )
+    return rows, micro_batches, note
 
 
 def tokens_each(parts: RunComponents) -> float | None:
@@ -161,7 +183,9 @@ def tokens_each(parts: RunComponents) -> float | None:
     pipeline = parts.pipeline
     if pipeline.sizes.unit == "tokens":
         return pipeline.sizes.micro_batch_size / len(pipeline.again(0)[0].sample_ids)
-    lengths = pipeline.dataset.lengths if isinstance(pipeline.dataset, Lengthy) else None
+    if not isinstance(pipeline.dataset, Lengthy):
+        return None
+    lengths = pipeline.dataset.lengths
     return float(lengths) if isinstance(lengths, int) else None
 
 
@@ -170,14 +194,16 @@ def spread(parts: RunComponents, *, ranks: int) -> Spread:
     how = parts.plan.parallel
     assert how.kind != "auto"  # `chosen` has replaced "auto"
     assert how.sync != "auto"
-    own = (
-        how.reshard_after_forward,
-        how.sync,
-        how.gather_dtype,
-        how.cpu_offload,
-        parts.plan.identity["exact_sums"],
+    return Spread(
+        how.kind,
+        ranks,
+        replicas=how.replicas,
+        reshard_after_forward=how.reshard_after_forward,
+        sync=how.sync,
+        gather_dtype=how.gather_dtype,
+        cpu_offload=how.cpu_offload,
+        exact_sums=parts.plan.identity["exact_sums"],
     )
-    return Spread(how.kind, ranks, how.replicas, *own)
 
 
 def fits(memory: Memory, machine: Machine) -> str:

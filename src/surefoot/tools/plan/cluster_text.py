@@ -15,7 +15,7 @@ from surefoot.tools.plan.cluster import Case, fits, shared, spread, tokens_each
 from surefoot.tools.plan.meta_pass import Pass, dry_pass
 from surefoot.tools.plan.network_model import Machine, ring_bandwidth, windows
 from surefoot.tools.plan.summary import Section, parameters_by_module
-from surefoot.tools.plan.workload import Spread, workload
+from surefoot.tools.plan.workload import Spread, Workload, workload
 from surefoot.tracking.format import counted, measured_time, text_table, three_digits, with_unit
 
 _PURPOSES = {  # the purpose of each `Memory` field, and whether only FSDP uses it
@@ -39,35 +39,41 @@ def sections(parts: RunComponents, machine: Machine) -> list[Section]:
     """
     if parts.task.loss is None:
         raise without_loss()
-    world, tokens, refused = parts.world.on_meta, tokens_each(parts), refusal(parts)
+    world = parts.world.on_meta
+    tokens = tokens_each(parts)
+    refused = refusal(parts)
     rows, micro_batches, note = shared(parts, ranks=world)
     own = spread(parts, ranks=world)
     if refused is not None and own.kind == "fsdp":
         raise refused
-    gather_dtypes = dict.fromkeys((own.gather_dtype, "fp32"))
-    passes = {
-        gather_dtype: dry_pass(parts, rows=rows, weights_narrow=gather_dtype == "bf16")
-        for gather_dtype in gather_dtypes
-    }
-    works = {gather_dtype: workload(parts, passed) for gather_dtype, passed in passes.items()}
-    cases = [
-        Case(name, chosen, works[chosen.gather_dtype], micro_batches, machine)
-        for name, chosen in strategies_of(own, node_size=machine.node_size).items()
-        if refused is None or chosen.kind != "fsdp"
-    ]
+    passes: dict[str, Pass] = {}
+    works: dict[str, Workload] = {}
+    for gather_dtype in dict.fromkeys((own.gather_dtype, "fp32")):
+        passed = dry_pass(parts, rows=rows, weights_narrow=gather_dtype == "bf16")
+        passes[gather_dtype] = passed
+        works[gather_dtype] = workload(parts, passed)
+    cases = []
+    for name, strategy in strategies_of(own, node_size=machine.node_size).items():
+        if refused is None or strategy.kind != "fsdp":
+            work = works[strategy.gather_dtype]
+            cases.append(Case(name, strategy, work, micro_batches, machine))
     mine = next(case for case in cases if case.strategy == own)
-    strategies = [*table(cases), *([] if refused is None else [first_line(refused)])]
+    traffic = []
+    strategies = []
+    if world > 1:
+        traffic = traffic_lines(mine)
+        strategies = table(cases)
+        if refused is not None:
+            strategies.append(first_line(refused))
     all_sections = [
         Section("data", list(parts.settings.data_summary)),
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("assumptions", assumptions(machine, world=world)),
         Section("one step", step(parts, mine, passes[own.gather_dtype], tokens=tokens, note=note)),
         Section(f"memory per GPU, {mine.name}", memory_lines(parts, mine)),
-        Section(
-            f"sent by each GPU per step, {mine.name}", traffic_lines(mine) if world > 1 else []
-        ),
+        Section(f"sent by each GPU per step, {mine.name}", traffic),
         Section(f"time per step, {mine.name}", time_lines(mine, tokens=tokens)),
-        Section("strategies", strategies if world > 1 else []),
+        Section("strategies", strategies),
     ]
     return [section for section in all_sections if section.lines]
 
@@ -91,73 +97,77 @@ def strategies_of(own: Spread, *, node_size: int) -> dict[str, Spread]:
     if own.kind == "none":
         return {"one process": own}
     world = own.world
-    plain = (
-        replace(own, reshard_after_forward=True, replicas=1)
-        if own.kind == "fsdp"
-        else Spread("fsdp", world, sync="every", exact_sums=own.exact_sums)
-    )
+    ddp = Spread("ddp", world, exact_sums=own.exact_sums)
+    fsdp = Spread("fsdp", world, sync="every", exact_sums=own.exact_sums)
+    if own.kind == "ddp":
+        ddp = own
+    if own.kind == "fsdp":
+        fsdp = replace(own, reshard_after_forward=True, replicas=1)
     strategies = {
-        "ddp": own if own.kind == "ddp" else Spread("ddp", world, exact_sums=own.exact_sums),
-        "fsdp": plain,
-        "fsdp, reshard off": replace(plain, reshard_after_forward=False),
+        "ddp": ddp,
+        "fsdp": fsdp,
+        "fsdp, reshard off": replace(fsdp, reshard_after_forward=False),
     }
     if world > node_size > 1 and world % node_size == 0:
-        strategies[f"fsdp, {world // node_size} replicas"] = replace(
-            plain, replicas=world // node_size
-        )
-    if own not in strategies.values():
-        strategies = {
-            f"fsdp{f', {own.replicas} replicas' * (own.replicas > 1)}, as set": own,
-            **strategies,
-        }
-    return strategies
+        nodes = world // node_size
+        strategies[f"fsdp, {nodes} replicas"] = replace(fsdp, replicas=nodes)
+    if own in strategies.values():
+        return strategies
+    replicas = f", {own.replicas} replicas" if own.replicas > 1 else ""
+    return {f"fsdp{replicas}, as set": own, **strategies}
 
 
 def assumptions(machine: Machine, *, world: int) -> list[str]:
     """List the assumed values of the machine with their sources."""
+    nodes = counted(-(-world // machine.node_size), "node")
     texts = {
-        "node_size": f"{counted(world, 'GPU')}, {counted(-(-world // machine.node_size), 'node')} of {machine.node_size}",
+        "node_size": f"{counted(world, 'GPU')}, {nodes} of {machine.node_size}",
         "flops": f"{machine.flops / 1e12:.4g} TFLOP/s per GPU",
         "mfu": f"{machine.mfu:.0%} of the peak is used, recomputation included",
         "gpu_memory": f"{in_words(machine.memory_bytes)} per GPU",
         "bandwidth": f"{in_words(machine.bandwidth)}/s per GPU to other nodes, in each direction",
         "node_bandwidth": f"{in_words(machine.node_bandwidth)}/s per GPU inside a node, in each direction",
     }
-    return text_table(
-        [(text, f"[{machine.origins[name]}]") for name, text in texts.items()], left=(0, 1)
-    )
+    rows = [(text, f"[{machine.origins[name]}]") for name, text in texts.items()]
+    return text_table(rows, left=(0, 1))
 
 
 def step(
     parts: RunComponents, case: Case, passed: Pass, *, tokens: float | None, note: str | None
 ) -> list[str]:
     """List the samples of a step and the results of the dry pass."""
-    world, rows, each = case.strategy.world, passed.samples, case.micro_batches
+    world = case.strategy.world
+    micro_batches = case.micro_batches
+    of_ranks = "micro-batches" if micro_batches > 1 else "micro-batch"
     forward, backward = passed.flops
-    return [
-        f"{_samples(world * each * rows, tokens)} = {counted(world, 'rank')}"
-        f" x {each} micro-batch{'es' * (each > 1)} x {rows:,}",
-        *([note] if note else []),
+    lines = [
+        f"{_samples(world * micro_batches * passed.samples, tokens)} = {counted(world, 'rank')}"
+        f" x {micro_batches} {of_ranks} x {passed.samples:,}"
+    ]
+    if note:
+        lines.append(note)
+    lines += [
         f"a micro-batch in {parts.plan.precision}: forward {with_unit(forward, 'FLOP')}, backward {with_unit(backward, 'FLOP')}",
         f"it stores {in_words(passed.kept_bytes)} for the backward pass and needs at most {in_words(passed.peak_bytes)}"
         " (dry pass on the meta device)",
     ]
+    return lines
 
 
 def memory_lines(parts: RunComponents, case: Case) -> list[str]:
     """List the memory by purpose, and compare the sum with the available memory."""
     memory = case.memory
-    table = [
-        (what, in_words(getattr(memory, name)), "")
-        for name, what in _PURPOSES.items()
-        if getattr(memory, name)
-    ]
-    table.append(("total, at most", in_words(memory.total), fits(memory, case.machine)))
-    lines = text_table(table, left=(0, 2))
-    if any(state_bytes(trained.optimizer) is None for trained in parts.state.optimizers.values()):
-        lines.insert(
-            -1, "optimizer state is not included: its size is unknown before the first step"
-        )
+    rows = []
+    for name, purpose in _PURPOSES.items():
+        size = getattr(memory, name)
+        if size:
+            rows.append((purpose, in_words(size), ""))
+    rows.append(("total, at most", in_words(memory.total), fits(memory, case.machine)))
+    lines = text_table(rows, left=(0, 2))
+    optimizers = [trained.optimizer for trained in parts.state.optimizers.values()]
+    if any(state_bytes(optimizer) is None for optimizer in optimizers):
+        unknown = "optimizer state is not included: its size is unknown before the first step"
+        lines.insert(-1, unknown)
     if memory.host:
         lines.append(f"in host memory: {in_words(memory.host)} for each GPU")
     return lines
@@ -165,41 +175,43 @@ def memory_lines(parts: RunComponents, case: Case) -> list[str]:
 
 def traffic_lines(case: Case) -> list[str]:
     """List the bytes sent during each pass, the passes per step, and the sum."""
-    shards, copies = case.strategy.shards, case.strategy.copies
+    shards = case.strategy.shards
+    copies = case.strategy.copies
     lines = []
     for window in windows(case.work, case.strategy, micro_batches=case.micro_batches):
-        ways = {
-            f"among {shards} shards": window.to_shards,
-            f"among {copies} replicas": window.to_replicas,
-        }
-        if amounts := ", ".join(
-            f"{in_words(number)} {way}" for way, number in ways.items() if number
-        ):
-            lines.append(f"{window.times} x during a {window.part} pass: {amounts}")
-    ring = {"shards": (shards, 1), "replicas": (copies, shards)}
-    speeds = ", ".join(
-        f"{in_words(ring_bandwidth(case.machine, members=members, stride=stride))}/s among {name}"
-        for name, (members, stride) in ring.items()
-        if members > 1
-    )
-    return [*lines, f"{in_words(case.timing.sent_bytes)} in total, at {speeds}"]
+        amounts = []
+        if window.to_shards:
+            amounts.append(f"{in_words(window.to_shards)} among {shards} shards")
+        if window.to_replicas:
+            amounts.append(f"{in_words(window.to_replicas)} among {copies} replicas")
+        if amounts:
+            lines.append(f"{window.times} x during a {window.part} pass: {', '.join(amounts)}")
+    speeds = []
+    if shards > 1:
+        bandwidth = ring_bandwidth(case.machine, members=shards, stride=1)
+        speeds.append(f"{in_words(bandwidth)}/s among shards")
+    if copies > 1:
+        bandwidth = ring_bandwidth(case.machine, members=copies, stride=shards)
+        speeds.append(f"{in_words(bandwidth)}/s among replicas")
+    lines.append(f"{in_words(case.timing.sent_bytes)} in total, at {', '.join(speeds)}")
+    return lines
 
 
 def time_lines(case: Case, *, tokens: float | None) -> list[str]:
     """List the seconds of computation and communication, and the smallest batch size that hides all
     communication.
     """
-    timing, world, samples = case.timing, case.strategy.world, case.timing.hidden_from
-    hidden_s = timing.communication_s - timing.exposed_s
+    timing = case.timing
+    world = case.strategy.world
     samples_per_s = world * case.micro_batches * case.work.samples / timing.step_s
-    rate, unit = (
-        (samples_per_s, "samples/s") if tokens is None else (samples_per_s * tokens, "tokens/s")
-    )
-    of_step = (
-        f"{measured_time(timing.step_s)} per step without its update: {three_digits(rate)} {unit}"
-    )
+    speed = f"{three_digits(samples_per_s)} samples/s"
+    if tokens is not None:
+        speed = f"{three_digits(samples_per_s * tokens)} tokens/s"
+    of_step = f"{measured_time(timing.step_s)} per step without its update: {speed}"
     if world == 1:
         return [of_step]
+    hidden_s = timing.communication_s - timing.exposed_s
+    samples = timing.hidden_from
     return [
         f"computation {measured_time(timing.compute_s)}, communication {measured_time(timing.communication_s)}:"
         f" {measured_time(hidden_s)} hidden, {measured_time(timing.exposed_s)} exposed",
@@ -212,19 +224,22 @@ def time_lines(case: Case, *, tokens: float | None) -> list[str]:
 def table(cases: Iterable[Case]) -> list[str]:
     """Format the cases as a table with one line each."""
     head = ("strategy", "memory", "", "sent", "hidden from", "exposed", "step")
-    rows = [
-        (
-            case.name,
-            in_words(case.memory.total),
-            fits(case.memory, case.machine),
-            in_words(case.timing.sent_bytes),
-            f"{case.timing.hidden_from:,} per GPU",
-            measured_time(case.timing.exposed_s),
-            measured_time(case.timing.step_s),
+    rows = [head]
+    for case in cases:
+        memory = case.memory
+        timing = case.timing
+        rows.append(
+            (
+                case.name,
+                in_words(memory.total),
+                fits(memory, case.machine),
+                in_words(timing.sent_bytes),
+                f"{timing.hidden_from:,} per GPU",
+                measured_time(timing.exposed_s),
+                measured_time(timing.step_s),
+            )
         )
-        for case in cases
-    ]
-    return text_table([head, *rows], left=(0, 2))
+    return text_table(rows, left=(0, 2))
 
 
 def _samples(samples: int, tokens: float | None) -> str:

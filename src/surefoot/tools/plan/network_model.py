@@ -88,28 +88,34 @@ def windows(work: Workload, strategy: Spread, *, micro_batches: int) -> list[Pas
     ... ]  # of 16 MiB of weights
     [28.0, 42.0]
     """
-    shards, copies = strategy.shards, strategy.copies
-    sums = float(
-        sum(weight.gathered_bytes(shards, "fp32") for weight in work.weights if weight.trained)
-    )
-    units = [strategy.unit_bytes(unit) for unit in (work.outside, *work.blocks)]
-    backward = ring_gathered(sum(units[1:]), shards) if strategy.reshard_after_forward else 0.0
-    scattered, added = ring_gathered(sums, shards), ring_reduced(sums / shards, copies)
-    exact, in_every = (
-        is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums),
-        strategy.sync == "every",
-    )
-    if exact:  # copies exchange subtrees, once in a step
+    shards = strategy.shards
+    trained = [weight for weight in work.weights if weight.trained]
+    gradient_bytes = float(sum(weight.gathered_bytes(shards, "fp32") for weight in trained))
+    block_bytes = sum(strategy.unit_bytes(block) for block in work.blocks)
+    weight_bytes = strategy.unit_bytes(work.outside) + block_bytes
+
+    forward = ring_gathered(weight_bytes, shards)
+    backward = 0.0
+    if strategy.reshard_after_forward:
+        backward = ring_gathered(block_bytes, shards)
+    scattered = ring_gathered(gradient_bytes, shards)
+    reduces_every = strategy.sync == "every"
+    if is_exact(strategy.kind, strategy.sync, exact=strategy.exact_sums):
+        # copies exchange subtrees, once in a step
         shares = strategy.shares_of_copies(micro_batches)
         busiest = max(range(len(shares)), key=lambda copy: len(subtrees_of(shares[copy])))
-        added = float(RankSums(shares, rank=busiest).bytes_sent(int(sums / shards)))
-    summed = micro_batches if in_every and not exact else 1
+        to_replicas = float(RankSums(shares, rank=busiest).bytes_sent(int(gradient_bytes / shards)))
+        with_sums = 1
+        to_shards = backward + scattered * (1 + 1 / shards)  # with the norms' gathers
+    else:
+        to_replicas = ring_reduced(gradient_bytes / shards, strategy.copies)
+        with_sums = micro_batches if reduces_every else 1
+        to_shards = backward + scattered
+    before_sums = backward + scattered if reduces_every else backward
     all_windows = [
-        PassWindow("forward", micro_batches, ring_gathered(sum(units), shards), 0.0),
-        PassWindow("backward", micro_batches - summed, backward + scattered * in_every, 0.0),
-        PassWindow(
-            "backward", summed, backward + scattered * (1 + exact / shards), added
-        ),  # with the norms' gathers
+        PassWindow("forward", micro_batches, forward, 0.0),
+        PassWindow("backward", micro_batches - with_sums, before_sums, 0.0),
+        PassWindow("backward", with_sums, to_shards, to_replicas),
     ]
     return [window for window in all_windows if window.times]
 
@@ -127,12 +133,10 @@ def ring_bandwidth(machine: Machine, *, members: int, stride: int) -> float:
     """
     if (members - 1) * stride < machine.node_size:
         return machine.node_bandwidth
-    beside = max(1, machine.node_size // stride)
-    return (
-        machine.bandwidth
-        if beside == 1
-        else min(machine.node_bandwidth, machine.bandwidth * beside)
-    )
+    parallel_rings = max(1, machine.node_size // stride)
+    if parallel_rings == 1:
+        return machine.bandwidth
+    return min(machine.node_bandwidth, machine.bandwidth * parallel_rings)
 
 
 @dataclass(frozen=True)
@@ -145,9 +149,8 @@ class Timing:
     communication_s: float
     exposed_s: float
     sent_bytes: float  # by each GPU, and as many received
-    hidden_from: (
-        int  # the smallest micro-batch of a GPU, in samples, whose passes hide all communication
-    )
+    # the smallest micro-batch of a GPU, in samples, whose passes hide all communication
+    hidden_from: int
 
     @property
     def step_s(self) -> float:
@@ -179,20 +182,23 @@ def timing(work: Workload, strategy: Spread, machine: Machine, *, micro_batches:
     flops_per_s = machine.flops * machine.mfu
     to_shards = ring_bandwidth(machine, members=strategy.shards, stride=1)
     to_replicas = ring_bandwidth(machine, members=strategy.copies, stride=strategy.shards)
-    took = [
-        (
-            window.times,
-            work.flops[window.part == "backward"] / flops_per_s,
-            window.to_shards / to_shards + window.to_replicas / to_replicas,  # one after the other
-        )
-        for window in sends
-    ]
+    forward_flops, backward_flops = work.flops
+    communication_s = []
+    exposed_s = []
+    hidden_from = 1
+    for window in sends:
+        flops = forward_flops if window.part == "forward" else backward_flops
+        computing_s = flops / flops_per_s
+        # one after the other
+        sending_s = window.to_shards / to_shards + window.to_replicas / to_replicas
+        communication_s.append(window.times * sending_s)
+        exposed_s.append(window.times * max(0.0, sending_s - computing_s))
+        samples = math.ceil(sending_s / (computing_s / work.samples))
+        hidden_from = max(hidden_from, samples)
     return Timing(
         compute_s=micro_batches * sum(work.flops) / flops_per_s,
-        communication_s=sum(times * sending for times, _, sending in took),
-        exposed_s=sum(times * max(0.0, sending - computing) for times, computing, sending in took),
+        communication_s=sum(communication_s),
+        exposed_s=sum(exposed_s),
         sent_bytes=sum(window.times * (window.to_shards + window.to_replicas) for window in sends),
-        hidden_from=max(
-            1, *(math.ceil(sending / (computing / work.samples)) for _, computing, sending in took)
-        ),
+        hidden_from=hidden_from,
     )
