@@ -62,38 +62,42 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
     the seconds of a step and of the run.
     """
     state = parts.state
-    optimizer_bytes = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
-    sizes = {
-        "weights": tensor_bytes(
-            parameter for model in state.models.values() for parameter in model.parameters()
-        ),
-        "gradients": tensor_bytes(state.parameters),
-        "averages": tensor_bytes(
-            tensor
-            for average in state.ema_models.values()
-            for tensor in (*average.model.parameters(), *average.precise.values())
-        ),
-        "optimizer": sum(size for size in optimizer_bytes if size is not None),
-    }
-    known = [name for name in sizes if name != "optimizer" or None not in optimizer_bytes]
-    texts = [
-        f"{name} {in_words(sizes[name])}" for name in known if sizes[name] or name != "averages"
-    ]
-    texts += ["optimizer: unknown before its first step"] * (None in optimizer_bytes)
-    step_s = measured.pass_s * -(-parts.pipeline.sizes.pieces // parts.world.ranks)
-    return [
+    weights: list[Tensor] = []
+    for model in state.models.values():
+        weights += model.parameters()
+    averages: list[Tensor] = []
+    for average in state.ema_models.values():
+        averages += average.model.parameters()
+        averages += average.precise.values()
+    weight_bytes = tensor_bytes(weights)
+    gradient_bytes = tensor_bytes(state.parameters)
+    average_bytes = tensor_bytes(averages)
+    texts = [f"weights {in_words(weight_bytes)}", f"gradients {in_words(gradient_bytes)}"]
+    if average_bytes:
+        texts.append(f"averages {in_words(average_bytes)}")
+    of_optimizers = [state_bytes(trained.optimizer) for trained in state.optimizers.values()]
+    optimizer_bytes = sum(size for size in of_optimizers if size is not None)
+    if None in of_optimizers:
+        texts.append("optimizer: unknown before its first step")
+    else:
+        texts.append(f"optimizer {in_words(optimizer_bytes)}")
+    total = (
+        weight_bytes + gradient_bytes + average_bytes + optimizer_bytes + measured.activation_bytes
+    )
+    lines = [
         ", ".join(texts),
-        f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured); total"
-        f" {in_words(sum(sizes.values()) + measured.activation_bytes)}",
-        *(
-            []
-            if parts.computed_again is None
-            else [f"activation checkpointing: {parts.computed_again}"]
-        ),
+        f"activations of one micro-batch {in_words(measured.activation_bytes)} (measured);"
+        f" total {in_words(total)}",
+    ]
+    if parts.computed_again is not None:
+        lines.append(f"activation checkpointing: {parts.computed_again}")
+    step_s = measured.pass_s * -(-parts.pipeline.sizes.pieces // parts.world.ranks)
+    lines += [
         f"{measured_time(measured.pass_s)} for a micro-batch's forward and backward pass (measured), "
         f"{measured_time(step_s)} per step without its update",
         f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
     ]
+    return lines
 
 
 def evaluation_time(parts: RunComponents) -> list[str]:
@@ -109,14 +113,15 @@ def evaluation_time(parts: RunComponents) -> list[str]:
         took_s = {name: evaluator.seconds(name, limit_s=_MEASURED_S) for name in evaluator.splits}
     except (DataError, DivergedError) as problem:
         return [f"evaluation: not measured: {first_line(problem)}"]
-    lines, often, end = [], evaluator.names(at_end=False), evaluator.names(at_end=True)
+    lines = []
+    often = evaluator.names(at_end=False)
+    end = evaluator.names(at_end=True)
     if often:
-        steps, due = parts.length.steps, parts.plan.times.evaluate_due
-        known = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
-        one_s, times = (
-            sum(took_s[name] for name in often),
-            round(sum(map(due, range(1, known + 1))) * steps / known),
-        )
+        steps = parts.length.steps
+        counted_steps = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
+        due = sum(map(parts.plan.times.evaluate_due, range(1, counted_steps + 1)))
+        times = round(due * steps / counted_steps)
+        one_s = sum(took_s[name] for name in often)
         lines.append(
             f"about {measured_time(one_s)} per evaluation of {', '.join(often)}, {measured_time(one_s * times)} for all {times:,}"
             " (measured with a few batches)"

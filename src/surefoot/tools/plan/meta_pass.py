@@ -32,9 +32,8 @@ class Pass:
     samples: int
     kept_bytes: int  # stored by the forward pass for the backward pass, without the weights
     peak_bytes: int  # of all tensors that coexist, including gradients in transit to their weights
-    flops: tuple[
-        float, float
-    ]  # multiplications and additions of the forward pass, and of the backward pass
+    # multiplications and additions of the forward pass, and of the backward pass
+    flops: tuple[float, float]
 
 
 def dry_pass(
@@ -47,17 +46,16 @@ def dry_pass(
     and additions of matrix products, convolutions and attention count, by torch's own formulas.
     Causal attention counts in full. Raises `ConfigError` if the loss needs tensor values.
     """
-    (batch, samples), world = _first_batch(parts, rows), parts.world
+    batch, samples = _first_batch(parts, rows)
     narrow = torch.bfloat16 if weights_narrow else FORMATS[parts.plan.precision].autocast
     clear(parts.state.parameters)
     for parameter in parts.state.parameters:
         parameter.grad = torch.empty_like(parameter)
     try:
-        casts = (
-            _leaves(_count_pass(parts, batch, narrow=narrow, casts={})[-1])
-            if weights_narrow
-            else None
-        )
+        casts = None
+        if weights_narrow:  # a first pass finds which weights are cast
+            *_, casts_of_first = _count_pass(parts, batch, narrow=narrow, casts={})
+            casts = _leaves(casts_of_first)
         kept_bytes, max_bytes, forward, total, _ = _count_pass(
             parts, batch, narrow=narrow, casts=casts
         )
@@ -70,15 +68,12 @@ def dry_pass(
         ) from problem
     finally:
         clear(parts.state.parameters)
-    encodes_twice = isinstance(parts.task.loss, CoupledLoss) and parts.pipeline.sizes.pieces > (
-        world.on_meta or world.ranks
-    )
-    return Pass(
-        samples,
-        kept_bytes,
-        max_bytes,
-        (float(forward * (1 + encodes_twice)), float(total - forward)),
-    )
+    backward = total - forward
+    if isinstance(parts.task.loss, CoupledLoss):
+        ranks = parts.world.on_meta or parts.world.ranks
+        if parts.pipeline.sizes.pieces > ranks:  # a coupled loss then encodes twice
+            forward *= 2
+    return Pass(samples, kept_bytes, max_bytes, (float(forward), float(backward)))
 
 
 def _leaves(casts: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
@@ -95,12 +90,15 @@ class _Arithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         from torch.utils.flop_counter import flop_registry  # this import creates loggers
 
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self.formulas = 0, flop_registry
+        self.flops = 0
+        self.formulas = flop_registry
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if (formula := self.formulas.get(func.overloadpacket)) is not None:
-            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        formula = self.formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=result)
         return result
 
 
@@ -112,12 +110,11 @@ def _count_pass(
     casts: dict[Tensor, Tensor] | None = None,
 ) -> tuple[int, int, int, int, dict[Tensor, Tensor]]:
     assert parts.task.loss is not None
-    models = parts.state.models.values()
-    there = [
-        *(casts or {}).values(),
-        *(each for model in models for each in (*model.parameters(), *model.buffers())),
-    ]
-    weights = {tensor.untyped_storage() for tensor in there}
+    permanent: list[Tensor] = list((casts or {}).values())
+    for model in parts.state.models.values():
+        permanent += model.parameters()
+        permanent += model.buffers()
+    weights = {tensor.untyped_storage() for tensor in permanent}
     storages: set[torch.UntypedStorage] = set()
 
     def packed(tensor: Tensor) -> Tensor:
@@ -125,11 +122,13 @@ def _count_pass(
             storages.add(tensor.untyped_storage())
         return tensor
 
-    mode, counted = MetaMode(narrow, casts=casts), _Arithmetic()
+    mode = MetaMode(narrow, casts=casts)
+    counted = _Arithmetic()
     with counted, peak(torch.device("meta")) as peak_memory, mode:
         with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor):
             result = parts.task.loss(parts.task.forward, batch)
-        result = result[0] if isinstance(result, tuple) else result
+        if isinstance(result, tuple):
+            result = result[0]
         loss = scalar(result.total if isinstance(result, Mean) else result)
         forward = counted.flops
         kept_bytes = sum(storage.nbytes() for storage in storages)
@@ -155,30 +154,31 @@ def _count_pass(
 
 
 def _first_batch(parts: RunComponents, rows: int | None) -> tuple[Any, int]:
-    micro_batch = next((each for each in parts.pipeline.again(0) if each.count), None)
-    if micro_batch is None:
+    readable = [micro_batch for micro_batch in parts.pipeline.again(0) if micro_batch.count]
+    if not readable:
         raise DataError(
             "first-micro-batch-unreadable",
             problem="the first micro-batch cannot be read",
             remedy=("for the reason, plan without", Setting("world_size")),
         )
+    micro_batch = readable[0]
     sample_count = len(micro_batch.sample_ids)
     if rows is None or rows == sample_count:
         return micro_batch.batch, sample_count
 
     def resized(tensor: Tensor) -> Tensor:
-        return (
-            tensor.new_empty((rows, *tensor.shape[1:]))
-            if tensor.ndim and len(tensor) == sample_count
-            else tensor
-        )
+        if tensor.ndim and len(tensor) == sample_count:
+            return tensor.new_empty((rows, *tensor.shape[1:]))
+        return tensor
 
     return map_tensors(resized, micro_batch.batch), rows
 
 
 def _functions(functional: str, top: str, of_tensor: str) -> set[Any]:
-    homes = ((F, functional), (torch, top), (Tensor, of_tensor))
-    return {getattr(home, name) for home, names in homes for name in names.split()}
+    functions = set()
+    for home, names in ((F, functional), (torch, top), (Tensor, of_tensor)):
+        functions |= {getattr(home, name) for name in names.split()}
+    return functions
 
 
 _NARROW = _functions(  # run in 16 bits under autocast, after torch's list for CUDA
@@ -204,21 +204,24 @@ class MetaMode(TorchFunctionMode):
         self, narrow: torch.dtype | None, *, casts: dict[Tensor, Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.narrow, self.casts, self.keeping = narrow, dict(casts or {}), True
+        self.narrow = narrow
+        self.casts = dict(casts or {})
+        self.keeping = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.narrow is not None and func in _NARROW:
             args, kwargs = tree_map_only(Tensor, self._narrow, (args, kwargs))
         elif self.narrow is not None and func in _WIDE:
-            args, kwargs = tree_map_only(
-                Tensor,
-                lambda tensor: tensor.float() if tensor.dtype == self.narrow else tensor,
-                (args, kwargs),
-            )
-        return {F.scaled_dot_product_attention: _attention, F.dropout: _dropout}.get(func, func)(
-            *args, **kwargs
-        )
+            args, kwargs = tree_map_only(Tensor, self._widened, (args, kwargs))
+        if func is F.scaled_dot_product_attention:
+            func = _attention
+        elif func is F.dropout:
+            func = _dropout
+        return func(*args, **kwargs)
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype == self.narrow else tensor
 
     def _narrow(self, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
@@ -260,11 +263,9 @@ def _attention(
             query, key, value, dropout_p, is_causal
         )
     else:
-        bias = (
-            torch.zeros_like(attn_mask, dtype=query.dtype)
-            if attn_mask.dtype is torch.bool
-            else attn_mask
-        )
+        bias = attn_mask
+        if attn_mask.dtype is torch.bool:
+            bias = torch.zeros_like(attn_mask, dtype=query.dtype)
         wide = bias.expand(*query.shape[:3], key.shape[2])
         results = aten._scaled_dot_product_efficient_attention(
             query, key, value, wide, True, dropout_p, is_causal

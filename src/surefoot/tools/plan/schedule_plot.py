@@ -45,9 +45,8 @@ class Trace:
     @property
     def mean(self) -> float:
         """The mean factor: the area under the curve relative to a constant learning rate."""
-        return float(
-            np.average(self.factors, weights=np.diff(self.steps, append=self.steps[-1] + 1))
-        )
+        steps_each = np.diff(self.steps, append=self.steps[-1] + 1)
+        return float(np.average(self.factors, weights=steps_each))
 
     def _at(self, index: int) -> tuple[int, float]:
         return int(self.steps[index]), float(self.factors[index])
@@ -73,11 +72,12 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
         except ConfigError as problem:
             problems.append(problem.inside(name))
             continue
-        warmup, every = int(resolved.warmup or 0), -(-length.steps // _LOOKED_AT)
-        steps = np.unique([*range(0, length.steps, every), warmup, length.steps - 1]).astype(
-            np.int64
-        )
-        traces.append(Trace(name, steps, np.array([factor(int(step)) for step in steps]), warmup))
+        warmup = int(resolved.warmup or 0)
+        stride = -(-length.steps // _LOOKED_AT)
+        marked_steps = [*range(0, length.steps, stride), warmup, length.steps - 1]
+        steps = np.unique(marked_steps).astype(np.int64)
+        factors = np.array([factor(int(step)) for step in steps])
+        traces.append(Trace(name, steps, factors, warmup))
     if problems:
         raise together(problems)
     return traces
@@ -102,12 +102,14 @@ def table(traces: Sequence[Trace], *, rate: float | None = None) -> str:
     rows = [("schedule", "warm-up ends", "peak", "lowest", "mean factor")]
     for trace in traces:
         ends = f"step {trace.warmup:,}" if trace.warmup else "none"
-        peak, lowest = (
-            f"{factor * (rate or 1.0):.3g}, step {step:,}"
-            for step, factor in (trace.peak, trace.lowest)
-        )
+        peak = _point_text(*trace.peak, rate=rate or 1.0)
+        lowest = _point_text(*trace.lowest, rate=rate or 1.0)
         rows.append((trace.name, ends, peak, lowest, f"{trace.mean:.3f}"))
     return "\n".join(text_table(rows))
+
+
+def _point_text(step: int, factor: float, *, rate: float) -> str:
+    return f"{factor * rate:.3g}, step {step:,}"
 
 
 _POINTS = 160  # of a line, besides its jumps
@@ -147,10 +149,8 @@ def plot_schedules(
             setting="schedules",
         )
     planned_length = length if isinstance(length, Length) else steps_alone(length)
-    named = {
-        name: bound(each, ({"lr": rate or 1.0, "betas": (0.9, 0.999)},))
-        for name, each in schedules.items()
-    }
+    group = {"lr": rate or 1.0, "betas": (0.9, 0.999)}
+    named = {name: bound(schedule, (group,)) for name, schedule in schedules.items()}
     return draw_traces(trace_schedules(named, planned_length), out=out, rate=rate)
 
 
@@ -185,28 +185,26 @@ def steps_alone(text: str) -> Length:
 def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
     """Return a chart of all schedules, and one annotated chart per schedule."""
     top = 1.25 * rate * max(trace.peak[1] for trace in traces)
-    each = []
+    wide = len(traces) == 1
+    of_traces = []
     for index, trace in enumerate(traces):
-        name, (peak_step, peak), (lowest_step, lowest) = (
-            shortened(trace.name, _LONGEST_NAME),
-            trace.peak,
-            trace.lowest,
-        )
-        line = Line(
-            name,
-            tuple((float(step), rate * float(factor)) for step, factor in _points(trace)),
-            8 * index,
-        )
+        name = shortened(trace.name, _LONGEST_NAME)
+        peak_step, peak = trace.peak
+        lowest_step, lowest = trace.lowest
+        points = tuple((float(step), rate * float(factor)) for step, factor in _points(trace))
+        line = Line(name, points, 8 * index)
         marks = [Mark("best", peak_step, peak * rate, "peak", index)]
         if lowest < peak:
             marks.append(Mark("best", lowest_step, lowest * rate, "lowest", index))
         if trace.warmup:
             marks.append(Mark("event", trace.warmup, None, "warm-up ends"))
-        falls = f"lowest {lowest * rate:.3g} at {lowest_step:,}" if lowest < peak else "never lower"
         warms = f"warm-up to {trace.warmup:,}" if trace.warmup else "no warm-up"
-        note = f"mean factor {trace.mean:.3f}, {warms}\npeak {peak * rate:.3g} at {peak_step:,}, {falls}"
-        wide = len(traces) == 1
-        each.append(
+        falls = f"lowest {lowest * rate:.3g} at {lowest_step:,}" if lowest < peak else "never lower"
+        note = (
+            f"mean factor {trace.mean:.3f}, {warms}\n"
+            f"peak {peak * rate:.3g} at {peak_step:,}, {falls}"
+        )
+        of_traces.append(
             Chart(
                 name,
                 name,
@@ -218,15 +216,20 @@ def charts(traces: Sequence[Trace], *, rate: float) -> list[Chart]:
                 wide=wide,
             )
         )
-    lines = tuple(chart.lines[0] for chart in each)
+    if len(of_traces) == 1:
+        return of_traces
+    lines = tuple(chart.lines[0] for chart in of_traces)
     overview = Chart("all", "", lines, scale="linear", within=(0.0, top), wide=True)
-    return each if len(each) == 1 else [overview, *each]
+    return [overview, *of_traces]
 
 
 def _points(trace: Trace) -> list[tuple[int, float]]:
     last = len(trace.steps) - 1
     even = np.linspace(0, last, min(last + 1, _POINTS)).round().astype(np.int64)
     jumps = np.flatnonzero(np.abs(np.diff(trace.factors)) > _JUMP)
-    peak, warmup = int(trace.factors.argmax()), int(np.searchsorted(trace.steps, trace.warmup))
+    peak = int(trace.factors.argmax())
+    warmup = int(np.searchsorted(trace.steps, trace.warmup))
     indices = np.unique(np.concatenate([even, jumps, jumps + 1, [peak, warmup]])).astype(np.int64)
-    return list(zip(trace.steps[indices].tolist(), trace.factors[indices].tolist(), strict=True))
+    steps = trace.steps[indices].tolist()
+    factors = trace.factors[indices].tolist()
+    return list(zip(steps, factors, strict=True))

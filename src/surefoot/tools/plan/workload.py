@@ -30,9 +30,8 @@ class Spread:
     world: int
     replicas: int = 1  # of sharded groups: a mesh of replicas x shards
     reshard_after_forward: bool = True  # free gathered parameters after the forward pass
-    sync: Literal["last", "every"] = (
-        "last"  # the micro-batches whose backward pass reduces gradients
-    )
+    # the micro-batches whose backward pass reduces gradients
+    sync: Literal["last", "every"] = "last"
     gather_dtype: Literal["fp32", "bf16"] = "fp32"
     cpu_offload: bool = False  # parameters, gradients and optimizer state in host memory
     exact_sums: bool = False
@@ -104,8 +103,10 @@ class Weight:
         >>> Weight((10, 3)).gathered_bytes(4, "fp32"), Weight((10, 3)).gathered_bytes(4, "bf16")
         (144, 72)
         """
-        numbers = shards * math.prod(shard_shape(self.shape, shards))
-        return numbers * (min(2, self.item_bytes) if gather_dtype == "bf16" else self.item_bytes)
+        item_bytes = self.item_bytes
+        if gather_dtype == "bf16":
+            item_bytes = min(2, item_bytes)
+        return shards * math.prod(shard_shape(self.shape, shards)) * item_bytes
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,8 @@ class Workload:
     outside: tuple[Weight, ...]  # the weights outside of blocks
     blocks: tuple[tuple[Weight, ...], ...]  # gathered block by block
     state_bytes: Callable[[int], int]  # of one rank, by the number of shards
-    update_bytes: Callable[
-        [int], int
-    ]  # of temporary copies during an update, by the number of shards
+    # of temporary copies during an update, by the number of shards
+    update_bytes: Callable[[int], int]
     averages: int  # averaged copies of the model
     buffer_bytes: int
     pass_bytes: int  # peak of a forward and backward pass without weights and gradients
@@ -126,28 +126,33 @@ class Workload:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        return (*self.outside, *(weight for block in self.blocks for weight in block))
+        weights = list(self.outside)
+        for block in self.blocks:
+            weights += block
+        return tuple(weights)
 
 
 def workload(parts: RunComponents, passed: Pass) -> Workload:
     """Return the workload of a run on the meta device, given its dry pass. Unknown optimizer state
     counts as 0.
     """
-    models, trained = parts.state.models, list(parts.state.optimizers.values())
+    models = parts.state.models
+    optimizers = list(parts.state.optimizers.values())
     outside, blocks = units(models, parts.plan.parallel.blocks)
+    buffers: list[Tensor] = []
+    for model in models.values():
+        buffers += model.buffers()
     return Workload(
         outside=outside,
         blocks=blocks,
         state_bytes=lambda shards: sum(
-            state_bytes(each.optimizer, shards=shards) or 0 for each in trained
+            state_bytes(trained.optimizer, shards=shards) or 0 for trained in optimizers
         ),
         update_bytes=lambda shards: max(
-            update_bytes(each.skip, each.optimizer, shards=shards) for each in trained
+            update_bytes(trained.skip, trained.optimizer, shards=shards) for trained in optimizers
         ),
         averages=int(bool(parts.state.ema_models)),
-        buffer_bytes=tensor_bytes(
-            buffer for model in models.values() for buffer in model.buffers()
-        ),
+        buffer_bytes=tensor_bytes(buffers),
         pass_bytes=passed.peak_bytes,
         flops=passed.flops,
         samples=passed.samples,
@@ -175,20 +180,20 @@ def units(
     for model in models.values():
         named_blocks = blocks_of(model, named or "auto").values()
         alone = [list(block.parameters()) for block in named_blocks if _is_alone(block, model)]
-        inside = {parameter for block in alone for parameter in block}
+        inside = set().union(*alone)
         outside += [parameter for parameter in model.parameters() if parameter not in inside]
         blocks += [block for block in alone if block]
     return _weights(outside), tuple(_weights(block) for block in blocks)
 
 
 def _is_alone(block: nn.Module, model: nn.Module) -> bool:
-    others = set(model.modules()) - set(block.modules())
-    return set(block.parameters()).isdisjoint(
-        weight for each in others for weight in each.parameters(recurse=False)
-    )
+    weights = set(block.parameters())
+    outside = set(model.modules()) - set(block.modules())
+    return all(weights.isdisjoint(module.parameters(recurse=False)) for module in outside)
 
 
 def _weights(parameters: Iterable[Tensor]) -> tuple[Weight, ...]:
     return tuple(
-        Weight(tuple(each.shape), each.element_size(), each.requires_grad) for each in parameters
+        Weight(tuple(parameter.shape), parameter.element_size(), parameter.requires_grad)
+        for parameter in parameters
     )
