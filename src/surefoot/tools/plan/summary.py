@@ -286,7 +286,7 @@ def settings_by_origin(parts: RunComponents) -> list[str]:
     for name in names["given"]:
         value = getattr(parts.settings, name)
         is_plain = isinstance(value, bool | int | float | str)
-        given.append(f"{name} {value}" if is_plain else name)
+        given.append(f"{name} {value}" if is_plain and value != "" else name)
     lines = {
         "given": ", ".join(given),
         "auto": ", ".join(names["auto"]),
