@@ -210,8 +210,8 @@ def summed_cross_entropy(
     """Return three sums over all targets, of the logits `hidden @ head.T`: the cross-entropy (nats,
     float32 or better), the number of right targets, and the cross-entropy without smoothing.
 
-    No target is ignored. The last two are 0 without `with_scores`. Products use the dtype of `hidden` or autocast. The result equals `F.cross_entropy` up to
-    rounding; double backward fails.
+    No target is ignored. The last two are 0 without `with_scores`. Products use the dtype of
+    `hidden` or autocast. The result equals `F.cross_entropy` up to rounding; double backward fails.
 
     >>> total, *_ = summed_cross_entropy(
     ...     torch.ones(5, 3), torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)
