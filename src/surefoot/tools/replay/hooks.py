@@ -52,31 +52,22 @@ class ModuleHooks:
         """Return the first nonfinite event. Minus infinity is ignored if the next output is finite,
         as after a softmax mask.
         """
-        bad = ((index, event) for index, event in enumerate(self.events) if event.bad)
-        return next(
-            (
-                event
-                for index, event in bad
-                if not (event.stats.only_minus and self._absorbed(index))
-            ),
-            None,
-        )
+        for index, event in enumerate(self.events):
+            if event.bad and not (event.stats.only_minus and self._absorbed(index)):
+                return event
+        return None
 
     def reached(self, micro_batch: int) -> str:
-        outputs = (
-            event
-            for event in self.events
-            if (event.what, event.micro_batch) == ("output", micro_batch)
-        )
-        return next(
-            (f"{event.name or 'the model'} ({event.kind})" for event in outputs if event.bad), ""
-        )
+        for event in self.events:
+            if event.what == "output" and event.micro_batch == micro_batch and event.bad:
+                return f"{event.name or 'the model'} ({event.kind})"
+        return ""
 
     def _absorbed(self, index: int) -> bool:
-        after = next(
-            (event for event in self.events[index + 1 :] if event.what in ("output", "loss")), None
-        )
-        return after is not None and not after.bad
+        for event in self.events[index + 1 :]:
+            if event.what in ("output", "loss"):
+                return not event.bad
+        return False
 
     @contextmanager
     def attach(self) -> Iterator[None]:
@@ -85,16 +76,14 @@ class ModuleHooks:
         """
         with ExitStack() as hooks:
             models = self.step.state.models
-            modules = {
-                module: ".".join(filter(None, (model_name, name))) if len(models) > 1 else name
-                for model_name, model in models.items()
-                for name, module in model.named_modules()
-            }
+            modules: dict[nn.Module, str] = {}
+            for model_name, model in models.items():
+                prefix = model_name if len(models) > 1 else ""
+                for name, module in model.named_modules(prefix=prefix):
+                    modules[module] = name
             for module, name in modules.items():
-                before, after = (
-                    partial(self._check_inputs, name),
-                    partial(self._record_outputs, name),
-                )
+                before = partial(self._check_inputs, name)
+                after = partial(self._record_outputs, name)
                 hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(module.register_forward_hook(after).remove)
             for name, parameter in parameters_of(models).items():
@@ -114,25 +103,31 @@ class ModuleHooks:
                 position for position in later if self.step.micro_batches[position].batch is batch
             )
             micro_batch = self.step.micro_batches[self.position]
-            self.forward, self.last = True, []
+            self.forward = True
+            self.last = []
             try:
                 result = loss(model, batch)
             finally:
                 self.forward = False
             value, count = value_of(result)
-            self.losses[micro_batch.index] = micro_batch.count if count is None else count, value
+            if count is None:
+                count = micro_batch.count
+            self.losses[micro_batch.index] = count, value
             self._record("loss", "", torch.tensor(value))
             return result
 
         return traced_loss
 
     def _check_inputs(self, name: str, module: nn.Module, inputs: Any, named: Any) -> None:
-        for tensor in floating((inputs, named)) if self.forward else ():
+        if not self.forward:
+            return
+        for tensor in floating((inputs, named)):
             if not any(tensor is known for known in self.last):  # otherwise recorded as an output
                 self._record("input", name, tensor, type(module).__name__, only_bad=True)
 
     def _record_outputs(self, name: str, module: nn.Module, _: Any, outputs: Any) -> None:
-        kind, tensors = type(module).__name__, floating(outputs)
+        kind = type(module).__name__
+        tensors = floating(outputs)
         for tensor in tensors:
             if tensor.requires_grad and not tensor.is_leaf:  # a hook on a parameter would remain
                 tensor.register_hook(partial(self._gradient, "gradient of output", name, kind=kind))  # type: ignore[no-untyped-call]
@@ -142,7 +137,8 @@ class ModuleHooks:
             a is b for a, b in zip(tensors, self.last, strict=True)
         ):
             return  # a container returns the output of its last module
-        before, total = self.of_modules.get(name, OfModule(name, kind, 0, Tally())), Tally()
+        before = self.of_modules.get(name, OfModule(name, kind, 0, Tally()))
+        total = Tally()
         for tensor in tensors:
             total = total + self._record("output", name, tensor, kind)
         self.last = tensors
@@ -158,14 +154,13 @@ class ModuleHooks:
         self, what: str, name: str, tensor: Tensor, kind: str = "", *, only_bad: bool = False
     ) -> Tally:
         stats = tally(tensor)
-        if stats.nonfinite or not only_bad:
-            micro_batch = self.step.micro_batches[self.position]
-            bad = (
-                bad_rows(tensor, len(micro_batch.sample_ids))
-                if stats.nonfinite and what != "gradient"
-                else None
-            )
-            self.events.append(Event(what, name, micro_batch.index, stats, kind, bad))
+        if only_bad and not stats.nonfinite:
+            return stats
+        micro_batch = self.step.micro_batches[self.position]
+        bad = None
+        if stats.nonfinite and what != "gradient":
+            bad = bad_rows(tensor, len(micro_batch.sample_ids))
+        self.events.append(Event(what, name, micro_batch.index, stats, kind, bad))
         return stats
 
 
@@ -173,7 +168,9 @@ def trace_step(step: Step, loss: Loss) -> ModuleHooks:
     """Compute and keep the gradients of a step, with hooks on the plain models and without an
     update.
     """
-    hooks, task, watch = ModuleHooks(step), step._task, step._watch
+    hooks = ModuleHooks(step)
+    task = step._task
+    watch = step._watch
     step._task = replace(
         task, forward=sole_or_all(step.state.models), ranks=without_ranks(task.ranks)
     )
@@ -182,7 +179,8 @@ def trace_step(step: Step, loss: Loss) -> ModuleHooks:
         with hooks.attach():
             forward_backward(step, loss)
     finally:
-        step._task, step._watch = task, watch
+        step._task = task
+        step._watch = watch
         # their graph has hooks that refer to this object, a circle that no collection finds
         hooks.last = []
     return hooks
@@ -194,15 +192,18 @@ def value_of(result: Any) -> tuple[float, float | None]:
     >>> value_of(Mean(6.0, 3)), value_of((torch.tensor(0.5), {}))
     ((2.0, 3.0), (0.5, None))
     """
-    result = result[0] if isinstance(result, tuple) else result
-    mean = (result if isinstance(result, Mean) else Mean(result, 1)).detach()
-    return float(mean.value_or(0.0)), float(mean.count) if isinstance(result, Mean) else None
+    if isinstance(result, tuple):
+        result = result[0]
+    if not isinstance(result, Mean):
+        return float(Mean(result, 1).detach().value_or(0.0)), None
+    mean = result.detach()
+    return float(mean.value_or(0.0)), float(mean.count)
 
 
 def parameters_of(models: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
     """Return parameters by name. With several models, each name begins with the model's name."""
-    return {
-        f"{model_name}.{name}" if len(models) > 1 else name: parameter
-        for model_name, model in models.items()
-        for name, parameter in model.named_parameters()
-    }
+    parameters: dict[str, nn.Parameter] = {}
+    for model_name, model in models.items():
+        prefix = model_name if len(models) > 1 else ""
+        parameters.update(model.named_parameters(prefix=prefix))
+    return parameters

@@ -33,11 +33,9 @@ class DivergenceReport:
         if self.first is not None:
             reaches = f"; first affected module: {self.first.reaches}" if self.first.reaches else ""
             return f"first non-finite: {self.first}{reaches}"
-        return (
-            "the step is finite when repeated: it depends on more than weights and samples"
-            if self.finite
-            else None
-        )
+        if self.finite:
+            return "the step is finite when repeated: it depends on more than weights and samples"
+        return None
 
 
 def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceReport | str:
@@ -47,15 +45,12 @@ def inspect_diverged_step(parts: Components, bad: Sequence[int]) -> DivergenceRe
     reason as text if the inspection fails.
     """
     alone = "surefoot replay inspects it in one process"
-    why_not = {
-        "the state before the step is not available": parts.task.loss is None
-        or len(parts.state.optimizers) > 1,
-        f"its models are sharded: {alone}": parts.plan.parallel.kind == "fsdp",
-        f"its batch statistics include all ranks: {alone}": parts.world.size > 1
-        and parts.settings.sync_batch_norm,
-    }
-    if any(why_not.values()):
-        return next(why for why, holds in why_not.items() if holds)
+    if parts.task.loss is None or len(parts.state.optimizers) > 1:
+        return "the state before the step is not available"
+    if parts.plan.parallel.kind == "fsdp":
+        return f"its models are sharded: {alone}"
+    if parts.world.size > 1 and parts.settings.sync_batch_norm:
+        return f"its batch statistics include all ranks: {alone}"
     parts.doing(f"inspecting step {bad[0]}")
     report: DivergenceReport | str = "no step was skipped"
     for step in dict.fromkeys((bad[0], bad[-1])):
@@ -83,37 +78,40 @@ def _own(parts: Components, step: int) -> Look | str:
 
 
 def _gather_reports(parts: Components, step: int, own: Look | str) -> DivergenceReport | str:
-    reports: list[dict[str, Any]] = parts.world.gathered(
-        {"why": own} if isinstance(own, str) else _report_of(own)
-    )
-    if not (inspected := [each for each in reports if "why" not in each]):
+    own_report = {"why": own} if isinstance(own, str) else _report_of(own)
+    reports: list[dict[str, Any]] = parts.world.gathered(own_report)
+    inspected = [report for report in reports if "why" not in report]
+    if not inspected:
         return str(reports[0]["why"])
-    faults = [each for each in inspected if each["first"] is not None]
-    faults.sort(
-        key=lambda each: (
-            -1 if each["first"]["micro_batch"] is None else each["first"]["micro_batch"]
-        )
-    )
-    report = next(iter(faults or (each for each in inspected if not each["finite"])), inspected[0])
-    first = (
-        First(**report["first"] | {"samples": tuple(report["first"]["samples"])})
-        if faults
-        else None
-    )
-    plain, whose = report["plain"], ""
+    faulty = [report for report in inspected if report["first"] is not None]
+    nonfinite = [report for report in inspected if not report["finite"]]
+    first = None
+    if faulty:
+        chosen = min(faulty, key=_micro_batch_of_first)
+        values = chosen["first"]
+        first = First(**values | {"samples": tuple(values["samples"])})
+    elif nonfinite:
+        chosen = nonfinite[0]
+    else:
+        chosen = inspected[0]
+    plain = chosen["plain"]
+    whose = ""
     if len(reports) > 1:
-        names = {"why": "not_looked_at", "verdict": "verdict", "finite": "finite", "first": "first"}
-        plain |= {
-            "ranks": [
-                {name: each[key] for key, name in names.items() if key in each} for each in reports
-            ]
-        }
-        whose = f", from the micro-batches of rank {reports.index(report)} of {len(reports)}"
-    finite, text = (
-        all(each["finite"] for each in inspected),
-        f"step {step}{whose}\n{report['text']}",
-    )
-    return DivergenceReport(finite, first, plain, text=text)
+        plain["ranks"] = [_summary(report) for report in reports]
+        whose = f", from the micro-batches of rank {reports.index(chosen)} of {len(reports)}"
+    finite = all(report["finite"] for report in inspected)
+    return DivergenceReport(finite, first, plain, text=f"step {step}{whose}\n{chosen['text']}")
+
+
+def _micro_batch_of_first(report: dict[str, Any]) -> int:
+    micro_batch = report["first"]["micro_batch"]
+    return -1 if micro_batch is None else int(micro_batch)
+
+
+def _summary(report: dict[str, Any]) -> dict[str, Any]:
+    if "why" in report:
+        return {"not_looked_at": report["why"]}
+    return {name: report[name] for name in ("verdict", "finite", "first")}
 
 
 def _report_of(own: Look) -> dict[str, Any]:

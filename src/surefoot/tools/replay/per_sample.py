@@ -33,7 +33,9 @@ class Probe:
     """
 
     def __init__(self, step: Step, micro_batch: MicroBatch, start: Snapshot) -> None:
-        self.step, self.micro_batch, self.start = step, micro_batch, start
+        self.step = step
+        self.micro_batch = micro_batch
+        self.start = start
         self.count = len(micro_batch.sample_ids)
         # a loss of the whole batch has no value for one sample
         is_mean = not isinstance(step._task.loss, CoupledLoss)
@@ -52,14 +54,16 @@ class Probe:
         )
 
     def batch(self, chosen: Sequence[int]) -> Any:
-        full = self.micro_batch.batch
-        return full if len(chosen) == self.count else select_rows(full, chosen, of=self.count)
+        if len(chosen) == self.count:
+            return self.micro_batch.batch
+        return select_rows(self.micro_batch.batch, chosen, of=self.count)
 
     def loss(self, chosen: Sequence[int], *, mode: Mode) -> float | None:
         """Return the mean loss of the chosen samples; None without targets, or if a batch of that
         size fails.
         """
-        task, loss = self.task, self.task.loss
+        task = self.task
+        loss = task.loss
         assert loss is not None  # every replayed step has a loss
 
         def passed() -> float | None:
@@ -74,21 +78,19 @@ class Probe:
         """Return the gradient norm of the mean loss of the chosen samples; None if a batch of that
         size fails.
         """
-        few = replace(
-            self.micro_batch, batch=self.batch(chosen), count=1
-        )  # count=1: this mean has weight 1
+        # count=1: this mean has weight 1
+        few = replace(self.micro_batch, batch=self.batch(chosen), count=1)
         step = Step(self.step.index, [few], self.task, self.step.state)
 
         def passed() -> float:
             forward_backward(step)
             assert step._pending is not None
             parameters = parameters_of(step.state.models).values()
-            norms = (
+            norms = [
                 wide_norm(parameter.grad) for parameter in parameters if parameter.grad is not None
-            )
-            return float(step._pending[1]) * math.hypot(
-                *norms
-            )  # does not overflow where the step's norm does
+            ]
+            factor = float(step._pending[1])
+            return factor * math.hypot(*norms)  # does not overflow where the step's norm does
 
         return self._loss_or_none(mode, passed)
 
@@ -96,9 +98,12 @@ class Probe:
         """Return True if the chosen samples have a nonfinite loss or gradient; None if a batch of
         that size fails.
         """
-        for number in (self.loss, self.gradient_norm):
-            if (value := number(chosen, mode="training")) is None or not math.isfinite(value):
-                return None if value is None else True
+        for measure in (self.loss, self.gradient_norm):
+            value = measure(chosen, mode="training")
+            if value is None:
+                return None
+            if not math.isfinite(value):
+                return True
         return False
 
     def wrong_samples(self) -> list[int]:
@@ -113,7 +118,12 @@ class Probe:
             return chosen
         middle = len(chosen) // 2
         halves = [half for half in (chosen[:middle], chosen[middle:]) if self.goes_wrong(half)]
-        return [row for half in halves for row in self._halved(half)] if halves else chosen
+        if not halves:  # the samples fail only together
+            return chosen
+        rows = []
+        for half in halves:
+            rows += self._halved(half)
+        return rows
 
     def _loss_or_none(self, mode: Mode, passed: Callable[[], float | None]) -> float | None:
         self.start.restore()

@@ -81,10 +81,11 @@ class Replay:
 
     def __str__(self) -> str:
         """Return the report, up to 100 columns wide."""
-        look, steps = self.look, counted(self.look.step - self.start + 1, "step")
-        logged = (
-            self.logged.in_words(self.notes) if self.logged else "no record covers this step alone"
-        )
+        look = self.look
+        steps = counted(look.step - self.start + 1, "step")
+        logged = "no record covers this step alone"
+        if self.logged:
+            logged = self.logged.in_words(self.notes)
         lines = [
             f"{self.run}, step {look.step} of {self.length}",
             f"  {look.verdict}",
@@ -92,7 +93,9 @@ class Replay:
             f"  repeated from step-{self.start:08d}, {steps}; {logged}",
             *(f"  note: {note}" for note in look.notes),
         ]
-        wrapped = [part for line in lines for part in wrap(line, WIDE, subsequent_indent="    ")]
+        wrapped = []
+        for line in lines:
+            wrapped += wrap(line, WIDE, subsequent_indent="    ")
         return "\n".join([*wrapped, *sections(look, samples=self.samples)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,10 +131,8 @@ def replay_step(
             notify(f"note: {note}")
         for _ in rerun.steps(step):
             pass
-        step_to_inspect, notes = (
-            rerun.next_step(),
-            [*rerun.notes, *_notes(parts, known, step=step, out=path)],
-        )
+        step_to_inspect = rerun.next_step()
+        notes = [*rerun.notes, *_notes(parts, known, step=step, out=path)]
         with explaining(step_to_inspect):
             inspected = look(
                 step_to_inspect,
@@ -141,7 +142,8 @@ def replay_step(
                 user_state=parts.run_state.user_state.objects,
             )
         logged = _compare_logged(rerun, known, path, step)
-        rate = rerun.parts.task.factors(step) * rerun.parts.state.lr_factor
+        factor = parts.task.factors(step) * parts.state.lr_factor
+    optimizer = next(iter(parts.state.optimizers.values()))
     return Replay(
         run=str(path),
         look=replace(inspected, notes=notes + inspected.notes),
@@ -149,7 +151,7 @@ def replay_step(
         start=checkpoint.step,
         logged=logged,
         notes=tuple(notes),
-        learning_rate=float(next(iter(parts.state.optimizers.values())).rates.bases[0]) * rate,
+        learning_rate=float(optimizer.rates.bases[0]) * factor,
         samples=samples,
     )
 
@@ -187,13 +189,12 @@ def report_cost(
     """
     for damage in damaged:
         say(f"warning: {damage}: an older checkpoint is used")
-    steps, each_s = until - start, pace_s(known)
-    took = (
-        ""
-        if each_s is None
-        else f", about {duration(max(1.0, steps * each_s))} at the recorded speed"
-    )
-    say(f"from step-{start:08d}: {counted(steps, 'step')} to repeat{took}")
+    steps = until - start
+    text = f"from step-{start:08d}: {counted(steps, 'step')} to repeat"
+    step_s = pace_s(known)
+    if step_s is not None:
+        text += f", about {duration(max(1.0, steps * step_s))} at the recorded speed"
+    say(text)
 
 
 def pace_s(known: Sequence[Record]) -> float | None:
@@ -208,60 +209,68 @@ def pace_s(known: Sequence[Record]) -> float | None:
     ... )
     0.5
     """
-    trained = [record for record in known if record["kind"] == "train"]
-    took_s = sum(
-        float(record.get(name) or 0.0)
-        for record in trained
-        for name in ("training_s", "data_wait_s")
-    )
-    return took_s / max(int(record["step"]) for record in trained) if took_s > 0 else None
+    seconds = []
+    steps = 0
+    for record in known:
+        if record["kind"] == "train":
+            seconds.append(float(record.get("training_s") or 0.0))
+            seconds.append(float(record.get("data_wait_s") or 0.0))
+            steps = max(steps, int(record["step"]))
+    took_s = sum(seconds)
+    return took_s / steps if took_s > 0 else None
 
 
 def _notes(parts: Components, known: Sequence[Record], *, step: int, out: Path) -> list[str]:
-    reached = max([*Store(out / "checkpoints").steps(), *(int(record["step"]) for record in known)])
-    notes = {
-        f"the run itself has completed {reached} steps, according to its records and checkpoints": step
-        > reached,
-        f"the step is inspected without torch.compile: {ROUNDED}": parts.compiled,
-        "your own code ran between the steps; neither the code nor its changes are repeated here": any(
-            record.get("user_s") for record in known if record["kind"] == "train"
-        ),
-    }
-    return [note for note, holds in notes.items() if holds]
+    notes = []
+    recorded_steps = [int(record["step"]) for record in known]
+    reached = max([*Store(out / "checkpoints").steps(), *recorded_steps])
+    if step > reached:
+        notes.append(
+            f"the run itself has completed {reached} steps, according to its records and checkpoints"
+        )
+    if parts.compiled:
+        notes.append(f"the step is inspected without torch.compile: {ROUNDED}")
+    if any(record.get("user_s") for record in known if record["kind"] == "train"):
+        notes.append(
+            "your own code ran between the steps; neither the code nor its changes are repeated here"
+        )
+    return notes
 
 
 def _compare_logged(
     rerun: Execution, known: Sequence[Record], out: Path, step: int
 ) -> Logged | None:
     (finished,) = rerun.steps(step + 1)
-    record = next(
-        (line for line in known if line["kind"] == "train" and line["step"] == step + 1), None
-    )
-    if record is not None and finished.window is not None:
-        names = [
-            name for name in ("loss", "grad_norm") if name in record and name in finished.window
-        ]
-        return _comparison("the record", names, record, finished.window)
+    window = finished.window
+    if window is not None:
+        for record in known:
+            if record["kind"] == "train" and record["step"] == step + 1:
+                names = [
+                    name for name in ("loss", "grad_norm") if name in record and name in window
+                ]
+                return _comparison("the record", names, record, window)
+    # a checkpoint keeps the rows of the steps since the last record
     store = Store(out / "checkpoints")
-    for later in (each for each in store.steps() if each > step):
+    for saved_step in store.steps():
+        if saved_step <= step:
+            continue
         try:
-            rows = store.at(later, only=("state",)).tensors("state")["meter/rows"].tolist()
+            rows = store.at(saved_step, only=("state",)).tensors("state")["meter/rows"].tolist()
         except (CheckpointError, LookupError):
             continue
-        if (row := next((row for row in rows if row[0] == step), None)) is not None:
-            numbers = finished.numbers()
-            then, now = (
-                {"loss": row[1], "grad_norm": row[3]},
-                {"loss": numbers.loss, "grad_norm": numbers.norm},
-            )
-            return _comparison(f"step-{later:08d}", ["loss", "grad_norm"], then, now)
+        for row in rows:
+            if row[0] == step:
+                numbers = finished.numbers()
+                then = {"loss": row[1], "grad_norm": row[3]}
+                now = {"loss": numbers.loss, "grad_norm": numbers.norm}
+                return _comparison(f"step-{saved_step:08d}", ["loss", "grad_norm"], then, now)
     return None
 
 
 def _comparison(
     where: str, names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Logged:
-    then, now = ({name: float(metrics[name]) for name in names} for metrics in (before, after))
-    return Logged(
-        where, tuple(names), repr(then) == repr(now), then, now
-    )  # bitwise comparison: NaN equals NaN
+    then = {name: float(before[name]) for name in names}
+    now = {name: float(after[name]) for name in names}
+    is_equal = repr(then) == repr(now)  # bitwise: NaN equals NaN
+    return Logged(where, tuple(names), is_equal, then, now)

@@ -82,7 +82,8 @@ class Execution:
         """Run and yield steps until `until` steps are complete. The user's code between steps does
         not run.
         """
-        parts, state = self.parts, self.parts.state
+        parts = self.parts
+        state = parts.state
         if self.done >= until:
             return
         with closing(parts.pipeline.feed(workers=parts.pipeline.workers)) as feed:
@@ -101,29 +102,31 @@ class Execution:
 
     def finish_step(self, step: Step) -> FinishedStep:
         """Count a step, and update the record's values and a plateau's learning rate."""
-        run_state, state = self.parts.run_state, self.parts.state
-        state.step += 1
-        run_state.meter.add(step)
+        meter = self.parts.run_state.meter
+        self.parts.state.step += 1
+        meter.add(step)
         self._steer()
-        if not (
-            self.done in self.logged if self.logged else self.parts.plan.times.log_due(self.done)
-        ):
+        if self.logged:
+            is_logged = self.done in self.logged
+        else:
+            is_logged = self.parts.plan.times.log_due(self.done)
+        if not is_logged:
             return FinishedStep(step)
-        begins = max((each for each in self.logged if each < self.done), default=0)
-        whole_window = not self.logged or len(run_state.meter.rows) == self.done - begins
-        values, skipped = run_state.meter.read()
-        run_state.meter.note_skipped(skipped, done=self.done)
+        begins = max((logged for logged in self.logged if logged < self.done), default=0)
+        whole_window = not self.logged or len(meter.rows) == self.done - begins
+        values, skipped = meter.read()
+        meter.note_skipped(skipped, done=self.done)
         return FinishedStep(step, values if whole_window else None)
 
     def _steer(self) -> None:
-        feedback, record = self.parts.run_state.feedback, self.scored.get(self.done)
+        feedback = self.parts.run_state.feedback
+        record = self.scored.get(self.done)
         if feedback is None or record is None or feedback.standing.step >= self.done:
             return
-        if (
-            self.parts.plan.times.every["evaluate_every"].due(self.done)
-            and feedback.plateau.score in record
-        ):
-            feedback.update(self.done, float(record[feedback.plateau.score]))
+        is_due = self.parts.plan.times.every["evaluate_every"].due(self.done)
+        score = feedback.plateau.score
+        if is_due and score in record:
+            feedback.update(self.done, float(record[score]))
             self.parts.state.lr_factor = feedback.standing.factor
 
 
@@ -219,7 +222,8 @@ def nearest_checkpoint(store: Store, step: int) -> tuple[Checkpoint, list[Damage
     """Return the newest intact checkpoint up to `step`, and the damage of later checkpoints; raise
     `CheckpointError` if none is intact.
     """
-    if (newest := store.newest_intact(up_to=step)) is not None:
+    newest = store.newest_intact(up_to=step)
+    if newest is not None:
         return newest
     steps = store.steps()
     raise CheckpointError(

@@ -53,14 +53,16 @@ class Tally:
         >>> both.mean, round(both.rms, 12), both.largest, both.zeros
         (-0.25, 2.5, 4.0, 0.5)
         """
-        own, others = self.numbers - self.nonfinite, other.numbers - other.nonfinite
-        finite, every = max(own + others, 1), max(self.numbers + other.numbers, 1)
+        own = self.numbers - self.nonfinite
+        others = other.numbers - other.nonfinite
+        finite = max(own + others, 1)
+        every = max(self.numbers + other.numbers, 1)
+        own_rms = self.rms * math.sqrt(own / finite)
+        other_rms = other.rms * math.sqrt(others / finite)
         return Tally(
             numbers=self.numbers + other.numbers,
             mean=(self.mean * own + other.mean * others) / finite,
-            rms=math.hypot(
-                self.rms * math.sqrt(own / finite), other.rms * math.sqrt(others / finite)
-            ),
+            rms=math.hypot(own_rms, other_rms),
             largest=max(self.largest, other.largest),
             zeros=(self.zeros * self.numbers + other.zeros * other.numbers) / every,
             nans=self.nans + other.nans,
@@ -81,9 +83,16 @@ def tally(tensor: Tensor) -> Tally:
         return sum((tally(part) for part in torch.split(x.reshape(-1), _TOGETHER)), Tally())
     good = torch.isfinite(x)
     bad = x.numel() - int(good.sum())
-    nans, plus = (int(torch.isnan(x).sum()), int((x == math.inf).sum())) if bad else (0, 0)
-    wide, minus = _wide(x), bad - nans - plus
-    finite = (x[good] if bad else x).to(wide)
+    nans = 0
+    plus = 0
+    finite = x
+    if bad:
+        nans = int(torch.isnan(x).sum())
+        plus = int((x == math.inf).sum())
+        finite = x[good]
+    minus = bad - nans - plus
+    wide = _wide(x)
+    finite = finite.to(wide)
     if not finite.numel():
         return Tally(numbers=x.numel(), nans=nans, plus=plus, minus=minus)
     numbers = (
@@ -116,10 +125,8 @@ def bad_rows(tensor: Tensor, rows: int) -> list[int] | None:
     """
     if tensor.ndim == 0 or len(tensor) != rows:
         return None
-    return [
-        int(row)
-        for row in (~torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)).nonzero()
-    ]
+    is_good = torch.isfinite(tensor.detach().reshape(rows, -1)).all(dim=1)
+    return [int(row) for row in (~is_good).nonzero()]
 
 
 def floating(nested: Any) -> list[Tensor]:
@@ -128,11 +135,8 @@ def floating(nested: Any) -> list[Tensor]:
     >>> [len(tensor) for tensor in floating({"a": (torch.zeros(2), 3), "b": torch.tensor([1])})]
     [2]
     """
-    return [
-        leaf
-        for leaf in pytree.tree_leaves(nested)
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
-    ]
+    leaves = pytree.tree_leaves(nested)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def describe_sample(batch: Any) -> str:
@@ -145,11 +149,17 @@ def describe_sample(batch: Any) -> str:
     """
     lines = []
     for name, tensor in named_tensors(batch):
-        sample = tensor.detach()[0] if tensor.ndim else tensor.detach()
-        values = sample.reshape(-1)[:_VALUES].tolist()
-        text = ", ".join(
-            f"{value:.4g}" if isinstance(value, float) else str(value) for value in values
-        )
-        shape = f"  ({' x '.join(map(str, sample.shape))})" if sample.ndim else ""
-        lines.append(f"{name}{shape}  {text}{' ...' * (sample.numel() > _VALUES)}")
+        sample = tensor.detach()
+        if sample.ndim:
+            sample = sample[0]
+        line = name
+        if sample.ndim:
+            line += f"  ({' x '.join(map(str, sample.shape))})"
+        texts = []
+        for value in sample.reshape(-1)[:_VALUES].tolist():
+            texts.append(f"{value:.4g}" if isinstance(value, float) else str(value))
+        line += f"  {', '.join(texts)}"
+        if sample.numel() > _VALUES:
+            line += " ..."
+        lines.append(line)
     return "\n".join(lines) or repr(batch)
