@@ -96,19 +96,21 @@ def count_flops(task: Task, state: State, micro_batches: list[MicroBatch], feed:
     without compilation.
     """
     called = task.forward.values() if isinstance(task.forward, dict) else [task.forward]
-    any_compiled = any(is_compiled(part) for part in called if isinstance(part, nn.Module))
-    plain = replace(task, forward=sole_or_all(state.models)) if any_compiled else task
-    once = done = _by_phase(plain, state, micro_batches, feed)
-    if blocks := recomputed_blocks(state):
+    if any(is_compiled(model) for model in called if isinstance(model, nn.Module)):
+        task = replace(task, forward=sole_or_all(state.models))
+    done = _by_phase(task, state, micro_batches, feed)
+    once = done
+    blocks = recomputed_blocks(state)
+    if blocks:
         with kept_activations(blocks):
-            once = _by_phase(plain, state, micro_batches, feed)
-    formula, model = None, state.models.get("model")
+            once = _by_phase(task, state, micro_batches, feed)
+    formula = None
+    model = state.models.get("model")
     if isinstance(model, GPT):
-        inputs = (next(tensors(micro_batch.batch)) for micro_batch in micro_batches)
-        formula = sum(
-            gpt_flops(model, tokens=input_ids.numel(), length=input_ids.shape[1])
-            for input_ids in inputs
-        )
+        formula = 0
+        for micro_batch in micro_batches:
+            input_ids = next(tensors(micro_batch.batch))
+            formula += gpt_flops(model, tokens=input_ids.numel(), length=input_ids.shape[1])
     return Flops(once, sum(done.values()) - sum(once.values()), formula)
 
 
@@ -125,21 +127,18 @@ def kept_activations(blocks: list[nn.Module]) -> Iterator[None]:
 
 def recomputed_blocks(state: State) -> list[nn.Module]:
     """Return the blocks of a run's models that use activation checkpointing."""
-    return [
-        part
-        for model in state.models.values()
-        for part in model.modules()
-        if plain_forward(part) is not None
-    ]
+    blocks = []
+    for model in state.models.values():
+        blocks += [module for module in model.modules() if plain_forward(module) is not None]
+    return blocks
 
 
 def _by_phase(
     task: Task, state: State, micro_batches: list[MicroBatch], feed: Any
 ) -> dict[str, int]:
     with counter() as counting, in_one_tile():
-        taken = Stepping(task, state, feed, Stopwatch(now=counting.get_total_flops)).make(
-            micro_batches
-        )
+        watch = Stopwatch(now=counting.get_total_flops)
+        taken = Stepping(task, state, feed, watch).make(micro_batches)
     return {phase: int(number) for phase, number in taken.items() if number}
 
 
@@ -170,11 +169,15 @@ def measure_peak_flops(device: torch.device, precision: str, *, limit_s: float =
     True
     """
     dtype = FORMATS[precision].autocast or torch.float32
-    watch, best, sizes = stopwatch(device), 0.0, _SIZES.get(device.type, _SIZES["cpu"])
+    watch = stopwatch(device)
+    sizes = _SIZES.get(device.type, _SIZES["cpu"])
+    best = 0.0
     for size in sizes:
-        left, right = (torch.full((size, size), 0.5, device=device, dtype=dtype) for _ in range(2))
+        left = torch.full((size, size), 0.5, device=device, dtype=dtype)
+        right = torch.full((size, size), 0.5, device=device, dtype=dtype)
         product = left @ right
-        until, took_s = perf_counter() + limit_s / len(sizes), 0.0
+        until = perf_counter() + limit_s / len(sizes)
+        took_s = 0.0
         while not took_s or perf_counter() + took_s <= until:
             watch.start()
             torch.mm(left, right, out=product)

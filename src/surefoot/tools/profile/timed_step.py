@@ -44,7 +44,8 @@ class Stopwatch:
         now: Callable[[], Any] = perf_counter,
         between: Callable[[Any, Any], float] = lambda then, now: now - then,
     ) -> None:
-        self.now, self.between = now, between
+        self.now = now
+        self.between = between
         self.stack: list[tuple[str, Any]] = []
         self.marks: list[tuple[str, Any]] = []  # a phase, and the time of its start or continuation
 
@@ -74,7 +75,8 @@ class Stopwatch:
 
     def lap(self) -> dict[str, float]:
         """Return the seconds of each phase since `start`. The sum is exactly the elapsed time."""
-        marks, taken = [*self.marks, (self._phase, self.now())], dict[str, float]()
+        marks = [*self.marks, (self._phase, self.now())]
+        taken: dict[str, float] = {}
         for (phase, then), (_, now) in pairwise(marks):
             taken[phase] = taken.get(phase, 0.0) + self.between(then, now)
         return taken
@@ -107,7 +109,9 @@ class Stepping:
     """Consecutive steps of a run, with the rates of `zero_rates`."""
 
     def __init__(self, task: Task, state: State, feed: Feed, watch: Stopwatch) -> None:
-        self.plain_state, self.feed, self.watch = state, feed, watch
+        self.plain_state = state
+        self.feed = feed
+        self.watch = watch
         self.task = zero_rates(task, state)
         self.begin(state.step)
 
@@ -119,35 +123,26 @@ class Stepping:
         """Run the next step, with these micro-batches if given, and wait for the device. Returns
         the seconds of each phase.
         """
-        task, watch = self.task, self.watch
+        task = self.task
+        state = self.plain_state
+        watch = self.watch
         assert task.loss is not None
         with ExitStack() as afterwards:
-            forward: Any = (
-                {
-                    name: _with_timed_forward(model, watch, afterwards)
-                    for name, model in task.forward.items()
-                }
-                if isinstance(task.forward, dict)
-                else _with_timed_forward(task.forward, watch, afterwards)
-            )
-            loss_watch, ranks = (
-                LossWatch(lambda loss: _in_phase("loss", loss, watch)),
-                _timed_ranks(task.ranks, watch),
-            )
-            state = replace(
-                self.plain_state, buffers=_timed_buffers(self.plain_state.buffers, watch)
-            )
+            forward: Any
+            if isinstance(task.forward, dict):
+                forward = {}
+                for name, model in task.forward.items():
+                    forward[name] = _with_timed_forward(model, watch, afterwards)
+            else:
+                forward = _with_timed_forward(task.forward, watch, afterwards)
+            loss_watch = LossWatch(lambda loss: _in_phase("loss", loss, watch))
+            task = replace(task, forward=forward, ranks=_timed_ranks(task.ranks, watch))
+            state = replace(state, buffers=_timed_buffers(state.buffers, watch))
             watch.start()
             if micro_batches is None:
                 with watch.phase("waiting"):
                     micro_batches = self.feed.micro_batches(self.next)
-            step = Step(
-                self.next,
-                micro_batches,
-                replace(task, forward=forward, ranks=ranks),
-                state,
-                _watch=loss_watch,
-            )
+            step = Step(self.next, micro_batches, task, state, _watch=loss_watch)
             forward_backward(step)
             with watch.phase("optimizer"):
                 update(step)
@@ -163,9 +158,8 @@ class Stepping:
 def _with_timed_forward(model: Any, watch: Stopwatch, afterwards: ExitStack) -> Any:
     if not isinstance(model, nn.Module) or is_compiled(model):
         return _StandIn(model, called=_in_phase("forward", model, watch))
-    afterwards.enter_context(
-        with_forward(model, _in_phase("forward", model.forward, watch, splits=True))
-    )
+    forward = _in_phase("forward", model.forward, watch, splits=True)
+    afterwards.enter_context(with_forward(model, forward))
     return model
 
 
@@ -193,9 +187,8 @@ def _in_phase(
     # with `splits`, a loss among the arguments is a phase too, which is impossible in compiled code
 
     def called(*inputs: Any, **named: Any) -> Any:
-        if splits and callable(
-            named.get("loss")
-        ):  # a model that calls the loss itself, as surefoot's GPT does
+        # a model that calls the loss itself, as surefoot's GPT does
+        if splits and callable(named.get("loss")):
             named["loss"] = _in_phase("loss", named["loss"], watch)
         with watch.phase(phase):
             return function(*inputs, **named)
@@ -233,7 +226,9 @@ class _StandIn:
         called: Callable[..., Any] | None = None,
         **timed: Callable[..., Any],
     ) -> None:
-        self.original, self.called, self.timed = original, called or original, timed
+        self.original = original
+        self.called = called or original
+        self.timed = timed
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self.called(*inputs, **named)

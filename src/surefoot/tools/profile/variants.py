@@ -88,7 +88,7 @@ def variants(parts: RunComponents, names: Sequence[str]) -> list[StepVariant]:
     """Return the variants of these names for a run. Names that do not apply to the run are
     skipped.
     """
-    kinds = (
+    makers = (
         _workers,
         _precisions,
         _fused,
@@ -97,7 +97,10 @@ def variants(parts: RunComponents, names: Sequence[str]) -> list[StepVariant]:
         _micro_batches,
         _compiled,
     )
-    return [variant for name in names for variant in kinds[NAMES.index(name)](parts)]
+    of_run = []
+    for name in names:
+        of_run += makers[NAMES.index(name)](parts)
+    return of_run
 
 
 def stepping(
@@ -132,46 +135,46 @@ def _precisions(parts: RunComponents) -> list[StepVariant]:
 
 
 def _workers(parts: RunComponents) -> list[StepVariant]:
-    if (
-        parts.pipeline.feed(workers=0).gather is not None
-    ):  # batches are gathered from memory, without workers
+    # batches are gathered from memory, without workers
+    if parts.pipeline.feed(workers=0).gather is not None:
         return []
-    now, cores = parts.pipeline.workers, os.cpu_count() or 1
-    return [
-        StepVariant(
-            f"workers {count}",
-            f"--workers {count}",
-            partial(stepping, parts, workers=count),
-            workers=count,
-        )
-        for count in sorted({0, 1, 2, 4, 8, 2 * now} - {now})
-        if count <= min(2 * max(now, 1), cores)
-    ]
+    present = parts.pipeline.workers
+    most = min(2 * max(present, 1), os.cpu_count() or 1)
+    tried = []
+    for count in sorted({0, 1, 2, 4, 8, 2 * present} - {present}):
+        if count <= most:
+            make = partial(stepping, parts, workers=count)
+            flag = f"--workers {count}"
+            tried.append(StepVariant(f"workers {count}", flag, make, workers=count))
+    return tried
 
 
 def _micro_batches(parts: RunComponents) -> list[StepVariant]:
-    pipeline, sizes = parts.pipeline, parts.pipeline.sizes
-    min_size = int(pipeline.plan.longest.max()) if isinstance(pipeline.plan, Buckets) else 1
-    divisors = [
-        size for size in range(min_size, sizes.batch_size + 1) if sizes.batch_size % size == 0
-    ]
+    pipeline = parts.pipeline
+    sizes = pipeline.sizes
+    min_size = 1
+    changes = ""
+    if isinstance(pipeline.plan, Buckets):
+        min_size = int(pipeline.plan.longest.max())
+        changes = "other samples share a micro-batch"
+    elif any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in _modules(parts)):
+        changes = "batch normalization averages over each micro-batch"
+    up_to_batch = range(min_size, sizes.batch_size + 1)
+    divisors = [size for size in up_to_batch if sizes.batch_size % size == 0]
     below = [size for size in divisors if size < sizes.micro_batch_size][-1:]
     above = [size for size in divisors if size > sizes.micro_batch_size][:1]
-    normed = any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in _modules(parts))
-    norm_note = "batch normalization averages over each micro-batch" if normed else ""
-    where = "other samples share a micro-batch" if isinstance(pipeline.plan, Buckets) else norm_note
 
     def build(size: int) -> Stepping:
         cut = Batching(sizes.batch_size, size, sizes.unit)
         return stepping(parts, pipeline=replace(pipeline, plan=pipeline.plan_with(cut), sizes=cut))
 
     flag = "--micro-batch-size {}" if sizes.unit == "samples" else '--micro-batch-size "{} tokens"'
-    return [
-        StepVariant(
-            f"micro-batches of {size:,}", flag.format(size), partial(build, size), changes=where
-        )
-        for size in [*below, *above]
-    ]
+    tried = []
+    for size in [*below, *above]:
+        name = f"micro-batches of {size:,}"
+        make = partial(build, size)
+        tried.append(StepVariant(name, flag.format(size), make, changes=changes))
+    return tried
 
 
 def _fused(parts: RunComponents) -> list[StepVariant]:
@@ -186,14 +189,10 @@ def _fused(parts: RunComponents) -> list[StepVariant]:
         return []
 
     def fused(trained: RunOptimizer) -> RunOptimizer:
-        groups = [
-            {
-                name: entry
-                for name, entry in group.items()
-                if name not in ("fused", "foreach", "capturable")
-            }
-            for group in trained.optimizer.param_groups
-        ]
+        groups = [dict(group) for group in trained.optimizer.param_groups]
+        for group in groups:
+            for name in ("fused", "foreach", "capturable"):
+                group.pop(name, None)
         optimizer_class: Any = type(trained.optimizer)
         optimizer = optimizer_class(groups, lr=groups[0]["lr"], fused=True)
         return replace(trained, optimizer=optimizer, skip=skipping(optimizer, parts.device))
@@ -202,34 +201,25 @@ def _fused(parts: RunComponents) -> list[StepVariant]:
         quick = parts.state.optimizers | {name: fused(trained) for name, trained in slow.items()}
         return stepping(parts, state=replace(parts.state, optimizers=quick))
 
-    kinds = " and ".join(
-        dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values())
-    )
-    return [
-        StepVariant(
-            "fused optimizer", f"{kinds}(..., fused=True)", make, changes="equal up to rounding"
-        )
-    ]
+    class_names = dict.fromkeys(type(trained.optimizer).__name__ for trained in slow.values())
+    how = f"{' and '.join(class_names)}(..., fused=True)"
+    return [StepVariant("fused optimizer", how, make, changes="equal up to rounding")]
 
 
 def _channels_last(parts: RunComponents) -> list[StepVariant]:
-    weights, last = (
-        [part.weight for part in _modules(parts) if isinstance(part, nn.Conv2d)],
-        torch.channels_last,
-    )
-    last_already = [
-        weight.is_contiguous(memory_format=last) and not weight.is_contiguous()
-        for weight in weights
-    ]
-    if (
-        parts.compiled or parts.layout.channels_last or all(last_already)
-    ):  # true without convolutions too
+    last = torch.channels_last
+    weights = [module.weight for module in _modules(parts) if isinstance(module, nn.Conv2d)]
+    to_change = []
+    for weight in weights:
+        if weight.is_contiguous() or not weight.is_contiguous(memory_format=last):
+            to_change.append(weight)
+    if parts.compiled or parts.layout.channels_last or not to_change:
         return []
 
     @contextmanager
     def entered() -> Iterator[None]:
         with ExitStack() as afterwards:
-            for weight in weights:
+            for weight in to_change:
                 afterwards.callback(setattr, weight, "data", weight.data)
                 weight.data = weight.data.contiguous(memory_format=last)
             for model in parts.state.models.values():
@@ -254,48 +244,35 @@ def _without_recompute(parts: RunComponents) -> list[StepVariant]:
     blocks = recomputed_blocks(parts.state)
     if not blocks or parts.compiled:
         return []
-    make, entered = partial(stepping, parts), partial(kept_activations, blocks)
-    return [
-        StepVariant(
-            "activations kept",
-            "--activation-checkpointing off",
-            make,
-            entered,
-            "more memory, identical results",
-        )
-    ]
+    how = "--activation-checkpointing off"
+    make = partial(stepping, parts)
+    entered = partial(kept_activations, blocks)
+    return [StepVariant("activations kept", how, make, entered, "more memory, identical results")]
 
 
 def _compiled(parts: RunComponents) -> list[StepVariant]:
     takes_closure = any(trained.takes_closure for trained in parts.state.optimizers.values())
-    if (
-        parts.compiled
-        or takes_closure
-        or isinstance(parts.pipeline.plan, Buckets)
-        or parts.world.size > 1
-    ):
+    in_buckets = isinstance(parts.pipeline.plan, Buckets)
+    if parts.compiled or takes_closure or in_buckets or parts.world.size > 1:
         return []
 
-    return [
-        StepVariant(
-            "compiled",
-            "--compile",
-            lambda: stepping(
-                parts, task=replace(parts.task, forward=sole_or_all(compiled(parts.state.models)))
-            ),
-            changes="equal up to rounding",
-        )
-    ]
+    def make() -> Stepping:
+        forward = sole_or_all(compiled(parts.state.models))
+        return stepping(parts, task=replace(parts.task, forward=forward))
+
+    return [StepVariant("compiled", "--compile", make, changes="equal up to rounding")]
 
 
 def _inputs_too(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        x.contiguous(memory_format=torch.channels_last)
-        if isinstance(x, Tensor) and x.ndim == 4
-        else x
-        for x in inputs
-    )
+    changed = []
+    for x in inputs:
+        is_image = isinstance(x, Tensor) and x.ndim == 4
+        changed.append(x.contiguous(memory_format=torch.channels_last) if is_image else x)
+    return tuple(changed)
 
 
 def _modules(parts: RunComponents) -> list[nn.Module]:
-    return [part for model in parts.state.models.values() for part in model.modules()]
+    modules: list[nn.Module] = []
+    for model in parts.state.models.values():
+        modules += model.modules()
+    return modules
