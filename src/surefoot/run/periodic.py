@@ -162,6 +162,7 @@ class PeriodicWork:
     def save(self) -> None:
         """Save a checkpoint and protect the best one from pruning. Collective."""
         assert self.saves is not None
+        self.saves.keep_directory()
         self.stop_requests.saved()
         with self.progress.timed("save"), self._naming("saving"):
             self.saves.save()

@@ -385,7 +385,10 @@ def _load_beginning(
 
 def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     assert parts.directory is not None
-    records = [r for r in read_records(parts.directory.metrics) if r["kind"] == "train"]
+    records = []
+    for record in read_records(parts.directory.metrics):
+        if record["kind"] == "train":
+            records.append(record)
     if any(record.get("targets", 1) for record in records):
         return False
     return checkpoint.step == 0 or bool(records)

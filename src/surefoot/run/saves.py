@@ -38,13 +38,12 @@ class Saves:
         self.say = say
 
     def save(self) -> None:
-        """Save a checkpoint in the background."""
-        self._keep_directory()
+        """Save a checkpoint in the background. Call `keep_directory` before."""
         self.checkpointing.save(self.packed, protected=self._protected)
 
     def save_last(self, step: int) -> None:
         """Save the state after `step` steps, if it is not saved, and wait until it is on disk."""
-        self._keep_directory()
+        self.keep_directory()
         self.finish(step)
 
     def finish(self, step: int) -> None:
@@ -56,7 +55,7 @@ class Saves:
         self.checkpointing.started_step = None
         self.save_last(step)
 
-    def _keep_directory(self) -> None:
+    def keep_directory(self) -> None:
         """Create a deleted directory and its files again, and request a save of the whole run."""
         if not self.is_main:
             return

@@ -5,6 +5,7 @@ resume starts another session.
 import signal
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
@@ -162,7 +163,7 @@ class Session:
             notes=self.notes,
             layers_changed=self.watches.forget_layers,
         )
-        self.state.show = partial(_show, self.journal, self.notes, self.parts.world.is_main)
+        self.state.show = _ShownByBody(self.journal, self.notes, self.parts.world.is_main)
         if self.is_over:
             return
         self.parts.say(messages.header(self.parts, resumed=opened.checkpoint is not None))
@@ -509,30 +510,28 @@ class Session:
         return self.state.step if self.feed.latest is None else self.feed.latest
 
 
-def _show(
-    journal: Journal,
-    notes: SessionNotes,
-    is_main: bool,
-    kind: "ShownKind",
-    name: str,
-    value: Any,
-    step: int,
-) -> None:
-    """Show a text, image or histogram of the body in TensorBoard and trackers. If nothing would show
-    it, this is said once.
-    """
-    if not is_main:
-        return
-    if journal.board is None and not journal.trackers:
-        notes.say_once(
-            "not-shown",
-            f"note: step.log_{kind}({name}=...) is not shown: the run writes no TensorBoard"
-            " files and has no tracker",
-        )
-        return
-    from surefoot.tracking.shown import record_of
+@dataclass(frozen=True)
+class _ShownByBody:
+    """What the body of a loop shows: `step.log_text`, `log_image` and `log_histogram`."""
 
-    journal.show(record_of(kind, name, value, step=step))
+    journal: Journal
+    notes: SessionNotes
+    is_main: bool
+
+    def __call__(self, kind: "ShownKind", name: str, value: Any, step: int) -> None:
+        """Show a value in TensorBoard and trackers. If nothing would show it, this is said once."""
+        if not self.is_main:
+            return
+        if self.journal.board is None and not self.journal.trackers:
+            self.notes.say_once(
+                "not-shown",
+                f"note: step.log_{kind}({name}=...) is not shown: the run writes no TensorBoard"
+                " files and has no tracker",
+            )
+            return
+        from surefoot.tracking.shown import record_of
+
+        self.journal.show(record_of(kind, name, value, step=step))
 
 
 def _say_unsaved(parts: RunComponents, text: str) -> None:

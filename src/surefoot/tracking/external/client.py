@@ -144,7 +144,8 @@ class Tracker:
             self.received += part
         *lines, self.received = self.received.split(b"\n")
         for line in lines:
-            with suppress(ValueError):  # the starting interpreter may print lines that are not JSON
+            # the starting interpreter may print other lines
+            with suppress(ValueError, KeyError, TypeError):
                 self._note(str(json.loads(line)["problem"]))
         if not part and self.process.poll():
             self._note(f"its process ended with status {self.process.returncode}; see {self.log}")
