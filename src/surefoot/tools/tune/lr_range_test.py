@@ -110,35 +110,36 @@ def suggest(
     (0.01, 0.01)
     """
     if len(losses) < _FEW:
-        return LRRangeTest(
-            rates, losses, losses, end, diverged_at, _too_few(len(losses), diverged_at)
-        )
+        reason = _too_few(len(losses), diverged_at)
+        return LRRangeTest(rates, losses, losses, end, diverged_at, reason)
     curve = smoothed(rates, without_spikes(losses))
     lowest = int(curve.argmin())
     if not _falls(rates, losses, curve, lowest):
         return LRRangeTest(rates, losses, curve, end, diverged_at, _without_fall(rates, end))
     slope = np.gradient(curve, np.log10(rates))[: lowest + 1]
-    steepest, minimum = float(rates[slope.argmin()]), float(rates[lowest])
-    near = diverged_at is not None and steepest * _ROOM > diverged_at
-    suggested = minimum / 10 if near else steepest
-    reason = (
-        f"the smoothed loss falls steepest at {as_text(steepest)}{'' if near else ', which is suggested'};"
-        f" its minimum is {curve[lowest]:.4g}, at {as_text(minimum)}"
-    )
-    if diverged_at is not None and near:
+    steepest = float(rates[slope.argmin()])
+    minimum = float(rates[lowest])
+    reason = f"the smoothed loss falls steepest at {as_text(steepest)}"
+    its_minimum = f"its minimum is {curve[lowest]:.4g}, at {as_text(minimum)}"
+    if diverged_at is not None and steepest * _ROOM > diverged_at:
+        suggested = minimum / 10
+        reason += f"; {its_minimum}"
         reason += (
             f"\n  the loss diverged at {as_text(diverged_at)}, too close to that:"
             f" the suggestion is {as_text(minimum)} / 10 = {as_text(suggested)}"
         )
-    elif end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
-        reason += (
-            f"\n  the loss was still falling at {as_text(float(rates[-1]))}, the highest learning rate tried: a higher one may be better"
-            f"\n  try: --max-lr {as_text(float(rates[-1]) * 100)}"
-        )
     else:
-        reason += (
-            f"\n  the other common choice is {as_text(minimum)} / 10 = {as_text(minimum / 10)}"
-        )
+        suggested = steepest
+        reason += f", which is suggested; {its_minimum}"
+        if end == "highest" and minimum * 10**_WIDTH >= rates[-1]:
+            reason += (
+                f"\n  the loss was still falling at {as_text(float(rates[-1]))}, the highest learning rate tried: a higher one may be better"
+                f"\n  try: --max-lr {as_text(float(rates[-1]) * 100)}"
+            )
+        else:
+            reason += (
+                f"\n  the other common choice is {as_text(minimum)} / 10 = {as_text(minimum / 10)}"
+            )
     return LRRangeTest(
         rates, losses, curve, end, diverged_at, reason, steepest, minimum, float(f"{suggested:.1e}")
     )
@@ -155,7 +156,11 @@ def check_range(min_lr: float, max_lr: float, steps: int) -> None:
         if not 0 < rate < math.inf
     ]
     if not problems and min_lr >= max_lr:
-        lowest, highest = (max_lr, min_lr) if min_lr > max_lr else (1e-6, 10.0)
+        lowest = 1e-6
+        highest = 10.0
+        if min_lr > max_lr:  # they were swapped
+            lowest = max_lr
+            highest = min_lr
         empty = ConfigError(
             "lr-range-empty",
             problem=f"min_lr = {as_text(min_lr)} is not below max_lr = {as_text(max_lr)}",
@@ -177,10 +182,10 @@ def without_spikes(losses: Curve) -> Curve:
     >>> without_spikes(np.array([2.0, 2.1, 9.0, 1.9, 2.0, 1.8, 1.9])).tolist()
     [2.0, 2.1, 2.0, 1.9, 2.0, 1.8, 1.9]
     """
-    around = np.array(
-        [np.median(losses[max(0, index - 2) : index + 3]) for index in range(len(losses))]
-    )
-    return np.where(np.abs(losses - around) > _SPIKE * _noise_of_one(losses), around, losses)
+    medians = [np.median(losses[max(0, index - 2) : index + 3]) for index in range(len(losses))]
+    around = np.array(medians)
+    is_spike = np.abs(losses - around) > _SPIKE * _noise_of_one(losses)
+    return np.where(is_spike, around, losses)
 
 
 def smoothed(rates: Curve, losses: Curve) -> Curve:
@@ -212,9 +217,12 @@ def averaged(losses: Curve) -> Curve:
     >>> averaged(np.array([2.0, 1.0])).round(4).tolist()
     [2.0, 1.4444]
     """
-    total, weight, means = 0.0, 0.0, []
+    total = 0.0
+    weight = 0.0
+    means = []
     for loss in losses.tolist():
-        total, weight = 0.8 * total + 0.2 * loss, 0.8 * weight + 0.2
+        total = 0.8 * total + 0.2 * loss
+        weight = 0.8 * weight + 0.2
         means.append(total / weight)
     return np.array(means)
 
@@ -257,7 +265,8 @@ def _too_few(losses: int, diverged_at: float | None) -> str:
 
 
 def _without_fall(rates: Curve, end: End) -> str:
-    lowest, highest = as_text(float(rates[0])), as_text(float(rates[-1]))
+    lowest = as_text(float(rates[0]))
+    highest = as_text(float(rates[-1]))
     if end == "highest":
         return (
             f"the loss fell by no more than its noise at any learning rate from {lowest} to {highest}: it stays flat\n"
@@ -276,20 +285,20 @@ def _weights(rates: Curve) -> Curve:
 
 
 def _falls(rates: Curve, losses: Curve, curve: Curve, lowest: int) -> bool:
-    weights, noise = _weights(rates), _noise_of_one(losses)
-    from_start = weights[0] - weights[lowest]  # a fall's noise depends on its averaging weights
-    from_most = weights[: lowest + 1].mean(axis=0) - weights[lowest]
-    return any(
-        level - curve[lowest]
-        > max(_NOISE * noise * math.sqrt(float((apart**2).sum())), _LEAST * abs(curve[0]))
-        for level, apart in (
-            (float(curve[0]), from_start),
-            (float(np.median(curve[: lowest + 1])), from_most),
-        )
-    )
+    weights = _weights(rates)
+    noise = _noise_of_one(losses)
+
+    def exceeds_noise(level: float, level_weights: Curve) -> bool:
+        apart = level_weights - weights[lowest]  # a fall's noise depends on its averaging weights
+        noise_of_fall = _NOISE * noise * math.sqrt(float((apart**2).sum()))
+        return bool(level - curve[lowest] > max(noise_of_fall, _LEAST * abs(curve[0])))
+
+    from_start = exceeds_noise(float(curve[0]), weights[0])
+    before = slice(0, lowest + 1)
+    from_most = exceeds_noise(float(np.median(curve[before])), weights[before].mean(axis=0))
+    return from_start or from_most
 
 
 def _noise_of_one(losses: Curve) -> float:
-    return float(np.median(np.abs(np.diff(losses)))) / (
-        0.6745 * math.sqrt(2)
-    )  # a robust standard deviation
+    # a robust standard deviation
+    return float(np.median(np.abs(np.diff(losses)))) / (0.6745 * math.sqrt(2))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from surefoot.run.run import Run, check_run, trial_steps
 from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.tools.tune.lr_range_test import (
     Curve,
+    End,
     LRRangeTest,
     as_text,
     averaged,
@@ -102,14 +104,12 @@ def find_lr(
                 break
     if bad is None:
         return suggest(rates, np.array(losses[1:]), end="highest")
-    return suggest(
-        rates[: max(bad - 1, 0)],
-        np.array(losses[1:bad]),
-        end="diverged"
-        if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad
-        else "not finite",
-        diverged_at=float(rates[bad - 1]) if bad else None,
-    )
+    end: End = "not finite"
+    if math.isfinite(losses[bad]) and diverged(np.array(losses[: bad + 1])) == bad:
+        end = "diverged"
+    diverged_at = float(rates[bad - 1]) if bad else None
+    tried_rates = rates[: max(bad - 1, 0)]
+    return suggest(tried_rates, np.array(losses[1:bad]), end=end, diverged_at=diverged_at)
 
 
 def _note_initial_weights(parts: RunComponents) -> None:
@@ -125,7 +125,8 @@ def _note_initial_weights(parts: RunComponents) -> None:
 
 
 def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[float, bool]]]:
-    first, last = parts.state.step, len(rates)
+    first = parts.state.step
+    last = len(rates)
     # a new state over the same components, so that no other setting of the run changes the learning
     # rate
     state = State(
@@ -152,16 +153,17 @@ def _steps(parts: RunComponents, rates: list[float]) -> Generator[list[tuple[flo
             bad = torch.stack([trained.bad_in_a_row for trained in state.optimizers.values()]).max()
             rows.append(torch.stack([loss.float(), bad]))
             if len(rows) == _BLOCK or index == first + last:
-                read, rows = torch.stack(rows).tolist(), []
-                yield [(loss, math.isfinite(loss) and bad == 0) for loss, bad in read]
+                block = torch.stack(rows).tolist()
+                rows = []
+                yield [(loss, math.isfinite(loss) and bad == 0) for loss, bad in block]
 
 
 def _base_rate(parts: RunComponents) -> float:
     name, trained = next(iter(parts.state.optimizers.items()))
     described = parts.plan.identity["optimizer"]
-    rate = (
-        described if len(parts.state.optimizers) == 1 and name == "model" else described[name]
-    ).get("lr")
+    if len(parts.state.optimizers) > 1 or name != "model":
+        described = described[name]
+    rate = described.get("lr")
     rates = trained.rates
     if not isinstance(rate, int | float):
         return float(rates.bases[0])
@@ -176,10 +178,18 @@ def chart_of(test: LRRangeTest) -> Chart:
     """
     if not len(test.losses):
         return Chart("find-lr", "Loss", (), wide=True)
-    low, high = float(min(test.losses.min(), test.smoothed.min())), float(test.smoothed.max())
-    top = 10 * high if low > 0 else high + 0.25 * (high - low) + 1e-9
-    above = np.flatnonzero(test.losses > far(test.rates, test.losses))
-    end = next(iter(above[above > test.smoothed.argmin()]), len(test.losses))
+    low = float(min(test.losses.min(), test.smoothed.min()))
+    high = float(test.smoothed.max())
+    if low > 0:
+        scale: Literal["linear", "log"] = "log"
+        top = 10 * high
+    else:
+        scale = "linear"
+        top = high + 0.25 * (high - low) + 1e-9
+    # the smoothed line ends where losses after its minimum are capped
+    is_far = np.flatnonzero(test.losses > far(test.rates, test.losses))
+    after_minimum = is_far[is_far > test.smoothed.argmin()]
+    end = after_minimum[0] if len(after_minimum) else len(test.losses)
 
     def line(name: str, values: Curve, series: int = 0, *, measured: bool = False) -> Line:
         points = zip(test.rates.tolist(), values.tolist(), strict=False)
@@ -194,9 +204,8 @@ def chart_of(test: LRRangeTest) -> Chart:
         lines.append(
             line("running average: the test ends at 4 times its minimum", averaged(test.losses), 1)
         )
-    marks = [
-        Mark("strange", float(rate), None, "far above") for rate in test.rates[test.losses > top]
-    ]
+    rates_above = test.rates[test.losses > top]
+    marks = [Mark("strange", float(rate), None, "far above") for rate in rates_above]
     for what, rate, series in (("minimum", test.minimum, 0), ("suggested", test.suggested, 2)):
         if rate is not None:
             value = float(np.interp(rate, test.rates, test.smoothed))
@@ -210,7 +219,7 @@ def chart_of(test: LRRangeTest) -> Chart:
         "Loss",
         tuple(lines),
         tuple(marks),
-        scale="log" if low > 0 else "linear",
+        scale=scale,
         x_scale="log",
         x_name="learning rate",
         wide=True,
