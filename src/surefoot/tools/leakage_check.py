@@ -83,13 +83,21 @@ def _overlap(
             "among_all": True,
         }
     samples, _ = _read_samples(split, seed=seed, reading_s=reading_s)
-    counts = {"checked": len(samples), "overlapping": sum(sample in known for sample in samples)}
-    return counts | ({"passages": True} if isinstance(split, Windowed) else {})
+    overlap: dict[str, Any] = {
+        "checked": len(samples),
+        "overlapping": sum(sample in known for sample in samples),
+    }
+    if isinstance(split, Windowed):
+        overlap["passages"] = True
+    return overlap
 
 
 def _is_same(first: Any, second: Any) -> bool:
-    ours, theirs = tensors_of(first), tensors_of(second)
-    return first is second or (bool(ours) and [*map(id, ours)] == [*map(id, theirs)])
+    if first is second:
+        return True
+    ours = [id(tensor) for tensor in tensors_of(first)]
+    theirs = [id(tensor) for tensor in tensors_of(second)]
+    return bool(ours) and ours == theirs
 
 
 def _read_samples(dataset: Any, *, seed: int, reading_s: float) -> tuple[list[int], Ids | None]:
@@ -103,47 +111,48 @@ def _hash_samples(dataset: Any, *, key: int, reading_s: float) -> tuple[list[int
     """Hash samples in blocks, because the first samples alone are a poor estimate of the reading
     time.
     """
-
     reads = SampleArguments(dataset)
 
     def read_one(ids: Ids) -> Batch:
-        seed_generators(
-            key
-        )  # one seed for all samples, so that equal samples are augmented equally
+        # one seed for all samples, so that equal samples are augmented equally
+        seed_generators(key)
         reads.seed(key)
         sample = reads.dataset[int(ids[0])]
         if sample is None:  # a collate_fn leaves it out
             return [], np.empty(0, np.int64)
         return [b"".join(_bytes(part) for part in leaves(sample))], integer_targets(sample)
 
-    start_s, generator, samples = (
-        perf_counter(),
-        np.random.default_rng(fold(key, 0)),
-        sample_count(dataset),
-    )
-    if (read := _stored(dataset)) is None:
-        read, chosen, at_a_time = read_one, _choose(samples, _MAX_SAMPLES_READ, generator), 1
+    start_s = perf_counter()
+    generator = np.random.default_rng(fold(key, 0))
+    samples = sample_count(dataset)
+    read = _stored(dataset)
+    if read is None:
+        read = read_one
+        at_a_time = 1
+        chosen = _choose(samples, _MAX_SAMPLES_READ, generator)
     else:
+        at_a_time = 512
         probe, _ = read(_choose(samples, _PROBED, generator))
-        each = max(1, sum(map(len, probe)) // len(probe))
-        chosen, at_a_time = (
-            _choose(samples, max(_PROBED, min(_MAX_SAMPLES, _MAX_BYTES // each)), generator),
-            512,
-        )
+        sample_bytes = max(1, sum(len(sample) for sample in probe) // len(probe))
+        limit = max(_PROBED, min(_MAX_SAMPLES, _MAX_BYTES // sample_bytes))
+        chosen = _choose(samples, limit, generator)
         if chosen.size > at_a_time:
             chosen = generator.permutation(chosen)  # so that a time limit leaves a random subset
-    rows: list[int] = []
-    targets: list[Ids | None] = []
+    hashes: list[int] = []
+    targets: list[Ids] = []
+    all_integer = True
     for start in range(0, len(chosen), at_a_time):
-        part, theirs = read(np.sort(chosen[start : start + at_a_time]))
-        rows += map(hash, part)
-        targets.append(theirs)
+        block, block_targets = read(np.sort(chosen[start : start + at_a_time]))
+        hashes += map(hash, block)
+        if block_targets is None:
+            all_integer = False
+        else:
+            targets.append(block_targets[block_targets != IGNORED])
         if perf_counter() - start_s > reading_s:
             break
-    known_targets = [part[part != IGNORED] for part in targets if part is not None]
-    return rows, np.concatenate(known_targets) if known_targets and len(known_targets) == len(
-        targets
-    ) else None
+    if targets and all_integer:
+        return hashes, np.concatenate(targets)
+    return hashes, None
 
 
 def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
@@ -151,22 +160,25 @@ def _stored(dataset: Any) -> Callable[[Ids], Batch] | None:
         return dataset.stored
     if isinstance(dataset, Windowed):
         return dataset.passages
-    if tensors := tensors_of(dataset):
+    of_columns = tensors_of(dataset)
+    if of_columns:
         return lambda ids: _of_tensors(
-            [part.detach()[torch.from_numpy(ids).to(part.device)] for part in tensors]
+            [column.detach()[torch.from_numpy(ids).to(column.device)] for column in of_columns]
         )
     if type(dataset) is Subset:
-        inner, indices = _stored(dataset.dataset), np.asarray(dataset.indices, dtype=np.int64)
+        inner = _stored(dataset.dataset)
+        indices = np.asarray(dataset.indices, dtype=np.int64)
         return None if inner is None else lambda ids: inner(indices[ids])
     gather = gather_fn(dataset)
     return None if gather is None else lambda ids: _of_tensors(gather(ids, np.zeros_like(ids)))
 
 
 def _of_tensors(batch: Any) -> Batch:
-    arrays = [part.detach().cpu().contiguous() for part in tensors(batch)]
-    return rows_as_bytes(
-        *(part.view(len(part), -1).view(torch.uint8).numpy() for part in arrays)
-    ), integer_targets(batch)
+    columns = []
+    for tensor in tensors(batch):
+        column = tensor.detach().cpu().contiguous()
+        columns.append(column.view(len(column), -1).view(torch.uint8).numpy())
+    return rows_as_bytes(*columns), integer_targets(batch)
 
 
 def _bytes(leaf: Any) -> bytes:
@@ -176,12 +188,13 @@ def _bytes(leaf: Any) -> bytes:
         leaf = np.asarray(leaf)
     if hasattr(leaf, "tobytes"):  # PIL images too
         return bytes(leaf.tobytes())
-    return leaf if isinstance(leaf, bytes) else repr(leaf).encode()
+    if isinstance(leaf, bytes):
+        return leaf
+    return repr(leaf).encode()
 
 
 def _choose(samples: int, limit: int, generator: np.random.Generator) -> Ids:
     if samples <= limit:
         return np.arange(samples, dtype=np.int64)
-    return np.sort(generator.choice(samples, size=limit, replace=False, shuffle=False)).astype(
-        np.int64
-    )
+    chosen = generator.choice(samples, size=limit, replace=False, shuffle=False)
+    return np.sort(chosen).astype(np.int64)
