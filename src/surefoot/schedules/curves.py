@@ -68,11 +68,10 @@ class Shape:
     shared: Callable[[Fall], int] = lambda fall: fall.warmup + 1
     # The setting that can make the last factors underflow to 0, and the remedy to type
     steep: tuple[str, Remedy] | None = None
-
-    @property
-    def own_rise(self) -> bool:
-        """True if the shape replaces the common warm-up by its own rise, as `one_cycle` does."""
-        return "start_lr_ratio" in self.takes
+    # Its rise is a part of the shape: it has a default of its own, also in recipes, and may be long
+    own_rise: bool = False
+    # The factor rises again after it has fallen, and the loss may rise with it
+    rises_again: bool = False
 
 
 # of a turn: sin(_QUARTER * x) ** 2 is (1 - cos(pi * x)) / 2 without the cancellation near 0
@@ -251,6 +250,7 @@ SHAPES: dict[str, Shape] = {
             "momentum_range": None,
         },
         _cosine,
+        own_rise=True,
     ),
     "wsd": Shape(
         {"warmup": 0, "min_lr_ratio": 0.0, "cooldown": "20%", "cooldown_shape": "1-sqrt"},
@@ -261,5 +261,6 @@ SHAPES: dict[str, Shape] = {
         {"warmup": 0, "min_lr_ratio": 0.0, "cycle": "25%", "cycle_growth": 1.0},
         _restarts,
         lambda at: _cycle_starts(at)[-1] + 1,
+        rises_again=True,
     ),
 }

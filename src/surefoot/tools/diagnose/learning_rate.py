@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from surefoot.schedules.curves import SHAPES
 from surefoot.tools.diagnose.finding import (
     IGNORED_LABELS,
     NOT_FINITE,
@@ -325,7 +326,7 @@ def rate_too_low(history: History) -> Verdict:
     )
 
 
-_MAY_RISE = ("cosine_restarts", "one_cycle", "joined", "from_function", "from_scheduler")
+_UNKNOWN_SHAPES = ("joined", "from_function", "from_scheduler")
 _RATIO = "a step at high learning rates changes the weights by {:.2g} of their norm (usual: 1e-4 to 1e-2)"
 
 
@@ -345,6 +346,13 @@ def has_opposed_losses(history: History) -> bool:
     return history.data.get("has_loss") is False and history.described.optimizer_count > 1
 
 
+def _may_rise(shape: str | None) -> bool:
+    """Return True if the learning rate of a schedule rises on purpose, or is not known to fall."""
+    if shape in SHAPES:
+        return SHAPES[shape].own_rise or SHAPES[shape].rises_again
+    return shape in _UNKNOWN_SHAPES
+
+
 def _rebound(history: History) -> str:
     """Say that the loss rose above its lowest level of the first third at high learning rates and
     stayed there, or return "".
@@ -354,8 +362,7 @@ def _rebound(history: History) -> str:
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3
-    # the learning rate of these schedules rises on purpose
-    if third < 2 or not len(rates) or history.described.shape in _MAY_RISE:
+    if third < 2 or not len(rates) or _may_rise(history.described.shape):
         return ""
     lowest = int(np.argmin(course[:third]))
     early = float(course[lowest])

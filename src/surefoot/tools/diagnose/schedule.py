@@ -2,6 +2,7 @@
 still falling loss.
 """
 
+from surefoot.schedules.curves import SHAPES
 from surefoot.tools.diagnose.finding import Unknown, Verdict, check, need, well, wrong
 from surefoot.tools.diagnose.history import History
 
@@ -97,8 +98,10 @@ def long_warmup(history: History) -> Verdict:
     steps, warmup = described.schedule_steps, described.warmup
     if steps is None or described.shape is None:
         return Unknown("the schedule is not known")
+    shape = SHAPES.get(described.shape)
+    rises_on_purpose = shape is not None and shape.own_rise
     well(
-        warmup <= LONG_WARMUP * steps or described.shape == "one_cycle",
+        warmup <= LONG_WARMUP * steps or rises_on_purpose,
         f"the warm-up is {warmup:,} of {steps:,} steps",
     )
     return wrong(
