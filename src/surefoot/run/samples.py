@@ -1,6 +1,7 @@
 """Samples and report panels of a session, drawn with the evaluated model."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any
 
 from surefoot.distributed.world import World
@@ -71,30 +72,21 @@ def announced(
     return stopping
 
 
+@dataclass(frozen=True)
 class Samples:
     """The samples and panels of one session. All methods are collective.
 
     doing: shows what a session does.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        settings: RunSettings,
-        journal: Journal,
-        world: World,
-        *,
-        directory: RunDirectory | None,
-        say: Callable[[str], None],
-        doing: Callable[[str], None],
-    ) -> None:
-        self.evaluator = evaluator
-        self.settings = settings
-        self.journal = journal
-        self.world = world
-        self.directory = directory
-        self.say = say
-        self.doing = doing
+    evaluator: Evaluator
+    settings: RunSettings
+    journal: Journal
+    world: World
+    _: KW_ONLY
+    directory: RunDirectory | None
+    say: Callable[[str], None]
+    doing: Callable[[str], None]
 
     def draw(self, step: int) -> None:
         """Write samples of the model to all sinks. A model that overflows is a warning."""

@@ -4,6 +4,7 @@ while the run trains.
 
 import errno
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from surefoot.run.checkpointing import Checkpointing, Packing
 from surefoot.tracking.logger import Journal
@@ -11,6 +12,7 @@ from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.patience import Best
 
 
+@dataclass(frozen=True)
 class Saves:
     """The saves of one session of a run with a directory. All methods are collective.
 
@@ -18,24 +20,14 @@ class Saves:
     keeps the directory.
     """
 
-    def __init__(
-        self,
-        checkpointing: Checkpointing,
-        journal: Journal,
-        directory: RunDirectory,
-        *,
-        packed: Packing,
-        best: Best | None,
-        is_main: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        self.checkpointing = checkpointing
-        self.journal = journal
-        self.directory = directory
-        self.packed = packed
-        self.best = best
-        self.is_main = is_main
-        self.say = say
+    checkpointing: Checkpointing
+    journal: Journal
+    directory: RunDirectory
+    _: KW_ONLY
+    packed: Packing
+    best: Best | None
+    is_main: bool
+    say: Callable[[str], None]
 
     def save(self) -> None:
         """Save a checkpoint in the background. Call `keep_directory` before."""
