@@ -13,11 +13,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
+from stated import numbers_in
 from surefoot.config.paths import open_regular, user_cache
 from surefoot.tools.report import followed
 from surefoot.tools.report.followed import FollowedRun, RunRow, read_followed, read_head
-from surefoot.tools.report.headline import headline
+from surefoot.tools.report.headline import Headline, headline
 from surefoot.tools.report.series import ReportedRun, read_reported_run
+from surefoot.tools.report.tables import _headline_tile
 from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import line, records
 from surefoot.tracking.run_records import MOST
@@ -237,3 +239,10 @@ def test_a_cache_without_records_for_diagnose_is_read(tmp_path: Path, cache: Pat
     run = read_all(FollowedRun(path))
     run.save(ROW)
     assert read_followed(path).records.count == run.records.count == 1
+
+
+def test_the_tile_of_a_score_that_is_reached_again_names_the_step_that_reached_it_first() -> None:
+    main = Headline(
+        "val/accuracy", last_step=160, last=0.96, best_step=96, best=0.96, direction="max"
+    )
+    assert numbers_in(_headline_tile(main)[2]) == [96]

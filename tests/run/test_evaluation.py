@@ -19,6 +19,7 @@ from refused import refused
 from small_runs import Augmented
 from stated import lines_naming, numbers_in
 from surefoot.errors import Setting
+from surefoot.tracking.commands import resume_command
 from surefoot.tracking.format import number
 from surefoot.tracking.jsonl import records
 
@@ -168,7 +169,9 @@ def test_a_finished_run_is_not_scored_again(tmp_path: Path) -> None:
     assert len(written(tmp_path / "run", "final_eval")) == 1
 
 
-def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Path) -> None:
+def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     interrupted: list[bool] = []
 
     def interrupting(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -182,16 +185,21 @@ def test_an_end_given_up_for_a_signal_is_scored_by_the_resume_once(tmp_path: Pat
             "splits": {"test": judged(predict=predict, batch_size=5, at_end=True)},
             "early_stopping": None,
             "best": None,
+            "sample_fn": lambda model: "once",
+            "console": True,
         }
 
+    run_dir = tmp_path / "run"
     with pytest.raises(SystemExit) as left:
-        build(tmp_path / "run", **changes(interrupting)).train()
+        build(run_dir, **changes(interrupting)).train()
     assert left.value.code == 143
-    assert written(tmp_path / "run", "final_eval") == []
-    build(tmp_path / "run", **changes(predict)).train()
-    assert len(written(tmp_path / "run", "final_eval")) == 1
-    build(tmp_path / "run", **changes(predict)).train()
-    assert len(written(tmp_path / "run", "final_eval")) == 1
+    assert (written(run_dir, "final_eval"), written(run_dir, "sample")) == ([], [])
+    *_, last_line = capsys.readouterr().out.splitlines()
+    assert last_line.endswith(resume_command(run_dir))
+    build(run_dir, **changes(predict)).train()
+    assert (len(written(run_dir, "final_eval")), len(written(run_dir, "sample"))) == (1, 1)
+    build(run_dir, **changes(predict)).train()
+    assert (len(written(run_dir, "final_eval")), len(written(run_dir, "sample"))) == (1, 1)
 
 
 def test_a_run_that_patience_ended_is_scored_too(tmp_path: Path) -> None:

@@ -986,3 +986,24 @@ def test_a_save_that_takes_longer_than_a_step_holds_the_state_of_its_own_step(
             assert all(
                 torch.equal(saved.tensors(file)[name], each) for name, each in state[file].items()
             )
+
+
+def test_a_kill_before_the_look_at_the_data_leaves_it_to_the_next_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt  # step 0 is saved
+
+    with monkeypatch.context() as patched:
+        patched.setattr("surefoot.run.after.look_at_data", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path / "run").train()
+    assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
+    for stop in ("4 steps", None):  # a later session does not look again
+        build(tmp_path / "run", stop_after=stop).train()
+    checks = [
+        record["step"]
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "data_check"
+    ]
+    assert checks == [0]

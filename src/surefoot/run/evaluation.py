@@ -5,19 +5,16 @@ decide.
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.keywords import parse_score, unmonitored
 from surefoot.config.train_settings import Timetable
-from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, DivergedError
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.samples import announced
 from surefoot.tracking.format import number
-from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
 from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
@@ -246,14 +243,6 @@ class Evaluations:
         except CheckpointError as problem:
             self.say(f"warning: {problem}: the last weights are evaluated instead")
             return None
-
-
-def has_recorded_scores(metrics: Path | None, world: World) -> bool:
-    """Return True if an earlier session recorded an evaluation in metrics.jsonl. Collective."""
-    has_scores = False
-    if world.is_main and metrics is not None:
-        has_scores = any(record["kind"] == "eval" for record in read_records(metrics))
-    return bool(world.from_main(has_scores))
 
 
 def _of_new_best(

@@ -201,15 +201,18 @@ def ending(
     *,
     skipped: int,
     stopped_by: str | None = None,
+    end_interrupted: bool = False,
     findings: str = "",
 ) -> str:
     """Return the message at the end of a session: outcome, change of the score, time per phase, and
     next commands.
 
-    `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. `findings`
-    is one line of text.
+    `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. With
+    `end_interrupted`, the evaluation at the end of the run is left to a resume. `findings` is one
+    line of text.
     """
-    sentences = [_outcome(parts, evaluations, stopped_by=stopped_by)]
+    outcome = _outcome(parts, evaluations, stopped_by=stopped_by, end_interrupted=end_interrupted)
+    sentences = [outcome]
     sentences += _scores_in_words(parts, evaluations)
     lowered = parts.state.lr_factor
     if lowered < 1:
@@ -231,12 +234,18 @@ def ending(
             parts,
             parts.directory,
             best=best is not None and best.step not in (None, parts.state.step),
-            finished=parts.finished and not evaluations.due,
+            finished=parts.finished and not evaluations.due and not end_interrupted,
         )
     return "\n".join(lines)
 
 
-def _outcome(parts: RunComponents, evaluations: Evaluations, *, stopped_by: str | None) -> str:
+def _outcome(
+    parts: RunComponents,
+    evaluations: Evaluations,
+    *,
+    stopped_by: str | None,
+    end_interrupted: bool,
+) -> str:
     """Return how a session ended."""
     step = parts.state.step
     last_step = parts.length.steps
@@ -244,6 +253,8 @@ def _outcome(parts: RunComponents, evaluations: Evaluations, *, stopped_by: str 
     stopped = f"stopped{by} at step {step:,} of {last_step:,}"
     if evaluations.due:
         return f"{stopped}, before its evaluation"
+    if end_interrupted:
+        return f"{stopped}, before its last evaluation"
     if step >= last_step:
         return f"finished: {step:,} steps"
     for rule in parts.run_state.stopping:

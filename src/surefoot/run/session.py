@@ -18,7 +18,7 @@ from surefoot.optim.build import import_for_steps
 from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
-from surefoot.run.evaluation import Evaluations, has_recorded_scores
+from surefoot.run.evaluation import Evaluations
 from surefoot.run.periodic import PeriodicWork, build_periodic
 from surefoot.run.resume import buffer_check, open_run
 from surefoot.run.samples import Samples
@@ -27,6 +27,7 @@ from surefoot.run.step_watches import StepWatches, checks_weights, layers_of
 from surefoot.run.stop_requests import StopRequests
 from surefoot.run.training_check import SessionNotes
 from surefoot.seeding import hold_generators
+from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import Phase, Record
 from surefoot.train.error_causes import explaining, of_compiler
@@ -130,7 +131,7 @@ class Session:
             if self.parts.world.is_main and not self.is_over:
                 self._open_sinks(opened.checkpoint, tensorboard=tensorboard)
             contract = self._contract_to_tell(opened.loss_contract)
-            if self.journal.metrics is not None and opened.checkpoint is None:
+            if self.journal.metrics is not None and not self._has_recorded("data_check"):
                 self._look_at_data(contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
             if is_silent and contract is not None and not contract.holds:
@@ -273,7 +274,9 @@ class Session:
         step = self.state.step
         has_scored = bool(evaluations.scores) or evaluations.at_end is not None
         went_on = has_scored or step > self.periodic.first_step
-        if went_on and not evaluations.due:
+        # a resume repeats the evaluation, and draws and concludes after it
+        end_interrupted = self.stop_requests.ended_by is not None and evaluations.end_due()
+        if went_on and not evaluations.due and not end_interrupted:
             if step >= parts.length.steps and parts.settings.sample_fn is not None:
                 self.samples.draw(step)
             if parts.finished and self.stop_requests.ended_by is None:
@@ -289,6 +292,7 @@ class Session:
                 evaluations,
                 skipped=self.periodic.records.skipped,
                 stopped_by=self.stop_requests.stopped_by,
+                end_interrupted=end_interrupted,
                 findings="" if self.live_findings is None else self.live_findings.sentence(),
             )
             parts.say(ending)
@@ -320,6 +324,17 @@ class Session:
             return contract
         is_one_micro_batch = self.parts.pipeline.sizes.pieces == 1
         return None if is_one_micro_batch else contract
+
+    def _has_recorded(self, kind: str) -> bool:
+        """Return True if metrics.jsonl has a record of a kind that comes before the first step. A
+        session after the first step asks for none.
+        """
+        directory = self.parts.directory
+        if directory is None:
+            return False
+        if self.state.step:
+            return True
+        return any(record["kind"] == kind for record in read_records(directory.metrics))
 
     def _look_at_data(self, loss_contract: "LossContract | None") -> None:
         """Record what the data of training and splits are."""
@@ -407,9 +422,9 @@ class Session:
             return False
         if not self.evaluations.has_splits:
             return False
-        directory = self.parts.directory
-        metrics = None if directory is None else directory.metrics
-        return not has_recorded_scores(metrics, self.parts.world)
+        world = self.parts.world
+        has_scores = world.is_main and self._has_recorded("eval")
+        return not world.from_main(has_scores)
 
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts

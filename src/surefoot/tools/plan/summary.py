@@ -278,15 +278,17 @@ def chosen(parts: RunComponents) -> list[str]:
 
 
 def settings_by_origin(parts: RunComponents) -> list[str]:
-    """List where the settings come from; those with their default are counted."""
+    """List where the settings come from. Objects and functions are not listed, and settings with
+    their default are counted.
+    """
     names: dict[Origin, list[str]] = {"given": [], "auto": [], "beginning": [], "default": []}
     for name, origin in parts.plan.origins.items():
         names[origin].append(name)
     given = []
     for name in names["given"]:
         value = getattr(parts.settings, name)
-        is_plain = isinstance(value, bool | int | float | str)
-        given.append(f"{name} {value}" if is_plain and value != "" else name)
+        if isinstance(value, bool | int | float | str) and value != "":
+            given.append(f"{name} {value}")
     lines = {
         "given": ", ".join(given),
         "auto": ", ".join(names["auto"]),

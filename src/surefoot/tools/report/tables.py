@@ -154,7 +154,7 @@ def _headline_tile(main: Headline) -> tuple[str, str, str]:
     if main.name == "training loss":
         return main.name, format_value(main.last), f"at step {main.last_step:,}"
     if main.best_is_last:
-        return main.name, format_value(main.last), f"best, at step {main.last_step:,}"
+        return main.name, format_value(main.last), f"best, at step {main.best_step:,}"
     return (
         f"best {main.name}",
         format_value(main.best),
