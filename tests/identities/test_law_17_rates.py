@@ -491,10 +491,14 @@ def test_a_rate_in_a_tensor_is_followed_without_a_read(tmp_path: Path) -> None:
                     rate.mul_(0.1)
         return rates
 
-    known: dict[int, Tensor] = {}
+    known: list[tuple[sf.Run, Tensor]] = []
 
     def first_of(run: sf.Run, rate: Tensor) -> Tensor:
-        return known.setdefault(id(run), rate)
+        for other, first in known:
+            if other is run:
+                return first
+        known.append((run, rate))
+        return rate
 
     whole = session()
     rates = rates_of(whole)

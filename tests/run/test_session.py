@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -1007,3 +1008,12 @@ def test_a_kill_before_the_look_at_the_data_leaves_it_to_the_next_session(
         if record["kind"] == "data_check"
     ]
     assert checks == [0]
+
+
+def test_a_kill_after_the_last_save_leaves_nothing_behind(tmp_path: Path) -> None:
+    build(tmp_path / "run").train()
+    checkpoints = tmp_path / "run" / "checkpoints"
+    before = sorted(path.name for path in checkpoints.iterdir())
+    shutil.copytree(checkpoints / "step-00000000", checkpoints / ".deleted-step-00000004")
+    build(tmp_path / "run").train()  # finished: no save follows
+    assert sorted(path.name for path in checkpoints.iterdir()) == before

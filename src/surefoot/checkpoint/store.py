@@ -3,7 +3,7 @@
 `step-00000600`: a complete checkpoint, with all bytes flushed before the rename to this name.
 `.partial-step-00000600`: a checkpoint that is being written. `.replaced-step-00000600`: an older
 checkpoint of the step, until its replacement is complete. `.deleted-step-00000300`: a checkpoint
-that is being deleted; the next save removes dotted directories after a kill.
+that is being deleted; after a kill, the next save or start removes dotted directories.
 """
 
 import errno
@@ -226,7 +226,7 @@ class Store:
             if others is not None:
                 others.abandon()  # other ranks must stop before their files are removed
             with suppress(OSError):
-                self._clear()
+                self.clear()
             if isinstance(problem, OSError):
                 raise self.not_saved(step, problem) from problem
             raise
@@ -252,7 +252,7 @@ class Store:
         for path in reversed(absent):
             self.disk.make_directory(path)
             self.disk.flush_directory(path.parent)
-        for path, problem in self._clear():
+        for path, problem in self.clear():
             if path.name.endswith(self.path(checkpoint.step).name):
                 raise problem  # the directory that cannot be removed blocks this save
         needed_bytes = size_bytes(checkpoint)
@@ -261,7 +261,7 @@ class Store:
             needed = f"{needed_bytes / 1e6:,.0f} MB are needed"
             raise OSError(errno.ENOSPC, f"{needed}, {free_bytes / 1e6:,.0f} MB are free")
 
-    def _clear(self) -> _Remains:
+    def clear(self) -> _Remains:
         """Remove leftover directories, but restore a replaced checkpoint if its replacement is
         missing; return failures.
         """
@@ -316,7 +316,7 @@ class Store:
                 remains.append((self.path(step), problem))
                 bases |= self._bases_of(step)
         try:
-            return remains + self._clear()
+            return remains + self.clear()
         except OSError as problem:
             return [*remains, (self.directory, problem)]
 

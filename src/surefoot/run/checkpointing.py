@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from surefoot.checkpoint.tensor_file import HostMemory
 from surefoot.checkpoint.writer import Writer
 from surefoot.config.train_settings import Timetable
 from surefoot.distributed.world import World
-from surefoot.errors import error_of_dict
+from surefoot.errors import SurefootError, error_of_dict
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.state_dict import Bases
 
@@ -169,6 +170,13 @@ class Checkpointing:
         """Return True if the newest checkpoint was deleted."""
         self.writer.wait()
         return self.writer.saved is not None and not self.store.path(self.writer.saved).is_dir()
+
+    def remove_leftovers(self) -> None:
+        """Remove what a kill after the last save has left. A directory that cannot be written stays
+        as it is.
+        """
+        with suppress(OSError, SurefootError):
+            self.store.clear()
 
     def newest(self) -> Checkpoint | None:
         """Return the newest intact checkpoint or None. Warns of damaged newer checkpoints.

@@ -242,6 +242,8 @@ def _resume(
     checkpointing.resumed(checkpoint, frozen)
     has_final_scores = checkpoint.saved.ended or not parts.evaluator.names(at_end=True)
     is_over = parts.finished and not checkpoint.saved.evaluation_due and has_final_scores
+    if is_over and parts.world.is_main:
+        checkpointing.remove_leftovers()
     return OpenedRun(checkpoint, state_check=_state_check(parts), is_over=is_over)
 
 
