@@ -23,6 +23,7 @@ from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -536,3 +537,18 @@ def wandb_file(path: Path) -> Iterator[Any]:
             found.ParseFromString(held)
             held = b""
             yield found
+
+
+@pytest.mark.parametrize("other", [b"ready", b"3", b'{"state": "ready"}', b"[]"])
+def test_other_lines_of_a_trackers_process_are_no_problems(
+    other: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, other + b"\n" + b'{"problem": "no network"}\n')
+    os.close(writing)
+    with open(reading, "rb", buffering=0) as output:
+        process = SimpleNamespace(stdout=output, poll=lambda: None)
+        monkeypatch.setattr(Tracker, "_start", lambda _: process)
+        tracker = Tracker("wandb", out=tmp_path, settings={})
+        tracker._hear()
+    assert tracker.problem == "no network"
