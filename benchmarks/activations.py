@@ -62,7 +62,8 @@ def measure(
         if way != "off":
             compute_again({"model": model}, way)
         models.append(model)
-    memory, least_s = [], [float("inf")] * len(WAYS)
+    memory = []
+    least_s = [float("inf")] * len(WAYS)
     for model in models:
         with peak(device) as found:
             passed(model, inputs, device)

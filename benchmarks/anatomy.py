@@ -77,7 +77,8 @@ def fed(seen: Locals) -> str:
 
 
 def added(seen: Locals) -> str:
-    count, sums = seen["micro_batch"].count, seen["sums"]
+    count = seen["micro_batch"].count
+    sums = seen["sums"]
     return f"{short(seen['part'])} ({count} of {sums.nominal}), in all {short(sums.total)}"
 
 
@@ -266,8 +267,12 @@ def watched() -> Watched:
     with redirect_stdout(StringIO()):  # which its console keeps
         run = images.build(layered(images.Config, [("anatomy", SETTINGS)])[0])
     lines = placed()
-    watch, before, parameters = Watch(lines), torch.empty(0), run.state.parameters
-    outer, begun_s, steps_s = sys.gettrace(), 0.0, []
+    watch = Watch(lines)
+    before = torch.empty(0)
+    parameters = run.state.parameters
+    outer = sys.gettrace()
+    begun_s = 0.0
+    steps_s = []
     try:
         with redirect_stdout(StringIO()), run:
             for step in run:

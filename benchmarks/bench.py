@@ -70,7 +70,9 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names, failed, disturbed = arguments.only.split(","), [], []
+    names = arguments.only.split(",")
+    failed = []
+    disturbed = []
     if unknown := [name for name in names if name not in BENCHMARKS]:
         parser.error(f"--only {','.join(unknown)}: the benchmarks are {', '.join(BENCHMARKS)}")
     for name in names:
@@ -103,7 +105,8 @@ def main() -> None:
 
 def told(asked: Benchmark, data: Path | None) -> tuple[list[str], bool]:
     """The last lines of a benchmark, or why it was left out; and whether it did not fail."""
-    script, arguments = HERE / asked.script, list(asked.arguments)
+    script = HERE / asked.script
+    arguments = list(asked.arguments)
     if asked.data is not None:
         if data is None or not (data / asked.data).exists():
             return [

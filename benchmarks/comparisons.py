@@ -44,7 +44,10 @@ from surefoot.tools.compare.variants import Variant
 
 RESULTS = Path(__file__).parent / "results" / "comparisons.txt"
 SCORES = ("min val/loss", "max val/accuracy", "max val/macro_f1")
-TRAIN, VAL, CLASSES, RATE = 2000, 1000, 10, 3e-3
+TRAIN = 2000
+VAL = 1000
+CLASSES = 10
+RATE = 3e-3
 Pool = dict[tuple[float, int], dict[str, Compared]]  # by rate and seed, then by score
 
 
@@ -130,7 +133,8 @@ def triples(seeds: Sequence[int], generator: random.Random) -> list[list[int]]:
 
 def disjoint(seeds: Sequence[int], count: int) -> list[tuple[list[int], list[int]]]:
     """So many pairs of three seeds and three others."""
-    generator, pairs = random.Random(0), list[tuple[list[int], list[int]]]()
+    generator = random.Random(0)
+    pairs = list[tuple[list[int], list[int]]]()
     while len(pairs) < count:
         mixed = triples(seeds, generator)
         pairs += zip(mixed[::2], mixed[1::2], strict=False)
@@ -171,7 +175,8 @@ def main() -> None:
     arguments = parser.parse_args()
     count, slow_count, equal, slow = (12, 6, 20, 4) if arguments.short else (120, 30, 200, 50)
     torch.set_num_threads(1)
-    began, data = time.process_time(), images(arguments.data)
+    began = time.process_time()
+    data = images(arguments.data)
     settings = [(RATE, seed) for seed in range(count)]
     settings += [(RATE / 10, seed) for seed in range(slow_count)]
     with tempfile.TemporaryDirectory() as place:

@@ -48,7 +48,12 @@ import surefoot as sf
 from surefoot.config.tree import layered
 from surefoot.recipes import images as recipe
 
-BATCH, WIDTH, RATE, DECAY, SMOOTHING, PADDING = 256, 32, 3e-3, 0.1, 0.1, 1
+BATCH = 256
+WIDTH = 32
+RATE = 3e-3
+DECAY = 0.1
+SMOOTHING = 0.1
+PADDING = 1
 PACE_STEPS, SPARE = (
     40,
     0.98,
@@ -75,8 +80,10 @@ class Augmented(Dataset[tuple[Tensor, int]]):
     """One image at a time: as a tensor, normalised, padded, cut, perhaps mirrored."""
 
     def __init__(self, data: sf.data.ImageArrays) -> None:
-        self.images, self.labels = data.images, data.labels.tolist()
-        self.mean, self.std = data.mean[0], data.std[0]
+        self.images = data.images
+        self.labels = data.labels.tolist()
+        self.mean = data.mean[0]
+        self.std = data.std[0]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -123,8 +130,11 @@ def plain(
     loader = DataLoader(Augmented(data.train), batch_size=BATCH, shuffle=True, num_workers=workers)
     model = sf.models.SimpleCNN(channels=1, classes=10, width=WIDTH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
-    training_s, epoch = 0.0, 0
-    best, weights, best_epoch = 0.0, model.state_dict(), 0
+    training_s = 0.0
+    epoch = 0
+    best = 0.0
+    weights = model.state_dict()
+    best_epoch = 0
     while best < wanted and training_s < most_s:
         for inputs, labels in loader:
             optimizer.zero_grad()
@@ -134,9 +144,11 @@ def plain(
             optimizer.step()
             if training_s + perf_counter() - begun >= most_s:
                 break
-        epoch, training_s = epoch + 1, training_s + perf_counter() - begun
+        epoch = epoch + 1
+        training_s = training_s + perf_counter() - begun
         if (held_out := accuracy(model, data.val)) > best:
-            best, best_epoch = held_out, epoch
+            best = held_out
+            best_epoch = epoch
             weights = {name: held.clone() for name, held in model.state_dict().items()}
         begun = perf_counter()
     model.load_state_dict(weights)
@@ -189,7 +201,8 @@ def steps_in(preset: str, asked: dict[str, Any], *, seconds: float) -> int:
 
 
 def to_an_accuracy(arguments: argparse.Namespace, data: sf.data.ImageDatasets) -> None:
-    ratios, wanted = [], arguments.wanted
+    ratios = []
+    wanted = arguments.wanted
     for seed in range(arguments.rounds):
         ours_s = theirs_s = 0.0
         if arguments.only != "plain":
@@ -251,12 +264,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0, help="of the plain script's DataLoader")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.rounds, arguments.wanted, arguments.length, arguments.minutes = (
-            1,
-            0.85,
-            "60 steps",
-            None,
-        )
+        arguments.rounds = 1
+        arguments.wanted = 0.85
+        arguments.length = "60 steps"
+        arguments.minutes = None
     torch.set_num_threads(arguments.threads)
     data = sf.data.load_images(arguments.data)
     (to_an_accuracy if arguments.minutes is None else in_minutes)(arguments, data)

@@ -42,7 +42,8 @@ def one_run(
     ranks: Ranks, number: int, expected: dict[str, Any], directory: Path, spec: dict[str, Any]
 ) -> dict[str, Any]:
     """Kill and resume one run; which kills landed, and whether every bit is the same."""
-    draw, method = random.Random(number), METHODS[number % 2]
+    draw = random.Random(number)
+    method = METHODS[number % 2]
     run_dir = directory / f"run-{number}"
     spec = spec | {"run_dir": str(run_dir), "changes": {"method": method}}
     kills = []
@@ -67,7 +68,8 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        base, chat = write_model(directory / "base"), write_chat(directory / "chat.jsonl")
+        base = write_model(directory / "base")
+        chat = write_chat(directory / "chat.jsonl")
         spec = {"model": str(base), "chat": str(chat)}
         with Ranks(directory) as ranks:
             for method in METHODS:

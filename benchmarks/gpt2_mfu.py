@@ -192,7 +192,9 @@ def main() -> None:
         shape = Shape(
             layers=2, heads=2, width=32, context=32, vocab_size=128, micro_batch=2, accumulate=2
         )
-    device, compiles, started = "cpu" if tiny else "cuda", not tiny, perf_counter()
+    device = "cpu" if tiny else "cuda"
+    compiles = not tiny
+    started = perf_counter()
     torch.manual_seed(0)
     rows = torch.randint(
         shape.vocab_size, (16 * shape.micro_batch, shape.context + 1), device=device

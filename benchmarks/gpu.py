@@ -150,7 +150,8 @@ def main() -> None:
         "--budget-s", type=float, help="seconds for all lines together; 570 on a GPU, none on a CPU"
     )
     arguments = parser.parse_args()
-    names, device = arguments.only.split(","), arguments.device
+    names = arguments.only.split(",")
+    device = arguments.device
     if unknown := [name for name in names if name not in LINES]:
         parser.error(f"--only {','.join(unknown)}: the lines are {', '.join(LINES)}")
     out = arguments.out or (RESULTS if device == "cuda" else None)
@@ -179,7 +180,8 @@ def run_lines(
 
     `slack` multiplies the limits: a dry run is made on any CPU.
     """
-    started, counts = monotonic(), {"PASS": 0, "SKIP": 0, "FAIL": 0}
+    started = monotonic()
+    counts = {"PASS": 0, "SKIP": 0, "FAIL": 0}
 
     def write(row: str) -> None:
         print(row, flush=True)

@@ -40,10 +40,8 @@ def times_as_fast(
 
 
 def head(classes: int) -> str:
-    hidden, matrix = (
-        torch.randn(3600, 256, requires_grad=True),
-        torch.randn(classes, 256, requires_grad=True),
-    )
+    hidden = torch.randn(3600, 256, requires_grad=True)
+    matrix = torch.randn(classes, 256, requires_grad=True)
     targets = torch.randint(classes, (3600,))
 
     def theirs() -> Tensor:

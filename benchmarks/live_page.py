@@ -85,7 +85,10 @@ def measured(runs: Path, rounds: int) -> tuple[list[float], list[float], list[fl
     the bytes of both.
     """
     command = [sys.executable, "-m", "surefoot", "report", "--watch", str(runs)]
-    starts, answers, chosen, sizes = list[float](), list[float](), list[float](), [0, 0]
+    starts = list[float]()
+    answers = list[float]()
+    chosen = list[float]()
+    sizes = [0, 0]
     for _ in range(rounds):
         began = perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -101,7 +104,8 @@ def measured(runs: Path, rounds: int) -> tuple[list[float], list[float], list[fl
                 connection.request("GET", path + f"?run={key}" * index)
                 page = connection.getresponse().read()
                 times.append(1000 * (perf_counter() - began))
-                sizes[index], (key, *_) = len(page), re.findall(r'data-run="(\w+)"', page.decode())
+                sizes[index] = len(page)
+                (key, *_) = re.findall(r'data-run="(\w+)"', page.decode())
                 assert b"reading its records" not in page
             process.terminate()
     return starts, answers, chosen, sizes
@@ -142,7 +146,8 @@ def main() -> None:
         while watch._advance(first):
             pass
         cold_s = perf_counter() - began
-        followed, row = read_followed(first.path), first.row
+        followed = read_followed(first.path)
+        row = first.row
         assert row is not None
         for watched in watch.runs.values():
             followed.path = watched.path

@@ -55,7 +55,8 @@ class Arrays(Dataset[tuple[Tensor, int]]):
     def __init__(self, draw: Callable[[], float] | None = None) -> None:
         generator = np.random.default_rng(0)
         self.images = generator.integers(256, size=(SAMPLES, 28, 28), dtype=np.uint8)
-        self.labels, self.draw = generator.integers(CLASSES, size=SAMPLES).tolist(), draw
+        self.labels = generator.integers(CLASSES, size=SAMPLES).tolist()
+        self.draw = draw
 
     def __len__(self) -> int:
         return SAMPLES
@@ -128,7 +129,8 @@ def loader(case: str, workers: int, dataset: Any = None) -> DataLoader[Any]:
 
 
 def plain(case: str, workers: int) -> Iterator[None]:
-    model, batches = CASES[case][1](), loader(case, workers)
+    model = CASES[case][1]()
+    batches = loader(case, workers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     step = 0

@@ -89,7 +89,8 @@ def classifier(
     **more: int,
 ) -> Case:
     """Networks of a class for each sample."""
-    inputs, labels = torch.randn(8 * batch, *shape), torch.randint(10, (8 * batch,))
+    inputs = torch.randn(8 * batch, *shape)
+    labels = torch.randint(10, (8 * batch,))
     batches = list(zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True))
 
     def run(**settings: Any) -> sf.Run:
@@ -271,7 +272,8 @@ def measured(case: Case, *, rounds: int, length: int) -> list[str]:
         targets = 0
         for place in range(rounds + 1):
             for name, step in ways.items():
-                begun, counted = time.process_time(), 0
+                begun = time.process_time()
+                counted = 0
                 for _ in range(case.steps):
                     counted += step()
                 if place:  # the first allocates, and compiles

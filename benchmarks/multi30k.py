@@ -49,11 +49,11 @@ from surefoot.recipes import translation as recipe
 from surefoot.tokenizers.subwords import BEGIN, END, PADDING
 
 PRESET = layered(recipe.Config, [("preset", recipe.PRESETS["multi30k"])])[0]
-HEADS, WIDTH, HIDDEN = PRESET.model.heads, PRESET.model.width, PRESET.model.mlp_width
-LAYERS, LONGEST = (
-    (PRESET.model.encoder_layers, PRESET.model.decoder_layers),
-    PRESET.data.max_target_tokens,
-)
+HEADS = PRESET.model.heads
+WIDTH = PRESET.model.width
+HIDDEN = PRESET.model.mlp_width
+LAYERS = (PRESET.model.encoder_layers, PRESET.model.decoder_layers)
+LONGEST = PRESET.data.max_target_tokens
 Rows = tuple[Tensor, Tensor]  # a source and a target
 PRECISION = "fp32" if instruction_set() == "none" else "bf16"
 PACE_STEPS, SPARE = (
@@ -235,7 +235,8 @@ def plain(
         shuffle=True,
         collate_fn=padded,
     )
-    spent_s, step = 0.0, 0
+    spent_s = 0.0
+    step = 0
     while True:
         begun = perf_counter()
         for batch in batches:
@@ -329,7 +330,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     if asked.short:
-        asked.steps, asked.most, asked.every, asked.minutes = 30, 3.0, 10, None
+        asked.steps = 30
+        asked.most = 3.0
+        asked.every = 10
+        asked.minutes = None
     torch.set_num_threads(asked.threads)
     (to_a_loss if asked.minutes is None else in_minutes)(asked)
     print(

@@ -29,7 +29,8 @@ from mutating.drawing import draw
 from mutating.stored import AREAS, Mutant, StaleError, definitions, load, locate, mutated
 
 HERE = Path(__file__).parent
-STORED, RESULTS = HERE / "mutants.toml", HERE / "results" / "mutants.txt"
+STORED = HERE / "mutants.toml"
+RESULTS = HERE / "results" / "mutants.txt"
 LIMIT_S = 300.0  # a loop that never ends is killed too
 Outcome = Literal["killed", "survived", "stale", "equivalent"]
 
@@ -142,7 +143,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--without", nargs="*", default=[], help="functions to leave out")
     arguments = parser.parse_args()
-    root, mutants = HERE.parent, load(STORED) if STORED.exists() else []
+    root = HERE.parent
+    mutants = load(STORED) if STORED.exists() else []
     if arguments.draw:
         package = root / "src" / "surefoot"
         without = [

@@ -137,7 +137,8 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="the MLP alone, five rounds")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.of, arguments.rounds = "mlp", 5
+        arguments.of = "mlp"
+        arguments.rounds = 5
     torch.set_num_threads(1)
     print(
         f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, 1 thread, python {sys.version.split()[0]}"

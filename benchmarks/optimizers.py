@@ -62,7 +62,8 @@ def measured(optimizer: OptimizerSpec, *, steps: int) -> tuple[float, float, int
         device="cpu",
         console=False,
     )
-    passes, updates = [], []
+    passes = []
+    updates = []
     with run:
         for step in run.steps():
             begun = process_time()

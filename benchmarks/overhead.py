@@ -35,7 +35,8 @@ from loops.peers import PEERS, Loop, Peer, differs, outcome
 WORKS = {"mlp": mlp, "gpt": gpt}
 DATA = ("memory", "loader")
 STEPS = {"mlp": 600, "gpt": 200}  # of one training that is timed
-SHORT, SHORT_CASES = {"mlp": 400, "gpt": 250}, ["mlp/memory", "gpt/loader"]
+SHORT = {"mlp": 400, "gpt": 250}
+SHORT_CASES = ["mlp/memory", "gpt/loader"]
 Loops = dict[Peer, Loop]
 
 

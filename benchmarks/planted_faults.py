@@ -58,14 +58,17 @@ def main() -> None:
     seed = parser.parse_args().seed
     EVERY["seed"] = seed
     torch.set_num_threads(1)
-    begun, lines, bad = time.monotonic(), [], 0
+    begun = time.monotonic()
+    lines = []
+    bad = 0
     with tempfile.TemporaryDirectory() as place:
         for number, planted in enumerate(ALL):
             good, line = row(planted, Path(place) / str(number))
             bad += not good
             lines.append(line)
             print(line, flush=True)
-    took_s, faults = time.monotonic() - begun, len(ALL) - len(HEALTHY)
+    took_s = time.monotonic() - begun
+    faults = len(ALL) - len(HEALTHY)
     summary = (
         f"seed {seed}: {len(HEALTHY)} healthy runs and {faults} faults, "
         f"{bad} not as they should be, {took_s:.0f} s"

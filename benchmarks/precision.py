@@ -338,7 +338,8 @@ def measure(build: Build, *, seconds: float) -> Measured:
     variants: dict[str, tuple[str, bool]] = {"fp32": ("fp32", False), "bf16": ("bf16", False)}
     with ExitStack() as open_runs:
         run, plain = stepping(build, open_runs, "fp32", False)
-        parts, models = run.parts, run.state.models
+        parts = run.parts
+        models = run.state.models
         facts = speed_facts(
             parts.settings,
             world_facts(parts.world),
@@ -361,7 +362,8 @@ def measure(build: Build, *, seconds: float) -> Measured:
             seconds_of(way, 2)
         count = max(1, round(TURN_S / max(seconds_of(way, 2) for way in ways.values()) * 2))
         ratios: Ratios = {name: [] for name in variants if name != "fp32"}
-        begun, plain_s = time.process_time(), list[float]()
+        begun = time.process_time()
+        plain_s = list[float]()
         while len(plain_s) < FEWEST_TURNS or time.process_time() - begun < seconds:
             # so that none is always the later one
             names = list(ways) if len(plain_s) % 2 else list(ways)[::-1]
@@ -374,7 +376,8 @@ def measure(build: Build, *, seconds: float) -> Measured:
 
 def row_of(corners: list[Measured]) -> str | None:
     """A region's row of the table; None where some of its shapes gain and others do not."""
-    facts, ratios = [each.facts for each in corners], corners[0].ratios
+    facts = [each.facts for each in corners]
+    ratios = corners[0].ratios
     least = {name: min(interval(each.ratios[name])[0] for each in corners) for name in ratios}
     most = {name: max(interval(each.ratios[name])[1] for each in corners) for name in ratios}
     if least["bf16"] >= BF16_WORTH_IT:
@@ -449,7 +452,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    instructions, version = instruction_set(), ".".join(torch.__version__.split(".")[:2])
+    instructions = instruction_set()
+    version = ".".join(torch.__version__.split(".")[:2])
     limited = os.environ.get("ONEDNN_MAX_CPU_ISA")
     if limited and arguments.write:
         parser.error(

@@ -186,7 +186,8 @@ def _row(name: str, runs: list[Trained], baseline: list[Trained]) -> str:
     """A line of the table: what was asked, what came, how many runs reached it; of the loss alone
     where nanoGPT's time is not known.
     """
-    setting, seconds = SETTINGS[name], median(run.seconds for run in runs)
+    setting = SETTINGS[name]
+    seconds = median(run.seconds for run in runs)
     losses = " ".join(f"{run.loss:.4f}" for run in runs)
     theirs = median(run.seconds for run in baseline) if baseline else None
     limit = setting.seconds or (theirs / setting.part if theirs else None)

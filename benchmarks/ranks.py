@@ -90,7 +90,8 @@ def bare(
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / steps))
     )
-    generator, step = torch.Generator().manual_seed(0), 0
+    generator = torch.Generator().manual_seed(0)
+    step = 0
     while True:
         order = torch.randperm(SAMPLES, generator=generator)[rank::ranks]
         for start in range(0, len(order) - pieces * ROWS + 1, pieces * ROWS):
@@ -132,7 +133,8 @@ def main() -> None:
         VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
     )
     data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    rounds, how = 1 if arguments.short else arguments.rounds, "FSDP" if arguments.fsdp else "DDP"
+    rounds = 1 if arguments.short else arguments.rounds
+    how = "FSDP" if arguments.fsdp else "DDP"
     for pieces in (1,) if arguments.short else (1, 4):
         spread: dict[str, Any] = {
             "rank": world.rank,
@@ -196,7 +198,8 @@ def measured(
             for turn in range(rounds + 1):
                 for windows_of, made in ((theirs, plain), (ours, of_run)):
                     dist.barrier()
-                    sent, begun = sent_bytes(), perf_counter()
+                    sent = sent_bytes()
+                    begun = perf_counter()
                     for _ in range(WINDOW):
                         next(made)
                     took = perf_counter() - begun
@@ -259,7 +262,9 @@ class Adding:
         """Return the sums of the micro-batches `own` along a tree of lanes, and the most bytes of
         gradients after a backward pass.
         """
-        parameters, length, most = list(model.parameters()), MICRO_BATCHES // self.lanes, 0
+        parameters = list(model.parameters())
+        length = MICRO_BATCHES // self.lanes
+        most = 0
         tree: TreeSum[Gradients] = TreeSum(add_gradients, own.start // length)
         for index in own:
             loss(model, batches[index]).backward()  # type: ignore[no-untyped-call]
@@ -331,7 +336,8 @@ def compare_orders(*, rounds: int) -> None:
                 way.cpu_s.append(process_time() - begun)
     for way in ways:
         ratios = sorted(own / other for own, other in zip(way.cpu_s, ways[0].cpu_s, strict=True))
-        alone, texts = way.of_ranks(model, batches, 1), []
+        alone = way.of_ranks(model, batches, 1)
+        texts = []
         for ranks in (1, 2, 4):
             shared_by_all = way.of_ranks(model, batches, ranks)
             if shared_by_all is None or alone is None:

@@ -95,7 +95,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(0.2)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.drop = nn.Dropout(0.2)
         self.into, self.out = nn.Linear(WIDTH, CLASSES), nn.Linear(CLASSES, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -109,10 +110,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.into = nn.Embedding(CLASSES, WIDTH), nn.Linear(FEATURES, WIDTH)
+        self.table = nn.Embedding(CLASSES, WIDTH)
+        self.into = nn.Linear(FEATURES, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.norm = nn.BatchNorm1d(WIDTH)
-        self.never, self.seldom = nn.Linear(WIDTH, 3), nn.Parameter(torch.zeros(WIDTH))
+        self.never = nn.Linear(WIDTH, 3)
+        self.seldom = nn.Parameter(torch.zeros(WIDTH))
         self.head = nn.Linear(WIDTH, CLASSES, bias=False)
         self.head.weight = self.table.weight
 
@@ -286,8 +289,10 @@ def chain(
     ranks: Ranks, number: int, cell: Case, sizes: Sequence[int], steps: int, directory: Path
 ) -> tuple[str, str]:
     """Train a run whose sessions are killed; its hash, and the moments of the kills."""
-    draw, moments = random.Random(number), []
-    run_dir, progress = directory / f"chain-{number}", directory / f"progress-{number}"
+    draw = random.Random(number)
+    moments = []
+    run_dir = directory / f"chain-{number}"
+    progress = directory / f"progress-{number}"
     case = cell | {"run_dir": str(run_dir), "steps": steps, "progress": str(progress)}
     for stage, size in enumerate(sizes):
         after_s = round(draw.uniform(0.0, 1.5), 3)
@@ -297,10 +302,8 @@ def chain(
             killed = kill(ranks, place, size)
             moments += [f"{size}: {after_s} s after the start"] * killed
         share = steps // len(sizes)
-        after_step, after_s = (
-            stage * share + draw.randint(1, share - 1),
-            round(draw.uniform(0.0, 0.08), 3),
-        )
+        after_step = stage * share + draw.randint(1, share - 1)
+        after_s = round(draw.uniform(0.0, 0.08), 3)
         progress.unlink(missing_ok=True)
         place = ranks.start(size, trained, **case)
         wait_until(lambda: _number(progress) >= after_step or (place / "status-0").exists())  # noqa: B023
@@ -336,7 +339,8 @@ def main() -> None:
         "--write", action="store_true", help="append the result to benchmarks/results"
     )
     arguments = parser.parse_args()
-    load, begin_s = f"load {os.getloadavg()[0]:.1f}", time.monotonic()
+    load = f"load {os.getloadavg()[0]:.1f}"
+    begin_s = time.monotonic()
     cells = [
         {
             "optimizer": optimizer,
@@ -350,7 +354,9 @@ def main() -> None:
         for number in MICRO_BATCHES
     ]
     chained = [cell for cell in cells if (cell["precision"], cell["micro_batches"]) == ("fp32", 12)]
-    sizes, chain_sizes, chain_steps = RANKS, CHAIN, CHAIN_STEPS
+    sizes = RANKS
+    chain_sizes = CHAIN
+    chain_steps = CHAIN_STEPS
     if arguments.short:
         kinds = [("adamw", "fp32"), ("muon", "bf16")]
         cells = [
@@ -359,7 +365,9 @@ def main() -> None:
             if (cell["optimizer"], cell["precision"]) in kinds and cell["micro_batches"] == 11
         ]
         chained = [cell for cell in chained if cell["optimizer"] == "adamw"]
-        sizes, chain_sizes, chain_steps = (1, 2, 3), SHORT_CHAIN, 9
+        sizes = (1, 2, 3)
+        chain_sizes = SHORT_CHAIN
+        chain_steps = 9
     with tempfile.TemporaryDirectory(
         dir="/dev/shm" if Path("/dev/shm").is_dir() else None
     ) as scratch:

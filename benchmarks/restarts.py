@@ -61,10 +61,8 @@ def one_try(number: int, references: dict[int, dict[str, Any]], directory: Path)
         directory / f"processes-{number}", "train", PROGRAM, *flags, silent_s=4.0
     ) as group:
         for attempt in range(deaths):
-            rank, signal_number = (
-                draw.randrange(size),
-                draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]),
-            )
+            rank = draw.randrange(size)
+            signal_number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
             after_s = round(draw.uniform(0.0, 2.5), 3)
             pid = group.pid(rank, attempt)
             time.sleep(after_s)
@@ -102,7 +100,8 @@ def one_try_of_torchrun(
         directory / f"of-torchrun-{number}", *flags, size=size, max_restarts=deaths
     ) as group:
         for attempt in range(deaths):
-            rank, after_s = draw.randrange(size), round(draw.uniform(0.0, 2.5), 3)
+            rank = draw.randrange(size)
+            after_s = round(draw.uniform(0.0, 2.5), 3)
             steps = draw.choice([None, 0, 4, 8])  # None: while they start
             stops = draw.random() < 1 / 3 and steps is not None
             signal_number = signal.SIGSTOP if stops else signal.SIGKILL
@@ -151,7 +150,8 @@ def one_try_of_torchrun(
 
 def _until_gone_on(run_dir: Path, steps: int) -> None:
     """Until a run writes records again, and has saved so many further steps."""
-    metrics, target = run_dir / "metrics.jsonl", steps_made(run_dir) + steps
+    metrics = run_dir / "metrics.jsonl"
+    target = steps_made(run_dir) + steps
     length = metrics.stat().st_size if metrics.exists() else 0
     wait_until(
         lambda: (
@@ -195,7 +195,8 @@ def main() -> None:
         [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     )
     with tempfile.TemporaryDirectory() as scratch:
-        directory, references = Path(scratch), dict[int, dict[str, Any]]()
+        directory = Path(scratch)
+        references = dict[int, dict[str, Any]]()
         for size in (2, 4):
             run_dir = directory / f"reference-{size}"
             with surefoot(

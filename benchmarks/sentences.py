@@ -85,7 +85,8 @@ def sentences(*, help_texts: bool) -> Iterator[Sentence]:
             words = re.findall(r"\b[a-z]{5,}\b", node.value)
             if len(node.value.split()) < _WORDS or not words:
                 continue
-            file, last = path.relative_to(ROOT), node.end_lineno or node.lineno
+            file = path.relative_to(ROOT)
+            last = node.end_lineno or node.lineno
             yield Sentence(file, node.lineno, last, max(words, key=len), node.value)
 
 

@@ -61,7 +61,8 @@ class Source:
     """Rows, processes that it starts, and what happens at one row."""
 
     def __init__(self, case: Case, *, meets_event: bool) -> None:
-        self.case, self.meets_event = case, meets_event
+        self.case = case
+        self.meets_event = meets_event
         self.noted = Path(case["directory"])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -176,7 +177,8 @@ def steps_of(directory: Path, rank: int) -> dict[int, Any]:
 
 def first_session(ranks: Ranks, case: Case) -> list[Outcome]:
     """The session that meets the event."""
-    directory, event = Path(case["directory"]), case["event"]
+    directory = Path(case["directory"])
+    event = case["event"]
     steps = case["at"] // BATCH if event == "changes" else None
     place = ranks.start(case["ranks"], session, case=case, meets_event=True, steps=steps)
     if event in ("hangs", "run is killed"):
@@ -194,7 +196,8 @@ def first_session(ranks: Ranks, case: Case) -> list[Outcome]:
 
 def problem_of(ranks: Ranks, case: Case, reference: list[dict[int, Any]]) -> str:
     """What went wrong in a try, or ""."""
-    directory, expected = Path(case["directory"]), EVENTS[case["event"]]
+    directory = Path(case["directory"])
+    expected = EVENTS[case["event"]]
     outcome = first_session(ranks, case)[0]
     if isinstance(expected, str):
         if outcome.result != expected:
@@ -245,8 +248,11 @@ def main() -> None:
         "--write", action="store_true", help="append the result to benchmarks/results"
     )
     arguments = parser.parse_args()
-    load, begin_s = f"load {os.getloadavg()[0]:.1f}", time.monotonic()
-    lines, failed, tries = list[str](), 0, 0
+    load = f"load {os.getloadavg()[0]:.1f}"
+    begin_s = time.monotonic()
+    lines = list[str]()
+    failed = 0
+    tries = 0
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as scratch, Ranks(Path(scratch)) as ranks:
         references = {

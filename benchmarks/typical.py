@@ -132,11 +132,9 @@ class MaskedAttention(nn.Module):
 class MaskedGPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.tokens, self.attention, self.head = (
-            nn.Embedding(VOCABULARY, 64),
-            MaskedAttention(),
-            nn.Linear(64, CLASSES),
-        )
+        self.tokens = nn.Embedding(VOCABULARY, 64)
+        self.attention = MaskedAttention()
+        self.head = nn.Linear(64, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.tokens(x)
@@ -254,7 +252,8 @@ def simple(
     """Clipping, fused AdamW, a cosine, the loss printed every 50 steps;
     `after(model, loss, norm, lr, step)` follows a step.
     """
-    model, loader = case.model(), case.loader()
+    model = case.model()
+    loader = case.loader()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     step = 0
@@ -328,7 +327,8 @@ def averaged(case: Case) -> Iterator[None]:
 
 def accumulated(case: Case) -> Iterator[None]:
     """Four micro-batches per step, the loss divided by their number."""
-    model, batches = case.model(), cycle(case.loader())
+    model = case.model()
+    batches = cycle(case.loader())
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     step = 0
@@ -360,7 +360,8 @@ def flat(case: Case) -> Iterator[None]:
     for p, own, gradient in zip(
         parameters, torch.split(weights.detach(), sizes), torch.split(gradients, sizes), strict=True
     ):
-        p.data, p.grad = own.view_as(p), gradient.view_as(p)
+        p.data = own.view_as(p)
+        p.grad = gradient.view_as(p)
     weights.grad = gradients
     optimizer = torch.optim.AdamW([weights], lr=RATE, fused=True)
     (group,) = optimizer.param_groups

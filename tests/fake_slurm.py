@@ -134,7 +134,8 @@ class Job:
     """One job, from outside."""
 
     def __init__(self, place: Path, number: int) -> None:
-        self.place, self.number = place, number
+        self.place = place
+        self.number = number
 
     def tasks(self) -> list[int]:
         """The process of each task that runs."""
@@ -236,7 +237,8 @@ def _srun(place: Path, arguments: Sequence[str]) -> int:
         option = rest.pop(0)
         if option in ("--output", "--error"):
             options[option] = rest.pop(0)
-    tasks, each = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
+    tasks = int(os.environ["SLURM_NTASKS"])
+    each = int(os.environ["SLURM_NTASKS_PER_NODE"])
     number = int(os.environ["SLURM_JOB_ID"])
     step = {
         "SLURM_STEP_ID": "0",

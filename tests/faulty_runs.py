@@ -46,7 +46,8 @@ class Act(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.fault, self.step = config.fault, config.step
+        self.fault = config.fault
+        self.step = config.step
         self.steps = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.calls = nn.Buffer(torch.zeros(()), persistent=False)
 
@@ -92,7 +93,8 @@ class Net(nn.Module):
         super().__init__()
         self.first = nn.Linear(FEATURES, WIDTH)
         self.blocks = nn.ModuleList(Block(config, faulty=place == 1) for place in range(3))
-        self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.1)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.drop = nn.Dropout(0.1)
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x_BF: Tensor) -> Tensor:

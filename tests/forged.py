@@ -29,7 +29,8 @@ def manifest(place: Path) -> Manifest:
 
 def rehashed(place: Path, file: str) -> None:
     """Make the manifest of a checkpoint tell of a file as it is now."""
-    held, data = manifest(place), (place / file).read_bytes()
+    held = manifest(place)
+    data = (place / file).read_bytes()
     files = dict(held.files) | {file: (len(data), sha256(data).hexdigest())}
     (place / MANIFEST).write_bytes(to_bytes(replace(held, files=files)))
 

@@ -26,7 +26,8 @@ def example(name: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    script, run_class = module.build, sf.Run
+    script = module.build
+    run_class = sf.Run
 
     def build(*args: Any, **changes: Any) -> sf.Run:
         changed = {"run_dir": None} | changes
@@ -56,8 +57,12 @@ class Plain:
     def __init__(
         self, run: sf.Run, inputs: list[Any], optimizers: dict[str, Callable[..., Any]]
     ) -> None:
-        self.state, self.loss, self.clip, self.inputs = run.state, run.loss, run.clip, inputs
-        self.key, models = run.parts.task.key, run.state.models
+        self.state = run.state
+        self.loss = run.loss
+        self.clip = run.clip
+        self.inputs = inputs
+        self.key = run.parts.task.key
+        models = run.state.models
         self.optimizers = {
             name: build([each for each in models[name].parameters() if each.requires_grad])
             for name, build in optimizers.items()
@@ -98,7 +103,8 @@ class Plain:
             return mean.detach()
 
         value = closure()
-        step.closure, step.loss = closure, getattr(step, "loss", float(value))
+        step.closure = closure
+        step.loss = getattr(step, "loss", float(value))
         return value
 
     def update(self, step: Any, *names: str) -> None:

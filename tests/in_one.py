@@ -27,7 +27,8 @@ def in_one(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def all_cases(**fixtures: Any) -> None:
-        failed, skipped = [], []
+        failed = []
+        skipped = []
         for number, parts in enumerate(product(*choices)):
             own = dict(fixtures)
             if "tmp_path" in own:

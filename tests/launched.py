@@ -107,7 +107,9 @@ def killed(
     """Start a file of the examples, kill rank 0 in its midst, and start it again unless it goes on
     by itself.
     """
-    run_dir, log, hold = directory / "run", directory / "log", waiting_examples(directory)
+    run_dir = directory / "run"
+    log = directory / "log"
+    hold = waiting_examples(directory)
     shell = slurm(directory) if launcher.on_slurm else nullcontext(_environment(directory))
     with shell as environment:
         killed_at = _start(launcher.command(directory), log, environment, watch=run_dir, hold=hold)

@@ -98,11 +98,13 @@ class Medium:
 
     def flush_directory(self, path: Path) -> None:
         held = self.directory(path)
-        held.flushed, held.pending = dict(held.entries), []
+        held.flushed = dict(held.entries)
+        held.pending = []
 
     def rename(self, source: Path, target: Path) -> None:
         assert source.parent == target.parent
-        node, there = self.node(source), self.directory(target.parent).entries.get(target.name)
+        node = self.node(source)
+        there = self.directory(target.parent).entries.get(target.name)
         if isinstance(there, Directory) and there.entries:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(target))
         self.directory(source.parent).change({source.name: None, target.name: node})
@@ -198,8 +200,13 @@ class Faulty:
         only: set[str] | None = None,
         for_good: bool,
     ) -> None:
-        self.disk, self.fault, self.at, self.only, self.for_good = disk, fault, at, only, for_good
-        self.operations, self.happened = 0, False
+        self.disk = disk
+        self.fault = fault
+        self.at = at
+        self.only = only
+        self.for_good = for_good
+        self.operations = 0
+        self.happened = False
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self.disk, name)

@@ -37,10 +37,8 @@ class TwoKeys(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         own = self.both if keep_vars else self.both.detach()
-        destination[prefix + "left"], destination[prefix + "right"] = (
-            own[:WIDTH].clone(),
-            own[WIDTH:].clone(),
-        )
+        destination[prefix + "left"] = own[:WIDTH].clone()
+        destination[prefix + "right"] = own[WIDTH:].clone()
 
     def _load_from_state_dict(
         self, state: Any, prefix: str, _: Any, strict: bool, missing: Any, *more: Any
@@ -145,10 +143,8 @@ class Renaming(nn.Linear):
         super().__init__(WIDTH, WIDTH)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination[prefix + "kernel"], destination[prefix + "offset"] = (
-            self.weight.detach() * 1,
-            self.bias.detach() * 1,
-        )
+        destination[prefix + "kernel"] = self.weight.detach() * 1
+        destination[prefix + "offset"] = self.bias.detach() * 1
 
     def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
         with torch.no_grad():
@@ -201,7 +197,8 @@ class Codes(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
 
     def __init__(self, codes: Tensor, scale: Tensor) -> None:
-        self.codes, self.scale = codes, scale
+        self.codes = codes
+        self.scale = scale
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["codes", "scale"], None
@@ -227,7 +224,8 @@ class Wrapped(Quantised):
 
     def __init__(self) -> None:
         super().__init__()
-        codes, scale = self.codes, self.scale
+        codes = self.codes
+        scale = self.scale
         del self.codes, self.scale
         self.weight = nn.Parameter(Codes(codes, scale), requires_grad=False)
 

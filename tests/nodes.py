@@ -75,7 +75,8 @@ NODES: dict[str, Callable[[Path, int, int], Node]] = {
 
 def main(name: str, run_dir: str) -> int:
     """Be both machines until their commands have succeeded, or one has failed too often."""
-    file, port = Path(name), real_slurm.free_ports(1)[0]
+    file = Path(name)
+    port = real_slurm.free_ports(1)[0]
     there = {"/shared/runs/launched": run_dir, "/shared/train.py": str(file.parent / "train.py")}
     there[" examples/launch/train.py"] = f" {there['/shared/train.py']}"
 
@@ -85,7 +86,8 @@ def main(name: str, run_dir: str) -> int:
             command = [argument.replace(path, here) for argument in command]
         return subprocess.Popen(command, env=os.environ | variables, stdin=subprocess.DEVNULL)
 
-    running, starts = {node: start(node) for node in range(2)}, 2
+    running = {node: start(node) for node in range(2)}
+    starts = 2
     while running and starts < 2 * _STARTS:
         for node, process in [*running.items()]:
             if process.poll() == 0:

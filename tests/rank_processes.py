@@ -55,7 +55,8 @@ class Ranks:
     """`ranks(2, function, argument=...)` returns what each of two ranks came to, by rank."""
 
     def __init__(self, scratch: Path | None = None) -> None:
-        self.scratch, self.calls = scratch, 0
+        self.scratch = scratch
+        self.calls = 0
 
     def __enter__(self) -> Self:
         questions, answers = os.pipe(), os.pipe()
@@ -347,7 +348,8 @@ def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-        function, given = getattr(module, asked["function"]), asked["arguments"]
+        function = getattr(module, asked["function"])
+        given = asked["arguments"]
         result = (
             [function(**case) for case in given["cases"]] if "cases" in given else function(**given)
         )

@@ -80,7 +80,8 @@ def real_slurm(directory: Path) -> Iterator[dict[str, str]]:
     """
     for name in ("state", "spool"):
         (directory / name).mkdir(parents=True)
-    conf, host = directory / "slurm.conf", socket.gethostname().partition(".")[0]
+    conf = directory / "slurm.conf"
+    host = socket.gethostname().partition(".")[0]
     conf.write_text(
         _CONF.format(host=host, user=getpass.getuser(), directory=directory, ports=free_ports(2))
     )

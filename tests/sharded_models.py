@@ -93,7 +93,8 @@ def spread(model: nn.Module, *, passes: int = 0, **settings: Any) -> tuple[World
     sizes = Batching(passes * world.size, 1)
     shares = sizes.shares(world.size, shards=world.size // strategy.replicas) if passes else None
     held = shard_model(model, world, strategy, exact=passes > 0)
-    ranks, models = Fsdp(world, strategy, 1.0, {"model": held}, shares=shares), {"model": model}
+    ranks = Fsdp(world, strategy, 1.0, {"model": held}, shares=shares)
+    models = {"model": model}
     ranks.sum_exactly()
     _, calls = chosen_exchange(
         models,
@@ -141,7 +142,8 @@ def differences(
     model = MODELS[kind]().double()
     plain = copy.deepcopy(model)
     world, ranks, called = spread(model, passes=passes * exact, **settings)
-    held, rate = ranks.models["model"], 0.1
+    held = ranks.models["model"]
+    rate = 0.1
     if isinstance(model, GPT):  # a block by itself, before the model was ever called
         with torch.no_grad(), ranks.whole([model]):
             model.blocks[0](torch.ones(1, 8, 8, dtype=torch.float64))
@@ -155,7 +157,8 @@ def differences(
         total: Tensor | None = None
         ranks.begin(STEP)
         for place in range(passes * world.rank, passes * (world.rank + 1)):
-            counted, last = not (void and place % 2), place == passes * (world.rank + 1) - 1
+            counted = not (void and place % 2)
+            last = place == passes * (world.rank + 1) - 1
             assert ranks.start_pass(passed(counted), last=last)
             torch.manual_seed(place)
             loss = loss_of(called(batch_of(kind, place + step))) / passes
@@ -328,7 +331,8 @@ def after_failed_passes() -> list[float]:
     model = Failing().eval()
     plain = copy.deepcopy(model)
     _, ranks, called = spread(model, passes=1)
-    inputs, differences = torch.ones(2, 5), []
+    inputs = torch.ones(2, 5)
+    differences = []
 
     def fail() -> None:
         model.fails = True

@@ -67,7 +67,9 @@ class Turns(Messages):
 
     def __init__(self, others: Callable[[], None], *, late: bool, died: Callable[[], None]) -> None:
         super().__init__()
-        self.others, self.late, self.died = others, late, died
+        self.others = others
+        self.late = late
+        self.died = died
 
     def set(self, key: str, value: str) -> None:
         super().set(key, value)
@@ -135,7 +137,8 @@ def save_by_turns(
     `survived` is what may befall another rank while rank 0 goes on until it waits for it, which
     calls `died`.
     """
-    count, attempt = len(stores), 1
+    count = len(stores)
+    attempt = 1
 
     def others() -> None:
         for place in range(1, count):

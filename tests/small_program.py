@@ -45,7 +45,8 @@ class Samples(small_runs.Augmented):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.config, self.read = config, 0
+        self.config = config
+        self.read = 0
 
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor]:
         config = self.config

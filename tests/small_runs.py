@@ -147,7 +147,9 @@ class KilledBeforeOperation:
     )
 
     def __init__(self, n: int, path: str = "") -> None:
-        self.left, self.path, self.disk = n, path, Disk()
+        self.left = n
+        self.path = path
+        self.disk = Disk()
 
     def __getattr__(self, name: str) -> Any:
         held = getattr(self.disk, name)

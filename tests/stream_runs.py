@@ -168,7 +168,8 @@ def session(spec: dict[str, Any], source: Any = None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(model, batch)
 
-    wait, ids = Tape.wait, run_dir.with_suffix(f".ids{os.environ.get('RANK', '').strip('0')}")
+    wait = Tape.wait
+    ids = run_dir.with_suffix(f".ids{os.environ.get('RANK', '').strip('0')}")
 
     def noted_wait(tape: Tape, at: int) -> bool:
         if at >= spec["stalls_at"] and os.getpid() == parent:  # not in a loader worker

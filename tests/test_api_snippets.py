@@ -123,10 +123,8 @@ def test_classification_with_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     val = names["run"].evaluate("val")
     samples = [names["data"].val[index] for index in range(len(names["data"].val))]
-    images, labels = (
-        torch.stack([image for image, _ in samples]),
-        torch.tensor([label for _, label in samples]),
-    )
+    images = torch.stack([image for image, _ in samples])
+    labels = torch.tensor([label for _, label in samples])
     with torch.no_grad():
         guesses = names["run"].state.model.eval()(images).argmax(1)
     assert val["val/accuracy"] == pytest.approx(float((guesses == labels).double().mean()))
@@ -310,7 +308,8 @@ def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
     model = run.load_model(MyNet, checkpoint="best")
     metrics = sf.evaluate(model, sf.Split(test_set, metrics=sf.metrics.accuracy), loss=loss)
     findings = [str(finding) for finding in run.diagnose()]
-    replay, verdict = run.replay(step=6), run.verify(windows=3)
+    replay = run.replay(step=6)
+    verdict = run.verify(windows=3)
     page = run.report()
     run.export("export/", checkpoint="best")
 

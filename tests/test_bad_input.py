@@ -437,7 +437,10 @@ class Failing:
     """
 
     def __init__(self, kind: int, *, after: int = 0, times: int = 1 << 30) -> None:
-        self.kind, self.left, self.times, self.disk = kind, after, times, Disk()
+        self.kind = kind
+        self.left = after
+        self.times = times
+        self.disk = Disk()
 
     def __getattr__(self, name: str) -> Any:
         held = getattr(self.disk, name)

@@ -42,7 +42,8 @@ CUDA = re.compile("nvidia-|cuda-|triton")  # packages that only other builds of 
 
 def closure(texts: Iterable[str]) -> set[str]:
     """All packages that these requirements bring, by the metadata of those that are installed."""
-    names, waiting = set[str](), [Requirement(text) for text in texts]
+    names = set[str]()
+    waiting = [Requirement(text) for text in texts]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
@@ -115,7 +116,8 @@ def typed(*words: str) -> tuple[int, str]:
     """The exit status of a command, and what it prints."""
     from surefoot.cli.main import main
 
-    text, status = io.StringIO(), 0
+    text = io.StringIO()
+    status = 0
     with redirect_stdout(text), redirect_stderr(text):
         try:
             main(list(words))

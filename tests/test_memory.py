@@ -46,7 +46,8 @@ def test_a_backward_pass_holds_activations_and_gradients(rows: int) -> None:
     with peak(CPU) as found:
         model(inputs).square().sum().backward()
     activations = rows * (64 + 64 + 10 + 10)  # of both layers, of the ReLU, of the square
-    least, most = 4 * activations, 4 * (activations + parameters + 2 * rows * 64)
+    least = 4 * activations
+    most = 4 * (activations + parameters + 2 * rows * 64)
     assert least <= found.memory_bytes <= most
 
 
@@ -55,7 +56,8 @@ def test_it_agrees_with_the_allocator_as_torch_profiles_it() -> None:
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(192, 512), nn.ReLU(), nn.LayerNorm(512), nn.Linear(512, 10)
     )
-    images, labels = torch.randn(20, 3, 8, 8), torch.zeros(20, dtype=torch.long)
+    images = torch.randn(20, 3, 8, 8)
+    labels = torch.zeros(20, dtype=torch.long)
 
     def passes() -> None:
         nn.functional.cross_entropy(model(images), labels).backward()

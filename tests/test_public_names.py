@@ -159,7 +159,8 @@ def test_the_version_is_that_of_the_package_and_other_names_are_refused() -> Non
 
 def test_help_and_completion_show_all_public_names_and_no_module_of_ours() -> None:
     shown = pydoc.plain(pydoc.render_doc(surefoot))
-    completer, completed = rlcompleter.Completer({"sf": surefoot}), set[str]()
+    completer = rlcompleter.Completer({"sf": surefoot})
+    completed = set[str]()
     while (text := completer.complete("sf.", len(completed))) is not None:
         completed.add(text.removeprefix("sf.").rstrip("()"))
     public = {name for _, name in names_in(SOURCE / "__init__.pyi")}
@@ -227,7 +228,8 @@ def test_an_example_is_enough_if_it_calls_the_name_and_shows_a_result(
 
 def test_the_pages_of_public_names_are_those_of_the_docstrings() -> None:
     """Write them anew: python docs/write_api.py."""
-    names, reference = public_names(), DOCS / "reference"
+    names = public_names()
+    reference = DOCS / "reference"
     stored = [reference / "api.md", *sorted((reference / "api").iterdir())]
     assert {
         str(path.relative_to(reference)): path.read_text(encoding="utf-8") for path in stored
@@ -266,7 +268,8 @@ def test_a_dotted_name_in_a_string_of_tests_and_benchmarks_names_something() -> 
     """What is patched or imported by its name follows a rename too: a benchmark that no test runs
     would break unseen.
     """
-    root, wrong = DOCS.parent, []
+    root = DOCS.parent
+    wrong = []
     for path in [*(root / "tests").rglob("*.py"), *(root / "benchmarks").rglob("*.py")]:
         for name in sorted(set(re.findall(r"[\"'](surefoot(?:\.\w+){2,})[\"']", path.read_text()))):
             try:

@@ -34,7 +34,8 @@ from surefoot.cli import main
 from surefoot.data import workers as reading
 from surefoot.run import run as run_module
 
-X, Y = torch.randn(64, 4), torch.randint(3, (64,))
+X = torch.randn(64, 4)
+Y = torch.randint(3, (64,))
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -550,7 +551,8 @@ def test_a_refused_resume_in_a_script_names_the_directory_and_keywords(tmp_path:
     with pytest.raises(sf.CheckpointError) as refused:
         build(run_dir=tmp_path / "run", seed=1).train()
     lines = str(refused.value).splitlines()
-    free, there = tmp_path / "run-2", tmp_path / "run"
+    free = tmp_path / "run-2"
+    there = tmp_path / "run"
     assert f" {there} at step-00000002: seed was 0, now 1" in lines[0]
     assert lines[-1] == "  [settings-changed]"
     assert f' run_dir="{free}", ' in lines[-2]
@@ -754,7 +756,10 @@ class TimedOut:
     """A loader's batches, before each of which a wait is over so many times."""
 
     def __init__(self, batches: Any, *, times: int) -> None:
-        self.batches, self.times, self.left, self._workers = batches, times, times, batches._workers
+        self.batches = batches
+        self.times = times
+        self.left = times
+        self._workers = batches._workers
 
     def __next__(self) -> Any:
         if self.left:

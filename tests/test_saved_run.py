@@ -99,7 +99,8 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 @pytest.fixture(scope="module")
 def of_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which a program stands, and the run that it has trained."""
-    place, before = tmp_path_factory.mktemp("of-file"), Path.cwd()
+    place = tmp_path_factory.mktemp("of-file")
+    before = Path.cwd()
     (place / "program.py").write_text(PROGRAM)
     os.chdir(place)
     try:
@@ -180,7 +181,8 @@ def test_a_killed_run_has_the_same_last_step_wherever_it_is_shown(
     (killed / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     shutil.rmtree(killed / "checkpoints" / "step-00000005")
     rates = {line["step"]: line["lr"] for line in lines if line["kind"] == "train"}
-    saved, step = sf.load(killed), max(recorded, 4)
+    saved = sf.load(killed)
+    step = max(recorded, 4)
 
     assert (saved.step, saved.status, saved.checkpoints[-1]) == (step, "dead", 4)
     (finding,) = (found for found in saved.diagnose() if found.name == "ended-early")
@@ -202,7 +204,8 @@ def test_a_killed_run_has_the_same_last_step_wherever_it_is_shown(
 
 
 def test_a_dataframe_has_a_row_for_each_record_and_its_step_as_index(of_script: Path) -> None:
-    pandas, run = pytest.importorskip("pandas"), sf.load(of_script)
+    pandas = pytest.importorskip("pandas")
+    run = sf.load(of_script)
     frame = run.dataframe("train")
     records = pandas.DataFrame(run.records("train"))
     assert frame.index.name == "step"
@@ -437,7 +440,8 @@ def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script:
 def test_a_script_is_named_with_its_directory_and_interpreter(
     of_script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, started_in = of_script.absolute(), directory_of_start(of_script)
+    run = of_script.absolute()
+    started_in = directory_of_start(of_script)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with refused("run-of-script") as raised:

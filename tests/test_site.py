@@ -55,7 +55,8 @@ def test_a_notebook_is_a_page_with_its_text_its_code_and_its_outputs(copied: Pat
 
 
 def test_links_of_the_site_lead_to_its_pages(copied: Path) -> None:
-    lost, total = [], 0
+    lost = []
+    total = 0
     for page in copied.rglob("*.md"):
         if not page.name.endswith(".py.md"):
             links = LINK.findall(

@@ -124,7 +124,8 @@ def be_a_rank() -> int:
     number of torchrun's process.
     """
     torchrun = os.getppid()  # before the test can know of this process, and kill torchrun
-    rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    rank = os.environ["RANK"]
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     Path(os.environ[_PIDS], f"rank-{rank}-{attempt}").write_text(str(os.getpid()))
     from surefoot import errors
     from surefoot.distributed import rendezvous

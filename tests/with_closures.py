@@ -66,10 +66,8 @@ class Twice(torch.optim.Optimizer):
     def step(self, closure: Any) -> Tensor:  # type: ignore[override]
         loss: Tensor = closure()
         members = [(group["lr"], each) for group in self.param_groups for each in group["params"]]
-        first, starts = (
-            [each.grad.clone() for _, each in members],
-            [each.detach().clone() for _, each in members],
-        )
+        first = [each.grad.clone() for _, each in members]
+        starts = [each.detach().clone() for _, each in members]
         for (lr, each), gradient in zip(members, first, strict=True):
             each.data.sub_(lr * gradient)  # through .data, which counts no version
         closure()

@@ -20,7 +20,8 @@ class Zygote:
     """
 
     def __init__(self, ranks: Ranks, size: int = 1) -> None:
-        self.ranks, self.size = ranks, size
+        self.ranks = ranks
+        self.size = size
 
     def run(self, run_dir: Path, **spec: Any) -> int:
         """One session of the run in `out`; keys as in `small_runs.session`, or after_s=... for a

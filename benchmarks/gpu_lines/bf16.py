@@ -16,7 +16,9 @@ def falling_loss(device: str, precision: str) -> str:
         losses_of(gpt_run(device, precision=name, length="60 steps"))
         for name in (precision, "fp32")
     )
-    first, last, reference = losses[0], sum(losses[-5:]) / 5, sum(expected[-5:]) / 5
+    first = losses[0]
+    last = sum(losses[-5:]) / 5
+    reference = sum(expected[-5:]) / 5
     assert last < 0.5 * first, f"the loss went from {first:.3f} to {last:.3f}"
     assert abs(last - reference) < 0.25, f"the loss ended at {last:.3f}, in fp32 at {reference:.3f}"
     return f"loss {first:.3f} to {last:.3f} in {len(losses)} steps (fp32: {reference:.3f})"

@@ -20,7 +20,9 @@ def check(device: str) -> str:
         raise Skip("torch.compile needs a C compiler, and none is installed")
     precision = "fp32" if is_tiny(device) else "bf16"
     plain = losses_of(gpt_run(device, precision=precision))
-    run, losses, graphs = gpt_run(device, precision=precision, compile=True), [], []
+    run = gpt_run(device, precision=precision, compile=True)
+    losses = []
+    graphs = []
     with run:
         for step in run:
             assert step.loss is not None

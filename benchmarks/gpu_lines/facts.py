@@ -32,7 +32,8 @@ def check(device: str) -> str:
     rows = [f"torch {torch.__version__}, python {platform.python_version()}, {platform.system()}"]
     if device == "cuda" and torch.cuda.is_available():
         cudnn: Any = torch.backends.cudnn
-        count, properties = torch.cuda.device_count(), torch.cuda.get_device_properties(0)
+        count = torch.cuda.device_count()
+        properties = torch.cuda.get_device_properties(0)
         rows.append(
             f"{count} x {properties.name}, {properties.total_memory / 2**30:.0f} GiB, capability {properties.major}."
             f"{properties.minor}, CUDA {torch.version.cuda}, driver {_driver()}, cuDNN {cudnn.version()}"

@@ -14,10 +14,13 @@ def check(device: str) -> str:
     """Train until the loss has fallen; then with a sample that overflows."""
     falling = falling_loss(device, "fp16")
     run = breaking_run(device, precision="fp16", ema=0.9)
-    scale, before, skipped = scale_of(run), state_of(run), 0
+    scale = scale_of(run)
+    before = state_of(run)
+    skipped = 0
     with run:
         for step in run:
-            now, after = scale_of(run), state_of(run)
+            now = scale_of(run)
+            after = state_of(run)
             if step.skipped is not None and bool(step.skipped):
                 skipped += 1
                 assert now == scale / 2, (
@@ -31,7 +34,8 @@ def check(device: str) -> str:
                 assert now == scale, (
                     f"the scale went from {scale} to {now} at step {step.index}, which was applied"
                 )
-            scale, before = now, after
+            scale = now
+            before = after
     assert skipped >= 2, "no step overflowed"
     return f"{falling}; {skipped} overflows were skipped, the scale is {scale:g}"
 

@@ -25,7 +25,8 @@ def check(device: str) -> str:
     """Train in this process, without ranks, and then in one and in two."""
     counts = (1, 2) if device == "cpu" or torch.cuda.device_count() > 1 else (1, 1)
     kinds = ("ddp", "fsdp") if 2 in counts else ("fsdp",)
-    alone, differences = losses_of(gpt_run(device, deterministic=True)), {}
+    alone = losses_of(gpt_run(device, deterministic=True))
+    differences = {}
     for kind in kinds:
         runs = [_trained(kind, device, processes=count) for count in counts]
         hashes = [run["hash"] for run in runs]

@@ -124,7 +124,8 @@ def _waits_of_a_run(device: str) -> str:
     """How often a whole run waits in its steps, data and body included; a figure, not a claim."""
     if is_tiny(device):
         return "not counted on a CPU"
-    run, waits = breaking_run(device, length=f"{STEPS + 5} steps"), list[warnings.WarningMessage]()
+    run = breaking_run(device, length=f"{STEPS + 5} steps")
+    waits = list[warnings.WarningMessage]()
     with run, ExitStack() as counting:
         for step in run:
             if step.index == 3:

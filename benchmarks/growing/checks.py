@@ -108,7 +108,8 @@ class Costs:
     @contextmanager
     def counted(self, parts: Components) -> Iterator[None]:
         """Count passes, and the bytes of snapshots."""
-        plain, passes = Snapshot.__init__, self.passes
+        plain = Snapshot.__init__
+        passes = self.passes
 
         def counting(snapshot: Snapshot, *arguments: Any, **options: Any) -> None:
             plain(snapshot, *arguments, **options)
@@ -186,7 +187,8 @@ def costs_of(run: sf.Run, operators: Operators | None = None) -> list[Cost]:
 
 
 def checks(parts: Components) -> dict[str, Callable[[], object]]:
-    data, seed = parts.pipeline.checked, parts.pipeline.seed
+    data = parts.pipeline.checked
+    seed = parts.pipeline.seed
     state_check = StateCheck(parts.task, parts.state, {}, parts.world, exact=True)
 
     def check_splits() -> None:
@@ -207,7 +209,8 @@ def checks(parts: Components) -> dict[str, Callable[[], object]]:
 def make_checked_steps(parts: Components, costs: Costs) -> None:
     """Make two steps whose updates are checked; only the check counts."""
     check = StateCheck(parts.task, parts.state, {}, parts.world, exact=True, has_passed=True)
-    before, after = check.before, check.after
+    before = check.before
+    after = check.after
 
     def timed_before(names: Iterable[str], factor: Tensor | float) -> None:
         with costs.taken("state after updates"):
@@ -253,7 +256,8 @@ def large_costs() -> tuple[list[Cost], int]:
 def rows_of(costs: Sequence[Cost], weights: int) -> list[str]:
     rows = []
     for cost in [*costs, total(costs)]:
-        hashed, copied = cost.hashed_bytes / weights, cost.copied_bytes / weights
+        hashed = cost.hashed_bytes / weights
+        copied = cost.copied_bytes / weights
         rows.append(
             f"{cost.name:>22} {cost.cpu_s:>8.3f} {cost.operators:>9} {cost.passes:>7}"
             f" {hashed:>8.2f} {copied:>8.2f}"

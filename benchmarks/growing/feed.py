@@ -39,7 +39,8 @@ def told(now: Clock, *, short: bool) -> Told:
             device=torch.device("cpu"),
         )
         feed.start(0)
-        steps, times = count(), max(20, 2_000_000 // (batch * context))
+        steps = count()
+        times = max(20, 2_000_000 // (batch * context))
         many = range(times)
 
         def made(feed: Feed = feed, steps: count[int] = steps, many: range = many) -> None:
@@ -57,7 +58,8 @@ def told(now: Clock, *, short: bool) -> Told:
                     target.copy_(source)
 
         taken, plain = (seconds(call, now, times=3) / times for call in (made, copy))
-        held, size = batch * context, 2 * 8 * batch * context
+        held = batch * context
+        size = 2 * 8 * batch * context
         fed.append((held, held / taken))
         copied.append((held, held / plain))
         rows.append(

@@ -37,7 +37,8 @@ def told(now: Clock, *, short: bool) -> Told:
     steps, rounds = (STEPS[::5], 3) if short else (STEPS, 9)
     found: dict[str, dict[int, list[float]]] = {"with its records": {}, "records gone": {}}
     with tempfile.TemporaryDirectory() as directory, redirect_stdout(StringIO()):
-        data, begun = rows(), Path(directory) / "begun"
+        data = rows()
+        begun = Path(directory) / "begun"
         run(begun, data, stop_after=f"{BEGUN} steps").train()
         for step in steps:
             for name in found:
@@ -57,8 +58,10 @@ def told(now: Clock, *, short: bool) -> Told:
                     if turn:  # the first of each warms up
                         times.setdefault(step, []).append(taken)
     table = {name: {step: median(times[step]) for step in steps} for name, times in found.items()}
-    least, most = steps[0], steps[-1]
-    with_records, without = table["with its records"], table["records gone"]
+    least = steps[0]
+    most = steps[-1]
+    with_records = table["with its records"]
+    without = table["records gone"]
     return Told(
         [f"{'step':>9} {'records':>8} {'ms to the first step':>21} {'ms, records gone':>17}"]
         + [

@@ -49,7 +49,8 @@ def told(now: Clock, *, short: bool) -> Told:
     disk: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as directory:
         for size in sizes:
-            taken, own = checkpoint_s(size, Path(directory)), disk_s(size, Path(directory))
+            taken = checkpoint_s(size, Path(directory))
+            own = disk_s(size, Path(directory))
             written.append((size, size / 1e3 / taken))
             disk.append((size, size / 1e3 / own))
             rows.append(
@@ -147,7 +148,8 @@ def copying_text(*, short: bool) -> str:
     from surefoot.checkpoint.tensor_file import HostMemory, host_copy
 
     state = [torch.randn(1024, 1025) for _ in range(8 if short else 144)]
-    there, memory = torch.empty(len(state), 1024, 1025), HostMemory()
+    there = torch.empty(len(state), 1024, 1025)
+    memory = HostMemory()
     taken: list[tuple[float, float]] = []
     for _ in range(12):
         begun = process_time()

@@ -64,7 +64,8 @@ def told(now: Clock, *, short: bool) -> Told:
                     ):  # compiles modules, and fills the cache
                         run(typed, environment | ours)
                         typed = [argument.replace("/run", "/again") for argument in typed]
-                    before, begun = children_s(), perf_counter()
+                    before = children_s()
+                    begun = perf_counter()
                     run(typed, environment | ours)
                     walls[name].append(perf_counter() - begun)
                     used[name].append(children_s() - before)

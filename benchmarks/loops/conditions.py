@@ -30,7 +30,9 @@ class _Work:
         return self.amount / seconds if self.per_second else seconds / self.amount
 
 
-_OPERATIONS, _BYTES, _SIDE = 2_000, 1 << 26, 512
+_OPERATIONS = 2_000
+_BYTES = 1 << 26
+_SIDE = 512
 
 
 def _operations() -> Callable[[], object]:

@@ -52,11 +52,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.attention, self.second_norm = (
-            nn.LayerNorm(WIDTH),
-            Attention(),
-            nn.LayerNorm(WIDTH),
-        )
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.second_norm = nn.LayerNorm(WIDTH)
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
         )
@@ -73,7 +71,8 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits of the next token at each place."""
@@ -94,7 +93,8 @@ def gpt() -> Work:
     tokens = torch.randint(
         VOCABULARY, (SAMPLES, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
     )
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    inputs = tokens[:, :-1].contiguous()
+    targets = tokens[:, 1:].contiguous()
 
     def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())

@@ -136,7 +136,8 @@ class InMemory:
     """Rows of two tensors."""
 
     def __init__(self, work: Work, order: Asked) -> None:
-        self.work, self.order = work, order
+        self.work = work
+        self.order = order
 
     def __len__(self) -> int:
         return len(self.order)
@@ -150,7 +151,8 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     """A map-style data set of one's own: nothing says that its samples lie in tensors."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs, targets
+        self.inputs = inputs
+        self.targets = targets
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -79,7 +79,8 @@ def keras_fit(training: Training) -> nn.Module:
     if training.loader:
         model.fit(training.batches(), verbose=0, shuffle=False, callbacks=[Told(training)])
     else:
-        order, work = torch.cat(Asked(training).ids), training.work
+        order = torch.cat(Asked(training).ids)
+        work = training.work
         model.fit(
             work.inputs[order],
             work.targets[order],

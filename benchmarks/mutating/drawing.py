@@ -99,7 +99,8 @@ def _next(
     while choices:
         definition, site = choices.pop()
         line = definition.lines[site.line]
-        old, new = line.strip(), (line[: site.start] + site.new + line[site.stop :]).strip()
+        old = line.strip()
+        new = (line[: site.start] + site.new + line[site.stop :]).strip()
         number = definition.find(old).index(site.line) + 1
         mutant = Mutant(area, site.kind, definition.function, old, new, number)
         try:
@@ -230,7 +231,8 @@ def _between(
     kind: str, line: str, left: ast.expr, right: ast.expr, old: str, new: str
 ) -> Iterator[Change]:
     """The operator between two sides that stand on one line."""
-    start, stop = left.end_col_offset or 0, right.col_offset
+    start = left.end_col_offset or 0
+    stop = right.col_offset
     match = re.search(rf"(?<![\w<>=!]){re.escape(old)}(?![\w<>=!])", line[start:stop])
     if match is not None:
         yield kind, start + match.start(), start + match.end(), new

@@ -47,7 +47,8 @@ def test_no_program_hides_a_package_of_the_tests_that_it_imports_from() -> None:
 
 
 def test_a_benchmark_that_lacks_its_data_is_left_out(bench: dict[str, Any], tmp_path: Path) -> None:
-    made, told = bench["Benchmark"], bench["told"]
+    made = bench["Benchmark"]
+    told = bench["told"]
     assert told(made("bench.py", 1, data="a/b"), None) == (
         ["left out: no a/b in --data, which is absent"],
         True,
@@ -61,7 +62,8 @@ def test_a_benchmark_that_lacks_its_data_is_left_out(bench: dict[str, Any], tmp_
 def test_the_last_lines_are_told_and_a_benchmark_that_fails_says_so(
     bench: dict[str, Any], tmp_path: Path
 ) -> None:
-    made, told = bench["Benchmark"], bench["told"]
+    made = bench["Benchmark"]
+    told = bench["told"]
     (tmp_path / "good.py").write_text("import sys; print('a'); print('b\\n\\nc', sys.argv[1:])")
     (tmp_path / "bad.py").write_text("import sys; print('a'); sys.exit('what went wrong')")
     assert told(made(str(tmp_path / "good.py"), 2), None) == (["b", "c ['--short']"], True)

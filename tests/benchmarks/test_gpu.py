@@ -185,7 +185,8 @@ def test_the_stand_in_for_tomlkit_writes_what_is_read_back(stand_ins: ModuleType
 
 def requirements(name: str) -> set[str]:
     """A package with all that it needs, those of its extras left out."""
-    names, open_names = set[str](), [name]
+    names = set[str]()
+    open_names = [name]
     while open_names:
         package = open_names.pop()
         try:

@@ -24,7 +24,8 @@ def campaign(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_cell_with_another_hash_or_an_error_is_counted_and_named(campaign: ModuleType) -> None:
     cell = {"optimizer": "adamw", "strategy": "ddp", "precision": "fp32", "micro_batches": 8}
-    a, b = "a" * 64, "b" * 64
+    a = "a" * 64
+    b = "b" * 64
     hashes = {1: [a, a, a, "ValueError"], 2: [a, b, "ValueError: no", "ValueError"]}
     lines, different = campaign.table([cell] * 4, hashes)
     assert different == 3

@@ -35,10 +35,8 @@ def test_a_tiny_gpt_is_trained_all_ways_and_its_utilisation_follows_from_the_for
     assert f"{operations / 1e6:.4g} million operations a token" in lines[1]
     assert lines[2].startswith("1 rounds of 1 steps")
     for line in lines[3:]:
-        rate, share = (
-            float(line[22:34].replace(",", "")),
-            float(line.split("MFU ")[1].split("%")[0]),
-        )
+        rate = float(line[22:34].replace(",", ""))
+        share = float(line.split("MFU ")[1].split("%")[0])
         assert share == pytest.approx(rate * operations / 1e9 * 100, abs=0.06)
     assert [line[:22].strip() for line in lines[3:]] == [
         "plain",
@@ -91,10 +89,8 @@ def measured_shape(script: Any, width: int, rows: int, *bf16: float) -> Any:
 
 def test_a_region_is_in_the_table_if_all_its_shapes_gain_or_none_does(benchmark: Any) -> None:
     script = benchmark("precision")
-    much, little = (
-        measured_shape(script, 64, 32, 1.3, 1.2, 1.4),
-        measured_shape(script, 8, 16, 1.1, 0.9, 1.0),
-    )
+    much = measured_shape(script, 64, 32, 1.3, 1.2, 1.4)
+    little = measured_shape(script, 8, 16, 1.1, 0.9, 1.0)
     wide = measured_shape(script, 128, 16, 2.0, 2.0, 2.0)
     assert (
         script["row_of"]([much, wide])
@@ -119,7 +115,8 @@ def test_measuring_again_replaces_the_rows_of_that_processor_alone(
     benchmark: Any, tmp_path: Path
 ) -> None:
     rewrite = benchmark("precision")["rewrite"]
-    table, results = tmp_path / "speed_table.py", tmp_path / "precision.txt"
+    table = tmp_path / "speed_table.py"
+    results = tmp_path / "precision.txt"
     source = Path(str(speed_table.__file__)).read_text()
     table.write_text(source)
     for instructions, gain in (("slow", 1.0), ("fast", 1.5), ("slow", 1.2)):

@@ -148,7 +148,8 @@ class Called(torch.nn.Module):
 
     def __init__(self, model: Normed) -> None:
         super().__init__()
-        self.norm, self.call = model.norm, [model]
+        self.norm = model.norm
+        self.call = [model]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.call[0](inputs)
@@ -171,7 +172,8 @@ def test_batch_norms_of_a_mean_have_the_statistics_of_update_bn(
     run = trained_normed(tmp_path / "run", ema=ema)
     before = {name: each.clone() for name, each in run.state.model.state_dict().items()}
     store = Store(tmp_path / "run" / "checkpoints")
-    mean, newest = average_weights(store, 3), store.newest_intact()
+    mean = average_weights(store, 3)
+    newest = store.newest_intact()
     assert newest is not None
     file = "model" if ema is None or weights == "trained" else "ema"
 

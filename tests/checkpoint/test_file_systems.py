@@ -86,7 +86,8 @@ class ReadOnlyForAWhile:
     CHANGES = ("make_directory", "create", "append", "rename", "remove", "remove_directory")
 
     def __init__(self) -> None:
-        self.read_only, self.disk = False, Disk()
+        self.read_only = False
+        self.disk = Disk()
 
     def __getattr__(self, name: str) -> Any:
         if self.read_only and name in self.CHANGES:
@@ -132,7 +133,8 @@ class Stale:
     """
 
     def __init__(self) -> None:
-        self.calls, self.disk = 0, Disk()
+        self.calls = 0
+        self.disk = Disk()
 
     def __getattr__(self, name: str) -> Any:
         if name in ("create", "flush", "rename"):
@@ -198,7 +200,8 @@ def killed_in_save(process: Any, checkpoints: Path, *, after_s: float) -> None:
 @pytest.mark.slow
 def test_kills_in_a_save_of_300_megabytes_resume_to_the_same_bits(tmp_path: Path) -> None:
     train_large(tmp_path / "whole")
-    run_dir, forks = tmp_path / "killed", multiprocessing.get_context("fork")
+    run_dir = tmp_path / "killed"
+    forks = multiprocessing.get_context("fork")
     for kill in range(8):
         process = forks.Process(target=train_large, args=(run_dir,))
         process.start()

@@ -263,7 +263,8 @@ def flip_last(file: Path) -> None:
     "how", ["flipped byte", "truncated", "deleted file", "flipped byte of the manifest", "deleted"]
 )
 def test_a_lost_or_changed_base_is_named_by_every_use_of_a_run(how: str, tmp_path: Path) -> None:
-    run, started = tmp_path / "run", tmp_path / "started"
+    run = tmp_path / "run"
+    started = tmp_path / "started"
     train(build(run, ema=None))
     train(build(started, init_from=str(run), ema=None, stop_after="4 steps"))
     again = sf.load(
@@ -506,7 +507,8 @@ def test_gradual_unfreezing_goes_on_after_any_operation_of_its_saves_failed(
     save has all that changed.
     """
     for at in operations:
-        run, only = tmp_path / str(at), NEEDS_ROOM if number == errno.ENOSPC else None
+        run = tmp_path / str(at)
+        only = NEEDS_ROOM if number == errno.ENOSPC else None
         disk = Faulty(Disk(), failing(number), at=at, only=only, for_good=False)
         built = build_gradual(run, best=None, disk=disk)
         with suppress(CheckpointError), built:  # of the last save
@@ -566,7 +568,8 @@ def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(
 
 def test_a_checkpoint_that_is_kept_as_a_base_keeps_its_own_bases(tmp_path: Path) -> None:
     store = Store(tmp_path, keep_last=1)
-    names, bases = ["a", "b", "c"], list[Base]()
+    names = ["a", "b", "c"]
+    bases = list[Base]()
     for step, name in enumerate(
         names, start=1
     ):  # each has one tensor, and the older ones have the others
@@ -582,7 +585,8 @@ def test_a_checkpoint_that_is_kept_as_a_base_keeps_its_own_bases(tmp_path: Path)
 
 def test_tensors_of_a_save_that_failed_are_not_taken_as_stored(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    frozen, weight = FrozenTensors(store, World(torch.device("cpu"))), torch.randn(4)
+    frozen = FrozenTensors(store, World(torch.device("cpu")))
+    weight = torch.randn(4)
     store.save(Checkpoint(2, {"model": {"weight": weight}}))
     for changed, saved in ((weight, 2), (weight + 1.0, None)):
         assert frozen.bases(2, {"model": {"weight": (changed, None)}}) == []
@@ -689,7 +693,8 @@ def test_a_sharded_tensor_is_left_out_only_if_no_rank_has_changed_its_rows(tmp_p
         def gathered(self, value: Any) -> list[Any]:
             return [value, [["model", "same"]]]
 
-    store, world = Store(tmp_path), Ranks(torch.device("cpu"))
+    store = Store(tmp_path)
+    world = Ranks(torch.device("cpu"))
     frozen = FrozenTensors(store, world)
     rows: Any = object()
     tensors = {name: torch.randn(3) for name in ("same", "changed", "replicated")}

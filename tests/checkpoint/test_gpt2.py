@@ -91,7 +91,8 @@ def test_an_end_that_is_no_token_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_starts_from_what_transformers_saved(tmp_path: Path) -> None:
-    there, model = theirs(tmp_path), gpt(seed=5)
+    there = theirs(tmp_path)
+    model = gpt(seed=5)
     said = load_initial_weights({"model": model}, tmp_path / "theirs", world=ALONE)
     assert "GPT-2" in said.splitlines()[0]
     assert "skipped" not in said
@@ -212,7 +213,8 @@ def test_weights_of_which_a_part_is_missing_or_foreign_are_refused_whole(tmp_pat
 
 
 def test_a_head_of_its_own_goes_into_a_model_that_has_one(tmp_path: Path) -> None:
-    head, model = torch.ones(50, 32), gpt(replace(SHAPE, tie_embeddings=False))
+    head = torch.ones(50, 32)
+    model = gpt(replace(SHAPE, tie_embeddings=False))
     (tmp_path / "config.json").write_text('{"n_head": 2}')
     load_initial_weights(
         {"model": model},

@@ -29,7 +29,8 @@ def row(said: str, kind: str) -> list[str]:
 
 def test_every_tensor_is_counted_once_under_what_became_of_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    source, target = net().state_dict(), net()
+    source = net().state_dict()
+    target = net()
     held = {
         "0.weight": source["0.weight"],
         "module.0.bias": source["0.bias"],

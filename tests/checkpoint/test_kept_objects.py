@@ -149,12 +149,10 @@ def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -
         }
 
     parts = fresh(0.0)
-    center, inner, entries, (paired, _) = (
-        parts["center"],
-        parts["of"],
-        parts["of"]["list"],
-        parts["pair"],
-    )
+    center = parts["center"]
+    inner = parts["of"]
+    entries = parts["of"]["list"]
+    (paired, _) = parts["pair"]
     back = kept_and_back(tmp_path / "run", fresh(3.0) | {"new": torch.ones(1)}, parts)
     assert back is parts
     assert repr(back) == repr(fresh(3.0) | {"new": torch.ones(1)})
@@ -286,7 +284,10 @@ class Forgets:
     """Takes back one of its two numbers."""
 
     def __init__(self, *, tensor: bool, wrong: str = "forgets") -> None:
-        self.first, self.second, self.tensor, self.wrong = 0.5, 0.5, tensor, wrong
+        self.first = 0.5
+        self.second = 0.5
+        self.tensor = tensor
+        self.wrong = wrong
 
     def state_dict(self) -> dict[str, Any]:
         second = torch.tensor(self.second) if self.tensor else self.second

@@ -118,7 +118,8 @@ def test_each_of_any_number_of_readers_gets_its_rows_and_reads_little_else(
     for place in range(readers):
         disk = Counting()
         stored: Any = open_checkpoint(path, disk=disk).files["model"]["w"]
-        about, disk.bytes_read = disk.bytes_read, 0
+        about = disk.bytes_read
+        disk.bytes_read = 0
         start, stop = bounds(1000, place, readers)
         assert torch.equal(stored.rows(start, stop), tensor[start:stop])
         assert disk.bytes_read == (stop - start) * 50 * 4
@@ -201,7 +202,8 @@ def test_what_is_laid_out_here_the_library_reads_and_the_other_way_round(
         for name, (dtype, shape) in kinds.items()
     }
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    ours, theirs = directory / "ours.safetensors", directory / "theirs.safetensors"
+    ours = directory / "ours.safetensors"
+    theirs = directory / "theirs.safetensors"
     begin = file_header(
         {name: (tensors[name].dtype, tensors[name].shape) for name in order}, {"format": "pt"}
     )

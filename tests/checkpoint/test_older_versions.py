@@ -61,7 +61,8 @@ def test_a_resume_ends_in_the_bits_in_which_0_1_0_ended(run_dir: Path) -> None:
 
 
 def test_it_is_loaded_exported_verified_and_reported(run_dir: Path, tmp_path: Path) -> None:
-    last, run = of(run_dir / "checkpoints" / "step-00000004"), sf.load(run_dir)
+    last = of(run_dir / "checkpoints" / "step-00000004")
+    run = sf.load(run_dir)
     assert (run.step, run.status, run.checkpoints) == (4, "stopped", [0, 2, 4])
     for weights, file in (("auto", "ema"), ("trained", "model")):
         model = run.load_model(Net(), weights=weights).state_dict()

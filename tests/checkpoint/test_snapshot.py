@@ -45,9 +45,13 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(2)
         self.register_buffer("hidden", torch.zeros(3), persistent=False)
         self.plain: Any = 1
-        self.rows, self.table, self.queue = [1, [2]], {"n": 0}, deque([1])
-        self.array, self.own_tensor = np.zeros(2), torch.zeros(2)
-        self.noise, self.slots = torch.Generator().manual_seed(5), Slots()
+        self.rows = [1, [2]]
+        self.table = {"n": 0}
+        self.queue = deque([1])
+        self.array = np.zeros(2)
+        self.own_tensor = torch.zeros(2)
+        self.noise = torch.Generator().manual_seed(5)
+        self.slots = Slots()
 
 
 class Loss:
@@ -63,7 +67,8 @@ class Everything:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.net, self.loss = Net(), Loss()
+        self.net = Net()
+        self.loss = Loss()
         self.registered: dict[str, Any] = {"counts": [0], "memory": torch.zeros(2)}
         trained = [each for each in self.net.parameters() if each.requires_grad]
         self.optimizer = torch.optim.Adam(trained, lr=0.1)
@@ -228,7 +233,8 @@ def test_in_a_block_gradients_are_none_and_all_is_restored_at_its_end() -> None:
 
 
 def test_gradients_of_a_loss_and_of_registered_objects_are_restored() -> None:
-    scale, critic = nn.Parameter(torch.ones(1)), nn.Linear(1, 1)
+    scale = nn.Parameter(torch.ones(1))
+    critic = nn.Linear(1, 1)
     loss = Loss()
     loss.scale = scale  # type: ignore[attr-defined]
     models = {"model": nn.Linear(1, 1)}
@@ -426,7 +432,8 @@ def test_a_buffer_comes_back_with_its_memory_and_shape(
     norm = nn.BatchNorm1d(2)
     buffer = norm.running_mean
     assert buffer is not None
-    address, counted = buffer.data_ptr(), buffer._version
+    address = buffer.data_ptr()
+    counted = buffer._version
     before = Snapshot({"model": norm} if whole else {}, keep=True)
     if not whole:
         before.keep_buffer(norm, "running_mean")
@@ -519,7 +526,8 @@ def test_a_fingerprint_sees_each_bit(dtype: torch.dtype, count: int) -> None:
 
 def test_a_fingerprint_sees_numbers_that_change_places_and_two_signs() -> None:
     tensor = torch.randn(1000)
-    rolled, signs = tensor.roll(1), tensor.clone()
+    rolled = tensor.roll(1)
+    signs = tensor.clone()
     signs[:2] *= -1
     before = tensor_fingerprint(tensor)
     pairs = [(before, tensor_fingerprint(each)) for each in (rolled, signs, tensor.view(10, 100))]
@@ -581,7 +589,8 @@ def test_a_number_that_is_not_finite_equals_itself_in_a_sketch(value: float) -> 
 
 def test_without_exact_only_floating_values_may_be_rounded() -> None:
     everything = Everything()
-    everything.net.plain, everything.net.own_tensor = 1.0, torch.ones(2)
+    everything.net.plain = 1.0
+    everything.net.own_tensor = torch.ones(2)
     before = everything.snapshot(exact=False)
     everything.net.plain = 1.0 + 1e-9
     everything.net.own_tensor += 1e-9

@@ -271,7 +271,8 @@ class Gate(Disk):
     """Lets a save begin only when opened, and fail when told so."""
 
     def __init__(self) -> None:
-        self.opened, self.fails = threading.Event(), False
+        self.opened = threading.Event()
+        self.fails = False
 
     def create(self, path: Path) -> int:
         assert self.opened.wait(HANG_S)

@@ -133,7 +133,8 @@ def with_attribute(kind: str) -> Net:
 
 
 def with_counting_hook() -> Net:
-    model, calls = Net(), 0
+    model = Net()
+    calls = 0
 
     def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         nonlocal calls
@@ -435,7 +436,8 @@ def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(
     """As in a notebook: its loss is compared with that of the beginning by the state of the
     beginning.
     """
-    whole, own = kept(tmp_path / "whole", inside=False), Loss()
+    whole = kept(tmp_path / "whole", inside=False)
+    own = Loss()
     run = build(tmp_path / "cut", loss=own)
     run.register_state("loss", own)
     with run:
@@ -616,14 +618,17 @@ class WithCaches(Net):
     def __init__(self) -> None:
         super().__init__()
         self.table: Tensor | None = None
-        self.longest, self.norm = 0, nn.BatchNorm1d(WIDTH)
+        self.longest = 0
+        self.norm = nn.BatchNorm1d(WIDTH)
         self.register_buffer("mask", torch.zeros(0), persistent=False)
         self.derived = torch.zeros(())
         self.shapes: dict[tuple[int, ...], Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         if self.table is None or self.longest < len(x):
-            self.table, self.longest, self.mask = torch.ones(WIDTH), len(x), torch.ones(WIDTH)
+            self.table = torch.ones(WIDTH)
+            self.longest = len(x)
+            self.mask = torch.ones(WIDTH)
         self.shapes.setdefault(tuple(x.shape), torch.ones(WIDTH))
         self.last = self.norm(x)
         self.derived = self.norm.running_mean.sum()  # type: ignore[operator]
@@ -652,7 +657,8 @@ def of_old_norms() -> nn.Module:
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(WIDTH, 4, batch_first=True), nn.Linear(4, CLASSES)
+        self.lstm = nn.LSTM(WIDTH, 4, batch_first=True)
+        self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x[:, None])[0][:, -1])  # type: ignore[no-any-return]
@@ -711,9 +717,13 @@ class Everything(Net):
         super().__init__()
         self.register_buffer("count", torch.zeros(2))
         self.register_buffer("hidden", torch.zeros(2), persistent=False)
-        self.array, self.python = np.zeros(2), random.Random(3)
-        self.numpy, self.torch = np.random.default_rng(4), torch.Generator().manual_seed(5)
-        self.old, self.lists, self.sets = np.random.RandomState(6), [[1], (2, [3])], {1}
+        self.array = np.zeros(2)
+        self.python = random.Random(3)
+        self.numpy = np.random.default_rng(4)
+        self.torch = torch.Generator().manual_seed(5)
+        self.old = np.random.RandomState(6)
+        self.lists = [[1], (2, [3])]
+        self.sets = {1}
         self.whole, self.view = torch.zeros(2), torch.zeros(2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -831,7 +841,8 @@ class OnRank(Net):
 
     def __init__(self, rank: int | None) -> None:
         super().__init__()
-        self.rank, self.calls = rank, 0
+        self.rank = rank
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         import os
@@ -944,11 +955,9 @@ class Conjugate(Net):
     def __init__(self) -> None:
         super().__init__()
         spectrum = torch.fft.rfft(torch.ones(WIDTH))
-        self.filter, self.negative, self.norm = (
-            spectrum.conj(),
-            spectrum.conj().imag,
-            nn.BatchNorm1d(WIDTH),
-        )
+        self.filter = spectrum.conj()
+        self.negative = spectrum.conj().imag
+        self.norm = nn.BatchNorm1d(WIDTH)
         assert self.filter.is_conj()
         assert self.negative.is_neg()
 

@@ -59,7 +59,8 @@ def test_where_nothing_is_found_it_says_what_was_looked_at(
     shown = said(capsys, str(made(tmp_path / "run", [*train(), *scores([3.0, 2.0, 1.5, 1.4])])))
     described = json.loads(said(capsys, str(tmp_path / "run"), "--json"))
     assert described["findings"] == []
-    healthy, unknown = described["healthy"].keys(), described["unknown"].keys()
+    healthy = described["healthy"].keys()
+    unknown = described["unknown"].keys()
     assert "loss-not-falling" in healthy
     assert [len(unknown), len(unknown | healthy)] in numbers_by_line(shown)
     for name in unknown | healthy:

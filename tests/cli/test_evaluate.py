@@ -61,7 +61,8 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    place, said = tmp_path_factory.mktemp("ended"), {}
+    place = tmp_path_factory.mktemp("ended")
+    said = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.setattr(sys, "argv", ["surefoot"])
@@ -224,7 +225,8 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(there: 
     assert text.pieces[0] == (text.text[0], None)
     left = losses.tolist()
     for piece, value in text.pieces[1:]:
-        of_piece, left = left[: len(piece.encode())], left[len(piece.encode()) :]
+        of_piece = left[: len(piece.encode())]
+        left = left[len(piece.encode()) :]
         assert value == pytest.approx(math.fsum(of_piece), rel=1e-5)
     assert left == []
 

@@ -202,7 +202,8 @@ def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
         str(out),
         ["--init-from", str(runs / "sharded"), "--stop-after", "1 steps"],
     )
-    first, given = Store(out / "checkpoints").at(0), Store(runs / "sharded" / "checkpoints").at(6)
+    first = Store(out / "checkpoints").at(0)
+    given = Store(runs / "sharded" / "checkpoints").at(6)
     averaged = given.tensors("ema")
     for name, tensor in first.tensors("model").items():
         torch.testing.assert_close(tensor, averaged[name], rtol=0, atol=0)

@@ -168,7 +168,8 @@ def test_a_configuration_of_a_script_names_no_preset_and_commands_start_from_tin
 ) -> None:
     program = find_program(name)
     assert program.config is not None
-    config, options = program.config(), ProgramOptions(what=name)
+    config = program.config()
+    options = ProgramOptions(what=name)
     assert config == program_settings(program, options, ["--preset", "None"], verb="train")[0]
     named = program_settings(program, options, ["--preset", "tiny"], verb="train")[0]
     assert named == program_settings(program, options, [], verb="train")[0]

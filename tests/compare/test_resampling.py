@@ -99,7 +99,8 @@ def outputs_of(place: Path) -> Tensor:
 
 def drawn_scores(place: Path, metric: Callable[[Tensor, Tensor], float]) -> list[float]:
     """The metric on each draw of single samples, which the batches of so small a split are."""
-    outputs, generator = outputs_of(place), np.random.default_rng(0)
+    outputs = outputs_of(place)
+    generator = np.random.default_rng(0)
     draws = generator.integers(len(INPUTS), size=(DRAWS, len(INPUTS)))
     return [metric(outputs[draw], TARGETS[draw]) for draw in torch.from_numpy(draws)]
 

@@ -177,7 +177,8 @@ def test_with_seeds_the_error_also_covers_the_evaluation_data() -> None:
     assert found is not None
     assert found.mean == pytest.approx(1.6 / 3)
     assert found.standard_error == pytest.approx(sum(variances) ** 0.5)
-    seeds, data = sum(variances[:2]), variances[2]
+    seeds = sum(variances[:2])
+    data = variances[2]
     of_seeds = int(seeds**2 / sum(each**2 / 2 for each in variances[:2]))
     assert found.freedom == int((seeds + data) ** 2 / (seeds**2 / of_seeds + data**2 / 3))
 
@@ -204,7 +205,8 @@ def test_means_and_draws_are_not_paired() -> None:
 
 
 def test_five_shared_seeds_are_paired() -> None:
-    one, other = (1.0, 2.0, 3.0, 4.0, 5.0), (1.1, 2.2, 3.1, 4.3, 5.1)
+    one = (1.0, 2.0, 3.0, 4.0, 5.0)
+    other = (1.1, 2.2, 3.1, 4.3, 5.1)
     row = next(row for row in compared(repeats({"a": one, "b": other})).rows if row.name == "b")
     assert row.difference is not None
     error = np.std(np.subtract(other, one), ddof=1) / 5**0.5
@@ -223,10 +225,8 @@ def test_seeds_that_are_not_shared_are_compared_without_pairs() -> None:
 
 
 def test_the_sign_is_that_of_the_row_minus_the_reference() -> None:
-    one, other = (
-        run("one", [(10, 2.0)], batches(2.0, 3.0)),
-        run("other", [(10, 1.0)], batches(1.0, 2.5)),
-    )
+    one = run("one", [(10, 2.0)], batches(2.0, 3.0))
+    other = run("other", [(10, 1.0)], batches(1.0, 2.5))
     rows = {row.name: row for row in compared([one, other]).rows}
     assert rows["one"].difference is not None
     assert rows["one"].difference.mean == 0.75
@@ -473,7 +473,8 @@ def test_a_field_is_called_what_is_on_it_and_a_trial_by_its_settings() -> None:
 
 
 def test_plain_lines_come_at_most_every_ten_seconds_for_each_variant() -> None:
-    stream, clock = io.StringIO(), [0.0]
+    stream = io.StringIO()
+    clock = [0.0]
     lines = Lines(stream, now=lambda: clock[0])
     for step in range(1, 30):
         clock[0] += 1.0

@@ -150,7 +150,8 @@ def again(one: Planned) -> Planned:
 
 
 def test_a_plan_is_read_back_as_it_was() -> None:
-    before, after = plan(found={"precision": "fp32"}), again(plan(found={"precision": "fp32"}))
+    before = plan(found={"precision": "fp32"})
+    after = again(plan(found={"precision": "fp32"}))
     tuples = {"optimizer.betas": (0.9, 0.95), "fsdp.blocks": ()}
     known = {
         name: value for name, value in before.settings("name=sgd").items() if value is not None

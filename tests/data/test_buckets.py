@@ -195,7 +195,8 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_bat
     run = built(model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), length="1 epochs")
     with run:
         for step in run.steps():
-            total, targets = 0.0, 0
+            total = 0.0
+            targets = 0
             with torch.no_grad():
                 for micro_batch in step.micro_batches:
                     if micro_batch.count:
@@ -325,7 +326,8 @@ def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -
 
 
 def test_lengths_may_be_a_list_or_a_tensor() -> None:
-    data, plain = Sentences(), built()
+    data = Sentences()
+    plain = built()
     lengths = data.lengths.tolist()
     for held in (lengths, torch.tensor(lengths)):
         data.lengths = held  # type: ignore[assignment]

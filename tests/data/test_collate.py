@@ -50,7 +50,8 @@ class Encoding(UserDict[str, Any]):
     ],
 )
 def test_a_batch_is_that_of_torch(samples: list[Any]) -> None:
-    ours, theirs = collate(samples), default_collate(samples)
+    ours = collate(samples)
+    theirs = default_collate(samples)
     assert str(ours) == str(theirs)
     assert type(ours) is type(theirs)
 

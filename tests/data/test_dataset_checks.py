@@ -57,7 +57,8 @@ class Late(Sized):
     """
 
     def __init__(self, first):
-        self.first, self.generator = first, np.random.default_rng(0)
+        self.first = first
+        self.generator = np.random.default_rng(0)
 
     def __getitem__(self, sample):
         return self.generator.normal() if sample >= self.first else float(sample)

@@ -45,7 +45,10 @@ class Rows:
     """Read one by one, noise in it."""
 
     def __init__(self, inputs: Tensor, labels: Any, *, noise: float = 0.0) -> None:
-        self.inputs, self.labels, self.noise, self.read = inputs, labels, noise, 0
+        self.inputs = inputs
+        self.labels = labels
+        self.noise = noise
+        self.read = 0
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -183,10 +186,8 @@ def test_augmented_images_are_known_by_what_is_stored() -> None:
 
 
 def test_pairs_are_known_whatever_they_are_padded_to() -> None:
-    sources, targets = (
-        [[place % 7 + 3] * (place % 5 + 1) for place in range(30)],
-        [[place + 3] for place in range(30)],
-    )
+    sources = [[place % 7 + 3] * (place % 5 + 1) for place in range(30)]
+    targets = [[place + 3] for place in range(30)]
     train = TokenPairs(sources, targets)
     assert overlap(train, TokenPairs(sources[20:24], targets[20:24])) == {
         "checked": 4,

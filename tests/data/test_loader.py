@@ -252,7 +252,8 @@ def test_a_seed_that_few_samples_read_is_that_of_the_sample():
             return torch.tensor([bits], dtype=torch.float64), sample
 
     for draws, read in ((True, torch.initial_seed), (False, seeded_bits)):
-        Seeded.draws, Seeded.read = draws, staticmethod(read)
+        Seeded.draws = draws
+        Seeded.read = staticmethod(read)
         for micro_batch in [one for step in fed(Seeded(20), 0, 6) for one in step]:
             pairs = zip(micro_batch.sample_ids.tolist(), micro_batch.epochs.tolist(), strict=True)
             for (sample, epoch), number in zip(pairs, micro_batch.batch[0], strict=True):
@@ -427,7 +428,8 @@ def test_on_cuda_gathered_batches_are_pinned_and_on_their_way_one_step_ahead(kin
         device=torch.device("cuda"),
     )
     feed.start(0, stop=3)
-    found, ahead = [], []
+    found = []
+    ahead = []
     for step in range(3):
         found.append(feed.micro_batches(step))
         ahead.append(len(asked))

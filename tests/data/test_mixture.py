@@ -58,7 +58,8 @@ def test_gathering_a_mixture_is_reading_it_sample_by_sample():
             for one in fed(Mixture({"few": (kind(FEW), 1), "many": (kind(MANY), 3)}), 5)
         ]
 
-    gathered, read = batches(TensorDataset), batches(lambda part: [(one,) for one in part])
+    gathered = batches(TensorDataset)
+    read = batches(lambda part: [(one,) for one in part])
     assert all(torch.equal(one, other) for one, other in zip(gathered, read, strict=True))
 
 

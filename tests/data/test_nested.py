@@ -40,7 +40,8 @@ class Encoding(UserDict[str, Any]):
 
 class Graph:
     def __init__(self, nodes: Tensor) -> None:
-        self.nodes, self.num_graphs = nodes, 2
+        self.nodes = nodes
+        self.num_graphs = 2
 
     def to(self, device: torch.device) -> Graph:  # takes no non_blocking
         self.nodes = self.nodes.to(device)

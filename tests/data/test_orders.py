@@ -25,7 +25,8 @@ class Lists:
     """A batch sampler that lists what a function of the epoch returns."""
 
     def __init__(self, list_of: Callable[[int], Any]) -> None:
-        self.list_of, self.epoch = list_of, 0
+        self.list_of = list_of
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -136,17 +137,16 @@ def bound(freedom: int) -> float:
 def test_draws_have_the_distribution_of_their_weights(weights: list[float]) -> None:
     draws = 40_000
     ids, _ = WeightedOrder(3, Weighted(weights), batch_size=draws).ids(1)
-    counts, expected = (
-        np.bincount(ids, minlength=len(weights)),
-        draws * np.array(weights) / sum(weights),
-    )
+    counts = np.bincount(ids, minlength=len(weights))
+    expected = draws * np.array(weights) / sum(weights)
     possible = expected > 0
     assert not counts[~possible].any()
     assert chi_squared(counts[possible], expected[possible]) < bound(int(possible.sum()) - 1)
 
 
 def test_two_draws_in_a_row_are_independent() -> None:
-    draws, weights = 60_000, np.array([1.0, 2.0, 3.0])
+    draws = 60_000
+    weights = np.array([1.0, 2.0, 3.0])
     ids = WeightedOrder(1, Weighted(weights.tolist()), batch_size=draws).ids(0)[0].reshape(-1, 2)
     counts = np.bincount(ids[:, 0] * 3 + ids[:, 1], minlength=9)
     expected = np.outer(weights, weights).ravel() / 36 * draws / 2
@@ -154,13 +154,15 @@ def test_two_draws_in_a_row_are_independent() -> None:
 
 
 def test_draws_without_replacement_have_the_distribution_of_one_draw_after_the_other() -> None:
-    epochs, weights = 12_000, np.array([1.0, 2.0, 0.5, 3.0])
+    epochs = 12_000
+    weights = np.array([1.0, 2.0, 0.5, 3.0])
     plan = WeightedOrder(
         2, Weighted(weights.tolist(), num_samples=2, replacement=False), batch_size=2 * epochs
     )
     ids, numbers = plan.ids(0)
     assert numbers.tolist() == [place // 2 for place in range(2 * epochs)]
-    counts, expected = list[int](), list[float]()
+    counts = list[int]()
+    expected = list[float]()
     pairs = ids.reshape(-1, 2)
     for first, second in itertools.permutations(range(4), 2):
         counts.append(int(((pairs[:, 0] == first) & (pairs[:, 1] == second)).sum()))

@@ -80,7 +80,8 @@ class Graphs:
         self.num_graphs = len(samples)
 
     def to(self, device: torch.device) -> Graphs:
-        self.nodes, self.labels = self.nodes.to(device), self.labels.to(device)
+        self.nodes = self.nodes.to(device)
+        self.labels = self.labels.to(device)
         return self
 
 

@@ -23,7 +23,9 @@ class Share(Sampler[int]):
     """The share of a rank in a permutation of all samples, as samplers for DDP are written."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.ranks, self.epoch = rank, ranks, 0
+        self.rank = rank
+        self.ranks = ranks
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

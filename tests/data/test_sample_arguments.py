@@ -128,7 +128,9 @@ def test_first_draws_of_consecutive_samples_and_epochs_are_uniform_and_uncorrela
         def __getitem__(self, index, rng):  # noqa: PLE0302
             return rng.random()
 
-    reads, key, n = SampleArguments(First()), stream_key(0, "augment"), 8192
+    reads = SampleArguments(First())
+    key = stream_key(0, "augment")
+    n = 8192
     numbers = np.empty((2, n))
     for epoch, sample in np.ndindex(2, n):
         reads.seed(fold(key, epoch, sample))
@@ -179,7 +181,8 @@ WRAPPED = {
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_a_wrapper_of_torch_or_a_mixture_passes_it_on(kind):
     dataset = WRAPPED[kind]()
-    reads, sample = SampleArguments(dataset), 1
+    reads = SampleArguments(dataset)
+    sample = 1
     reads.seed(11)
     rng = philox(11)
     first = Noisy().__getitem__({"subset": 2, "stack": 2, "mixture": 2}.get(kind, 1), rng)
@@ -232,7 +235,8 @@ def test_hashes_of_samples_and_the_check_for_leaks_read_each_sample_under_its_se
 
 
 def test_only_rng_is_seeded_where_only_rng_is_drawn_from(monkeypatch):
-    seeds, reseed = [], np.random.seed
+    seeds = []
+    reseed = np.random.seed
     monkeypatch.setattr(np.random, "seed", lambda bits: (seeds.append(bits), reseed(bits)))
     fed(Noisy(), stop=3)
     assert seeds == [0] * 6  # one before each micro-batch

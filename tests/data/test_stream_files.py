@@ -45,7 +45,8 @@ ROWS = 100
 @pytest.fixture(autouse=True)
 def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Closes what a test opens."""
-    writers, begin = list[TapeWriter](), TapeWriter._begin_in
+    writers = list[TapeWriter]()
+    begin = TapeWriter._begin_in
 
     def noted(writer: TapeWriter, directory: Path) -> None:
         writers.append(writer)
@@ -90,7 +91,9 @@ def test_the_rows_of_the_first_step_have_a_shard_of_their_own_however_they_arriv
 ) -> None:
     writer = TapeWriter(tmp_path, head=BATCH, limit_bytes=8_000_000)
     for rows in (range(5), range(5, 20), range(20, 30)):
-        entries, together, digest = b"", b"", writer.digest
+        entries = b""
+        together = b""
+        digest = writer.digest
         for number in rows:
             together += (encoded := encode([number, bytes(150)]))
             digest = chained(digest, encoded)
@@ -225,14 +228,16 @@ def dropped_by_run(
     stream.tape_bytes = 4_000
     run = Recorder(stream, directory, batch_size=BATCH, how=HOW, workers=0)
     append(run.writer, range(ROWS))
-    run.saved_step, run.demanded = saved_step, demanded
+    run.saved_step = saved_step
+    run.demanded = demanded
     run._make_room()
     return run, tape_of(directory)
 
 
 def test_dropped_rows_are_those_before_a_step_and_this_step_is_named(tmp_path: Path) -> None:
     run, tape = dropped_by_run(tmp_path, lambda: 9)
-    kept, first = tape.first_kept(), tape.first_step(BATCH)
+    kept = tape.first_kept()
+    first = tape.first_step(BATCH)
     assert 2 * BATCH < kept <= 9 * BATCH
     assert kept % BATCH, "a step is there in part"
     assert first == -(-kept // BATCH)
@@ -298,7 +303,8 @@ def test_a_full_tape_still_takes_the_row_that_a_step_waits_for(
 ) -> None:
     monkeypatch.setattr(Recorder, "_is_full", lambda recorder: True)
     monkeypatch.setattr(reader, "_SENT_BYTES", 1)
-    tape, limit = tape_of(tmp_path, is_live=True), HangLimit()
+    tape = tape_of(tmp_path, is_live=True)
+    limit = HangLimit()
     tape.recorder = Recorder(tape.stream, tmp_path, batch_size=BATCH, how=HOW, workers=0)
     tape.stop_requested = lambda: limit.is_over
     try:
@@ -464,7 +470,8 @@ class Skipped:
     ids=["again", "wrong state", "skip", "other row", "shorter"],
 )
 def test_the_source_is_compared_with_the_last_rows_of_the_tape(source: Any, note: str) -> None:
-    stream, notes = Stream(source), Notes()
+    stream = Stream(source)
+    notes = Notes()
     tail = {number: chained(b"", encode(row(number))) for number in range(40 - COMPARED, 40)}
     rows = reader._advanced(stream, 40, tail, [[30, {"position": 33}]], notes)  # type: ignore[arg-type]
     assert note in notes.texts[0]

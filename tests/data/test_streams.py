@@ -409,7 +409,8 @@ def test_a_damaged_first_step_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
-    run_dir, other = tmp_path / "run", tmp_path / "other"
+    run_dir = tmp_path / "run"
+    other = tmp_path / "other"
     train(build(run_dir, stop_after="9 steps"))
     train(
         build(
@@ -552,7 +553,8 @@ class Positioned:
     """A source with a position of its own, that counts what it gives in a file."""
 
     def __init__(self, log: Path) -> None:
-        self.log, self.position = log, 0
+        self.log = log
+        self.position = 0
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -570,7 +572,8 @@ class Positioned:
 
 class Skipped:
     def __init__(self, log: Path, first: int = 0) -> None:
-        self.log, self.first = log, first
+        self.log = log
+        self.first = first
 
     def __iter__(self) -> Iterator[Any]:
         for number in itertools.count(self.first):
@@ -602,7 +605,8 @@ def test_after_a_resume_the_source_goes_on_behind_the_tape(
     monkeypatch.setattr("surefoot.data.streams.recorder._AHEAD_STEPS", 1)
     monkeypatch.setattr("surefoot.data.streams.reader._SENT_BYTES", 100)
     monkeypatch.setattr("surefoot.data.streams.reader._WAITING_BYTES", 100)
-    run_dir, log = tmp_path / "run", tmp_path / "log"
+    run_dir = tmp_path / "run"
+    log = tmp_path / "log"
     losses = train(
         build(
             run_dir, endless if kind is None else kind(log), stop_after="8 steps", length="20 steps"
@@ -650,7 +654,8 @@ def broken_after(rows: int) -> Any:
 def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(
     uninterrupted: list[Any], tmp_path: Path
 ) -> None:
-    run_dir, ids = tmp_path / "run", tmp_path / "ids"
+    run_dir = tmp_path / "run"
+    ids = tmp_path / "ids"
     with refused("stream-row-failed", DataError, row=50) as raised:
         train(build(run_dir, broken_after(50)), ids)
     (trace,) = raised.value.__notes__  # of the source alone

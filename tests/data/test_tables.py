@@ -509,7 +509,8 @@ def test_what_is_not_rows_is_refused_with_what_to_write(data: Any, call: str) ->
 )
 @pytest.mark.parametrize("workers", [0, 2])
 def test_hugging_face_data_are_batches_of_their_rows(kind: str | None, workers: int) -> None:
-    data, indices = hugging_face(), [*range(10)]
+    data = hugging_face()
+    indices = [*range(10)]
     if kind in ("torch", "numpy"):
         data = data.with_format(kind, columns=["x", "y"])
     elif kind == "transformed":

@@ -506,10 +506,8 @@ def test_a_split_has_its_own_collate_function_and_workers(monkeypatch: pytest.Mo
         init(self, *arguments, workers=workers, **named)
 
     monkeypatch.setattr(Workers, "__init__", counted)
-    plain, doubled = (
-        scored(sf.Split(Rows(), metrics=confident)),
-        scored(sf.Split(loader(collate_fn=twice))),
-    )
+    plain = scored(sf.Split(Rows(), metrics=confident))
+    doubled = scored(sf.Split(loader(collate_fn=twice)))
     assert (
         scored(sf.Split(loader(), metrics=confident), collate_fn=twice) == plain
     )  # its own default_collate

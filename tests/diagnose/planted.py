@@ -306,7 +306,8 @@ class Counting:
     """
 
     def __init__(self, change: Callable[[int, Tensor], Tensor]) -> None:
-        self.calls, self.change = 0, change
+        self.calls = 0
+        self.change = change
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         found = loss(model, batch)

@@ -49,7 +49,8 @@ class Hook(HTTPServer):
     """A local server that answers with `status` and keeps what it gets."""
 
     def __init__(self) -> None:
-        self.status, self.got = 200, list[tuple[str, str, dict[str, Any]]]()
+        self.status = 200
+        self.got = list[tuple[str, str, dict[str, Any]]]()
         self.authorizations = list[str | None]()
         hook = self
 
@@ -93,7 +94,8 @@ def kept(tmp_path: Path) -> tuple[str, Callable[[], list[list[Any]]]]:
     """A command that appends its arguments and its input to a file, and a function that reads
     them.
     """
-    program, out = tmp_path / "keep.py", tmp_path / "kept.jsonl"
+    program = tmp_path / "keep.py"
+    out = tmp_path / "kept.jsonl"
     program.write_text(
         f"import json, sys\nopen({str(out)!r}, 'a').write(json.dumps([sys.argv[1:], json.load(sys.stdin)]) + chr(10))\n"
     )
@@ -340,7 +342,8 @@ def test_a_finding_is_sent_once_and_only_errors_are(hook: Hook) -> None:
 def test_a_resumed_run_does_not_send_its_old_findings(hook: Hook) -> None:
     records = skipping()
     alert = Alert(hook.address)
-    old, new = records[:-5], records[-5:]
+    old = records[:-5]
+    new = records[-5:]
     live = LiveFindings(
         described(standing="running"),
         say=print,

@@ -490,7 +490,8 @@ def test_no_check_is_healthy_because_of_a_value_that_is_not_a_number(
 def test_what_ends_in_nan_is_not_known_to_be_healthy(
     kind: str, name: str, checks: list[str]
 ) -> None:
-    before, after = history(*full()), without_numbers(kind, name, after=300)
+    before = history(*full())
+    after = without_numbers(kind, name, after=300)
     for check in checks:
         assert isinstance(verdict(check, before), Healthy)
         assert isinstance(verdict(check, after), Unknown)
@@ -897,10 +898,8 @@ def test_what_is_to_be_typed_can_be_typed_for_the_program_that_made_the_run() ->
         ("recipe", "surefoot replay runs/a --step 309", "surefoot find-lr runs/a --checkpoint 0"),
         ("script", "print(sf.load(run).replay(309))", "print(sf.tune.find_lr(run))"),
     ):
-        jumped, still = (
-            found("loss-spikes", history(spike, program=program)),
-            history(train(flat), program=program),
-        )
+        jumped = found("loss-spikes", history(spike, program=program))
+        still = history(train(flat), program=program)
         not_falling = found("loss-not-falling", still)
         assert jumped is not None
         assert not_falling is not None
@@ -1163,7 +1162,8 @@ def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() ->
         )
 
     by_accuracy = {"monitored": ("max", "val/accuracy")}
-    flat, rising = evaluated(lambda _: 0.5), evaluated(lambda place: 0.5 + 0.05 * place)
+    flat = evaluated(lambda _: 0.5)
+    rising = evaluated(lambda place: 0.5 + 0.05 * place)
     assert found("still-improving", history(train(), flat)) is not None
     assert found("still-improving", history(train(), flat, **by_accuracy)) is None
     better = found("still-improving", history(train(), rising, **by_accuracy))
@@ -1254,7 +1254,9 @@ def test_noise_scale_is_that_of_gradients_of_which_it_is_known() -> None:
     squared norm.
     """
     generator = np.random.default_rng(0)
-    truth, deviation, size = np.full(50, 0.2), 1.5, 4000
+    truth = np.full(50, 0.2)
+    deviation = 1.5
+    size = 4000
     rows = []
     for _ in range(size):
         samples = truth + deviation * generator.standard_normal((8, 50))

@@ -180,7 +180,8 @@ def noisy_splits(count: int) -> list[Record]:
     them.
     """
     losses = [1.0 + 0.1 * (-1) ** place for place in range(count)]
-    losses[count // 2], losses[-2:] = 0.85, [1.0, 1.0]
+    losses[count // 2] = 0.85
+    losses[-2:] = [1.0, 1.0]
     return scores(losses)
 
 
@@ -841,9 +842,11 @@ def test_a_threshold_is_the_published_number_and_decides_within_a_tenth_of_it(
     assert threshold.constant == threshold.published
     if threshold.counted:
         first = int(threshold.published) + (not threshold.above)
-        below, above = first - 1, first
+        below = first - 1
+        above = first
     else:
-        below, above = 0.9 * threshold.constant, 1.1 * threshold.constant
+        below = 0.9 * threshold.constant
+        above = 1.1 * threshold.constant
     assert (threshold.decides(below), threshold.decides(above)) == (
         not threshold.above,
         threshold.above,

@@ -78,10 +78,8 @@ def test_stages_of_a_resnet_are_looked_through() -> None:
 
 
 def test_stages_in_a_list_are_looked_through_and_those_of_one_block_counted() -> None:
-    stem, head = (
-        nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
-        nn.Sequential(nn.Linear(8, 2), nn.Tanh()),
-    )
+    stem = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    head = nn.Sequential(nn.Linear(8, 2), nn.Tanh())
     stages = [
         nn.Sequential(Block()),
         nn.Sequential(Block(), Block(), nn.LayerNorm(8)),

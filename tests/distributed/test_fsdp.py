@@ -169,7 +169,8 @@ def unit_of(first: int) -> UnitSum:
 
 
 def test_pending_sums_do_not_keep_what_was_received() -> None:
-    unit, received = unit_of(0), torch.ones(2, 1000)
+    unit = unit_of(0)
+    received = torch.ones(2, 1000)
     unit.add(received)
     ((_, _, pending),) = unit.reductions[0].tree.subtrees
     assert pending is not None
@@ -179,7 +180,9 @@ def test_pending_sums_do_not_keep_what_was_received() -> None:
 
 def test_the_sum_of_a_pass_is_in_the_memory_that_torch_allocated_for_it() -> None:
     """Else a rank would hold one more copy of its shard during the backward pass."""
-    unit, received, output = unit_of(0), torch.ones(2, 1000), torch.zeros(1000)
+    unit = unit_of(0)
+    received = torch.ones(2, 1000)
+    output = torch.zeros(1000)
     unit.add(received, output)
     assert unit.reductions[0].tree.subtrees[0][2] is output
     assert output.eq(2).all()

@@ -44,7 +44,8 @@ class Ranks:
         self.ended: dict[int, int] = {}
         self.over = threading.Event()
         self.logs: Path | None = None
-        self.silent_s, self.grace_s = silent_s, grace_s
+        self.silent_s = silent_s
+        self.grace_s = grace_s
         self.hearts = [self._heart(rank, size) for rank in range(size)]
 
     def _heart(self, rank: int, size: int) -> Heartbeat:
@@ -127,7 +128,8 @@ def test_where_rank_0_is_lost_rank_1_says_it(
 
 def test_of_an_error_that_all_ranks_meet_rank_0_speaks(three: Ranks) -> None:
     three.start()
-    alike, own = DataError("no such file"), DataError("no such file on this machine")
+    alike = DataError("no such file")
+    own = DataError("no such file on this machine")
     three.hearts[0].failed(alike)
     assert [
         three.hearts[0].speaks_of(alike),
@@ -369,7 +371,8 @@ def test_a_stranger_that_connects_is_no_rank() -> None:
 def test_who_answers_in_the_place_of_rank_0_without_the_nonce_may_close_its_line(
     answer: str, heard: list[int]
 ) -> None:
-    lines, ended = RankConnections("nonce"), list[int]()
+    lines = RankConnections("nonce")
+    ended = list[int]()
     with socket.create_server(("127.0.0.1", 0)) as server:
         lines.connect(*server.getsockname(), rank=1)
         line, _ = server.accept()

@@ -10,10 +10,8 @@ import pytest
 from stated import numbers_in
 from surefoot.distributed.liveness import Beat, LostRank, RankWatch, Stall
 
-FIRST, SECOND = (
-    Beat(0, "here", 10, stage="running", step=6),
-    Beat(1, "there", 11, stage="running", step=6),
-)
+FIRST = Beat(0, "here", 10, stage="running", step=6)
+SECOND = Beat(1, "there", 11, stage="running", step=6)
 
 
 def judged(*rounds: tuple[Beat, Beat], hurried: bool = False) -> tuple[int, LostRank] | None:
@@ -148,7 +146,8 @@ def at_places(**phases: Any) -> dict[int, Beat]:
 
 
 def test_ranks_that_wait_at_different_places_are_named_once_after_a_minute() -> None:
-    stall, beats = Stall(after_s=60.0), at_places(of_0="sample_fn", of_1="loss", of_2="loss")
+    stall = Stall(after_s=60.0)
+    beats = at_places(of_0="sample_fn", of_1="loss", of_2="loss")
     said = [stall.notice(beats, elapsed_s=2.0) for _ in range(100)]
     (notice,) = filter(None, said)
     assert said.index(notice) == 30  # the first beats begin the minute
@@ -157,10 +156,8 @@ def test_ranks_that_wait_at_different_places_are_named_once_after_a_minute() -> 
 
 
 def test_ranks_at_one_place_or_of_which_one_goes_on_or_ends_are_not_named() -> None:
-    together, ends = (
-        at_places(of_0="evaluation", of_1="evaluation"),
-        at_places(of_0="body", of_1="step"),
-    )
+    together = at_places(of_0="evaluation", of_1="evaluation")
+    ends = at_places(of_0="body", of_1="step")
     ends[1].stage = "leaving"
     for beats in (together, ends):
         stall = Stall(after_s=60.0)

@@ -204,7 +204,8 @@ def test_the_pass_that_ranks_make_together_at_a_start_moves_no_parameter(
 
 def stopped(*, run_dir: str, how: str) -> dict[str, Any]:
     run = world_runs.built(run_dir=run_dir, steps=500, splits={})
-    rank, steps = run.parts.world.rank, 0
+    rank = run.parts.world.rank
+    steps = 0
     with run:
         for step in run:
             steps = step.index

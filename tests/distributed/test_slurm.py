@@ -105,7 +105,8 @@ def test_jobs_of_a_day_a_second_step_and_a_requeued_job_meet_at_different_ports(
 
 
 def test_a_requeued_job_meets_at_another_port_than_before() -> None:
-    first, again = task(THREE_MACHINES), task(THREE_MACHINES | {"SLURM_RESTART_COUNT": "1"})
+    first = task(THREE_MACHINES)
+    again = task(THREE_MACHINES | {"SLURM_RESTART_COUNT": "1"})
     assert first is not None
     assert again is not None
     assert first.port != again.port
@@ -117,7 +118,8 @@ PLAIN = strategies.text("abcxyz0123456789-._", min_size=1, max_size=4)
 @composite
 def ranges(draw: DrawFn) -> tuple[str, list[str]]:
     """What stands in brackets, and what it means."""
-    shown, meant = [], []
+    shown = []
+    meant = []
     for _ in range(draw(strategies.integers(1, 3))):
         width = draw(strategies.integers(1, 4))
         first = draw(strategies.integers(0, 10**width - 1))
@@ -133,7 +135,8 @@ def ranges(draw: DrawFn) -> tuple[str, list[str]]:
 @composite
 def nodelists(draw: DrawFn) -> tuple[str, list[str]]:
     """A list as Slurm's manual describes it, and the machines in it."""
-    shown, meant = [], []
+    shown = []
+    meant = []
     for _ in range(draw(strategies.integers(1, 3))):
         pieces = draw(
             strategies.lists(

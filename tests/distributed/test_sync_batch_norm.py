@@ -58,10 +58,8 @@ def run_of(**changes: Any) -> sf.Run:
 
 def test_every_batch_normalisation_is_converted_and_keeps_its_names() -> None:
     model = ResNet(18, classes=3, channels=3, stem="cifar")
-    names, norms = (
-        list(model.state_dict()),
-        sum(isinstance(part, nn.BatchNorm2d) for part in model.modules()),
-    )
+    names = list(model.state_dict())
+    norms = sum(isinstance(part, nn.BatchNorm2d) for part in model.modules())
     found = synchronized({"model": model})["model"]
     kinds = [type(part) for part in found.modules()]
     assert list(found.state_dict()) == names

@@ -72,7 +72,8 @@ def exchanged(shares: list[range], *, numbers: int) -> list[Tensor]:
         return tree
 
     ranks = RankSums(shares, rank=torch.distributed.get_rank())
-    total, whole = ranks.of_tree(added(ranks.own), like=leaves[0]), added(range(count)).total()
+    total = ranks.of_tree(added(ranks.own), like=leaves[0])
+    whole = added(range(count)).total()
     assert whole is not None
     return [total, whole]
 

@@ -243,7 +243,8 @@ def test_no_more_than_one_tensor_is_in_memory(
         sf.load(tmp_path / "run").export(layout=layout)
     _, plain = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    all_of_it, largest_turned = large.parameters * 4, 64 * 256 * 4
+    all_of_it = large.parameters * 4
+    largest_turned = 64 * 256 * 4
     assert tensors.memory_bytes <= (0 if layout == "native" else largest_turned + 2 * chunk)
     assert plain < all_of_it / 4
     assert plain > chunk  # it was measured at all
@@ -406,7 +407,8 @@ def test_a_checkpoint_that_is_removed_at_any_read_is_chosen_again(
         assert (result.step, result.damaged) in ((best, ()), (8, ()))
         return read_weights(place / "out")
 
-    read, reads = Disk.read, [0]
+    read = Disk.read
+    reads = [0]
     monkeypatch.setattr(Disk, "read", lambda *a, **k: reads.append(0) or read(*a, **k))
     done(tmp_path / "run")
     count = len(reads)

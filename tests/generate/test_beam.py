@@ -60,7 +60,8 @@ def undecided() -> Seq2Seq:
         vocab_size=14,
         context=40,
     )
-    model, rows = Seq2Seq(shape).double(), sources(512)
+    model = Seq2Seq(shape).double()
+    rows = sources(512)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(50):
         batch = rows[step % 8 * 64 :][:64]
@@ -105,7 +106,8 @@ def greedy(model: Seq2Seq, source: list[int], most: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["undecided", "endless"])
 def test_a_beam_of_1_is_greedy_search(kind: str, undecided: Seq2Seq) -> None:
-    model, rows = undecided if kind == "undecided" else seq2seq(), sources(6)
+    model = undecided if kind == "undecided" else seq2seq()
+    rows = sources(6)
     found = beam_search(model, rows, beam_size=1)
     assert [one.tokens for one in found] == [greedy(model, row, 2 * len(row) + 10) for row in rows]
     at_the_end = [
@@ -117,7 +119,8 @@ def test_a_beam_of_1_is_greedy_search(kind: str, undecided: Seq2Seq) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_wide_beam_finds_the_best_of_all_targets(alpha: float, seed: int) -> None:
-    model, most = seq2seq(6, seed=seed), 4
+    model = seq2seq(6, seed=seed)
+    most = 4
     for source in sources(2, vocab_size=6):
         every = [
             [*row, END]

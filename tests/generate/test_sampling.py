@@ -30,8 +30,10 @@ class Fixed(nn.Module):
     def __init__(self, logits=None):
         super().__init__()
         self.logits = nn.Parameter(CHANCES.log() if logits is None else logits)
-        self.frozen, self.dropout = nn.Dropout(0.5).eval(), nn.Dropout(0.5)
-        self.seen, self.modes = [], set()
+        self.frozen = nn.Dropout(0.5).eval()
+        self.dropout = nn.Dropout(0.5)
+        self.seen = []
+        self.modes = set()
 
     def forward(self, tokens_BT):
         self.seen.append(tokens_BT.tolist())
@@ -171,7 +173,8 @@ def test_a_cache_changes_no_token_even_past_the_context(kind, prompt):
 
 @every_kind
 def test_logits_through_a_cache_are_those_without(kind):
-    model, tokens_BT = gpt(**kind).eval(), torch.randint(20, (3, 12))
+    model = gpt(**kind).eval()
+    tokens_BT = torch.randint(20, (3, 12))
     cache = model.new_cache(3)
     parts = [
         model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))

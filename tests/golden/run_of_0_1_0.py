@@ -27,10 +27,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.head = (
-            nn.Linear(2, 3).double().requires_grad_(False),
-            nn.Linear(3, 1).double(),
-        )
+        self.trunk = nn.Linear(2, 3).double().requires_grad_(False)
+        self.head = nn.Linear(3, 1).double()
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
         with torch.no_grad():
             self.trunk.weight.copy_(torch.tensor([[1.0, -1.0], [2.0, 1.0], [0.0, 1.0]]))

@@ -31,12 +31,11 @@ OPTIMIZERS: dict[str, Any] = {
 class Block(nn.Module):
     def __init__(self, shared: nn.Linear) -> None:
         super().__init__()
-        self.norm, self.inner, self.shared = (
-            nn.LayerNorm(WIDTH),
-            nn.Linear(WIDTH, 2 * WIDTH),
-            shared,
-        )
-        self.outer, self.dropout = nn.Linear(2 * WIDTH, WIDTH), nn.Dropout(0.25)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, 2 * WIDTH)
+        self.shared = shared
+        self.outer = nn.Linear(2 * WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.25)
 
     def forward(self, hidden: Tensor) -> Tensor:
         inner = torch.relu(self.inner(self.norm(hidden)))

@@ -40,11 +40,9 @@ ORDERS: dict[str, dict[str, Any]] = {
 def test_a_run_of_any_order_is_bit_equal_however_often_it_is_killed(
     order: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    zygote, spec, workers = (
-        Zygote(ranks),
-        ORDERS[order],
-        [2, 1, 0] if order != "batches" else [None] * 3,
-    )
+    zygote = Zygote(ranks)
+    spec = ORDERS[order]
+    workers = [2, 1, 0] if order != "batches" else [None] * 3
     assert zygote.run(tmp_path / "whole", **spec) == 0
     expected = outcome(tmp_path / "whole")
     assert expected["step"] == "step-00000016"
@@ -101,10 +99,8 @@ def test_another_order_is_another_run(tmp_path: Path) -> None:
 
 def word_lm(run_dir: str, kill_at: int | None) -> None:
     """The example, killed in a forward pass."""
-    run, passes = (
-        world_runs.word_lm(run_dir=run_dir, length="14 steps", report=False, check_state=False),
-        [0],
-    )
+    run = world_runs.word_lm(run_dir=run_dir, length="14 steps", report=False, check_state=False)
+    passes = [0]
 
     def count(*_: Any) -> None:
         passes[0] += 1

@@ -194,7 +194,8 @@ def test_a_run_goes_on_with_other_ranks_and_strategies(
 def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     start: Start, tmp_path: Path
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     session(whole, start, until=STEPS)
     for until in (1, SAVED, STEPS):
         session(parts, start, until=until)
@@ -216,7 +217,8 @@ def test_on_the_same_ranks_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
 def test_a_missing_piece_is_passed_over_and_the_older_checkpoint_ends_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     session(whole, ("fsdp", 2), until=STEPS, save_every=f"{SAVED} steps")
     shutil.copytree(whole, parts)
     (parts / "checkpoints" / f"step-{STEPS:08d}" / "model.00002-of-00002.safetensors").unlink()
@@ -232,7 +234,8 @@ class FullOnce:
     """A disk that is full when this rank writes its piece of a step, the first time."""
 
     def __init__(self, step: int) -> None:
-        self.step, self.failed = step, False
+        self.step = step
+        self.failed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(Disk(), name)
@@ -247,10 +250,8 @@ class FullOnce:
 def test_a_full_disk_of_one_rank_is_told_and_the_run_goes_on_and_saves_again(
     tmp_path: Path,
 ) -> None:
-    run_dir, often = (
-        tmp_path / "run",
-        {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True},
-    )
+    run_dir = tmp_path / "run"
+    often = {"save_every": "1 steps", "evaluate_every": "4 steps", "console": True}
     session(run_dir, ("fsdp", 2), until=STEPS, disk_of_last=FullOnce(1), **often)
     assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == [
         "step-00000000",
@@ -291,7 +292,8 @@ def test_scores_at_the_end_are_of_the_best_checkpoint_which_every_rank_reads(
 
 
 def test_every_rank_begins_with_its_rows_of_given_weights(alone: Path, tmp_path: Path) -> None:
-    run_dir, export = tmp_path / "run", tmp_path / "weights"
+    run_dir = tmp_path / "run"
+    export = tmp_path / "weights"
     sf.load(alone).export(export, weights="trained")
     session(run_dir, ("fsdp", 2), until=1, init_from=export)
     first = Store(run_dir / "checkpoints").at(0)

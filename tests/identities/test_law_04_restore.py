@@ -271,7 +271,8 @@ def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(
 
 
 def test_trying_that_changes_no_bit_of_the_run(tmp_path: Path) -> None:
-    unsaved, saved = build(None, lambda: network("two keys for one weight")), tmp_path / "run"
+    unsaved = build(None, lambda: network("two keys for one weight"))
+    saved = tmp_path / "run"
     run = build(saved, lambda: network("two keys for one weight"))
     run.train()
     unsaved.train()
@@ -342,7 +343,8 @@ class Lookahead(torch.optim.SGD):
 
     def __init__(self, groups: Any, lr: float = 0.1) -> None:
         super().__init__(groups, lr=lr)
-        self.steps, self.losses = 0, [float("inf")]
+        self.steps = 0
+        self.losses = [float("inf")]
         self.slow = [
             each.detach().clone() for group in self.param_groups for each in group["params"]
         ]

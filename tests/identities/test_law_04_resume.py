@@ -139,7 +139,8 @@ def test_early_stopping_ends_at_the_same_step_however_often_its_run_is_killed(
     stopping = {"monitor": "min val/loss", "patience": 2, "min_delta": 0.5}
     spec: dict[str, Any] = {"early_stopping": stopping}
     assert zygote.run(tmp_path / "whole", **spec) == 0
-    expected, run_dir = outcome(tmp_path / "whole"), tmp_path / "killed"
+    expected = outcome(tmp_path / "whole")
+    run_dir = tmp_path / "killed"
     assert expected["step"] == "step-00000015"
     last_save = {"operation": 5, "path": "step-00000015"}
     for kill in (

@@ -49,7 +49,8 @@ class HardFirst:
         return {"hardness": self.hardness.clone(), "turn": self.turn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.hardness, self.turn = state["hardness"].clone(), state["turn"]
+        self.hardness = state["hardness"].clone()
+        self.turn = state["turn"]
 
 
 class HardBatches(HardFirst):

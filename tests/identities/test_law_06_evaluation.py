@@ -176,12 +176,14 @@ def test_every_batch_draws_random_numbers_of_its_own_and_the_same_each_time() ->
         return sf.Mean(drawn[-1], 1)
 
     settings: dict[str, Any] = {"loss": None, "precision": precision("fp32", torch.device("cpu"))}
-    none, split = np.zeros(0, dtype=np.int64), sf.Split(None, metrics=[draws])
+    none = np.zeros(0, dtype=np.int64)
+    split = sf.Split(None, metrics=[draws])
     batches = [
         MicroBatch((torch.ones(2, 1), torch.ones(2)), 2, place, none, none) for place in range(5)
     ]
     evaluate_batches(nn.Linear(1, 1), batches, split, seed=3, **settings)
-    together, drawn = drawn, []
+    together = drawn
+    drawn = []
     assert len(set(together)) == 5
     each = metric_by_batch(nn.Linear(1, 1), batches, split, metric="draws", seed=3, **settings)
     assert drawn == together

@@ -107,7 +107,8 @@ def order_of_samples() -> list[int]:
 
 def bits(run: sf.Run) -> dict[str, bytes]:
     """Every bit of parameters, buffers, averages and optimizer state."""
-    model, average = run.state.models["model"], run.state.ema_models["model"].model
+    model = run.state.models["model"]
+    average = run.state.ema_models["model"].model
     trained = run.state.optimizers["model"]
     named = {f"model/{name}": held for name, held in model.state_dict().items()}
     named |= {f"average/{name}": held for name, held in average.named_parameters()}
@@ -140,7 +141,8 @@ def test_a_bad_step_changes_no_bit_and_the_next_one_is_made(
             assert math.isfinite(float(step.loss)) == (loss_is_finite or step.index != bad_step)
 
     assert skipped == [float(index == bad_step) for index in range(STEPS)]
-    before, after = held[bad_step], held[bad_step + 1]
+    before = held[bad_step]
+    after = held[bad_step + 1]
     assert {key: after[key] for key in before} == before
     if (
         bad_step == 0
@@ -284,7 +286,8 @@ def test_the_latch_holds_even_where_later_steps_would_be_good() -> None:
     """
     order = order_of_samples()
     run = build(data(*order[2 * BATCH : 4 * BATCH]), max_bad_steps=1, log_every="1000 steps")
-    good, skipped = None, []
+    good = None
+    skipped = []
     with refused("steps-not-finite", sf.DivergedError, step=2), run:
         for step in run:
             assert step.skipped is not None
@@ -448,7 +451,8 @@ def scale_of(run: sf.Run) -> tuple[float, int]:
 
 def test_the_loss_scale_goes_as_torchs_grad_scaler_does() -> None:
     run = fp16(loss=steep_loss, optimizer=sf.optim.sgd(lr=1e-3, momentum=0.9))
-    scales, batches = [], []
+    scales = []
+    batches = []
     model = fp16(loss=steep_loss).state.models["model"]
     with run:
         for step in run:
@@ -498,7 +502,8 @@ def test_any_sequence_of_overflows_gives_the_scales_of_torch(start: float, found
 
 def test_an_overflow_is_skipped_and_shown_but_is_no_sign_of_divergence() -> None:
     run = fp16(loss=steep_loss, max_bad_steps=0, log_every="1 steps")
-    before, skipped = bits_of_model(run), 0
+    before = bits_of_model(run)
+    skipped = 0
     with run:
         for step in run:
             assert step.skipped is not None

@@ -187,7 +187,8 @@ def test_records_of_lanes_count_the_samples_of_each_step(tmp_path: Path) -> None
     for record, window in zip(
         training_records(tmp_path / "run"), (sizes[1:5], sizes[5:10], sizes[10:]), strict=True
     ):
-        seconds, first = record["training_s"] + record["data_wait_s"], 9 * (record["step"] == 5)
+        seconds = record["training_s"] + record["data_wait_s"]
+        first = 9 * (record["step"] == 5)
         assert record["samples"] == sum(window) + first
         assert record["samples_per_s"] * seconds == pytest.approx(sum(window), rel=1e-12)
 
@@ -528,7 +529,8 @@ def timed(run_dir: Path, **changes: Any) -> sf.Run:
     """A run on such a clock: the first pass of a process takes 90 s, later steps 0.5 s each, an
     evaluation 4 s.
     """
-    clock, passes = LogicalClock(), 0
+    clock = LogicalClock()
+    passes = 0
 
     def loss(model: Any, batch: Batch) -> Tensor:
         nonlocal passes

@@ -141,7 +141,8 @@ def scene(name: str, disk: Any, root: Path) -> Scene:
             store.save(plain if base == step else referring(plain, base, disk, root))
         assert store.steps() == [0, 2, 4, 5]
         before, after = with_trunk(5, 5), with_trunk(6, 5)
-        gone, saved = [with_trunk(4, 2), with_trunk(2, 2)], referring(after, 5, disk, root)
+        gone = [with_trunk(4, 2), with_trunk(2, 2)]
+        saved = referring(after, 5, disk, root)
         return Scene(disk, root, before, after, [with_trunk(0, 0), before], {4, 5}, gone, saved)
     for step in (0, 1, 2, 3):
         store.save(contents(step))
@@ -269,7 +270,8 @@ def test_a_kill_then_another_then_a_power_cut_leave_the_old_or_the_new_checkpoin
     for scene, disk in every_fault(name, killed, for_good=True):
         with suppress(Killed):
             scene.save(disk)
-        at, once_more = 0, True
+        at = 0
+        once_more = True
         while once_more:
             at += 1
             found = scene.disk.copied_with_pending()
@@ -362,7 +364,8 @@ def with_each_byte_flipped(store: Store, medium: Medium, path: Path) -> Iterator
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
 def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name: str) -> None:
-    medium, root = Medium(), Path("/checkpoints")
+    medium = Medium()
+    root = Path("/checkpoints")
     store = Store(root, disk=medium)
     store.save(with_trunk(0, 0))
     store.save(with_trunk(1, 1))
@@ -396,7 +399,8 @@ def test_any_flipped_byte_of_a_base_is_found_and_named_by_what_refers_to_it(name
 def test_any_flipped_byte_of_a_checkpoint_that_refers_to_another_is_found_and_named(
     name: str,
 ) -> None:
-    medium, root = Medium(), Path("/checkpoints")
+    medium = Medium()
+    root = Path("/checkpoints")
     store = Store(root, disk=medium)
     store.save(with_trunk(0, 0))
     for step in (1, 2):

@@ -237,7 +237,8 @@ def test_a_flipped_byte_or_a_missing_piece_is_named_and_the_next_older_checkpoin
 def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_is_named(
     tmp_path: Path,
 ) -> None:
-    first, then = Store(tmp_path), whole(2)
+    first = Store(tmp_path)
+    then = whole(2)
     save_by_turns([first, Store(tmp_path)], whole(1))
     weight = whole(1).tensors("model")["weight"]
     base = Base(1, read_manifest(first.path(1)).sha256, {"model": ["weight"]})
@@ -260,7 +261,8 @@ def test_a_checkpoint_that_refers_to_pieces_is_read_with_them_and_damage_of_any_
 
 
 def test_ranks_that_do_not_see_the_same_directory_are_told_what_is_wrong(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     there.mkdir()
     said = save_by_turns([Store(here), Store(there)], whole(1))
     for error in said:

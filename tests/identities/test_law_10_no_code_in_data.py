@@ -227,7 +227,8 @@ def with_sound_hashes(directory: Path) -> None:
 def test_a_hostile_file_in_a_checkpoint_runs_nothing(
     hostile: Callable[[Path, Path], bytes], file: str, sound: bool, tmp_path: Path
 ) -> None:
-    canary, store = tmp_path / "canary", Store(tmp_path / "checkpoints")
+    canary = tmp_path / "canary"
+    store = Store(tmp_path / "checkpoints")
     for step in (1, 2):
         store.save(Checkpoint(step, {"model": {"w": torch.ones(3)}}, {"a": 1}))
     (store.path(2) / file).write_bytes(hostile(canary, tmp_path / "scratch"))
@@ -251,7 +252,8 @@ def test_a_hostile_file_in_a_checkpoint_runs_nothing(
 def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
     hostile: Callable[[Path, Path], bytes], tmp_path: Path
 ) -> None:
-    canary, data = tmp_path / "canary", hostile(tmp_path / "canary", tmp_path / "scratch")
+    canary = tmp_path / "canary"
+    data = hostile(tmp_path / "canary", tmp_path / "scratch")
     modules = set(sys.modules)
     (tmp_path / "metrics.jsonl").write_bytes(
         b'{"kind": "train", "step": 1}\n' + data + b'\n{"kind": "train", "step": 2}\n'

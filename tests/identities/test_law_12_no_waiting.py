@@ -155,7 +155,8 @@ class Memory(nn.Module):
 
     def __init__(self, *, grows: bool = False) -> None:
         super().__init__()
-        self.linear, self.grows = nn.Linear(5, 3), grows
+        self.linear = nn.Linear(5, 3)
+        self.grows = grows
         self.register_buffer("queue", torch.zeros(6, 5))
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("past", torch.zeros(0, 5))
@@ -307,8 +308,10 @@ def steps_of(
 def assert_nothing_is_read(changes: dict[str, Any]) -> None:
     """Every second step is watched."""
     run = build(data(), **changes)
-    fed, looking = micro_batches(), layers(run)
-    made, watched = [], dict[int, LayerWatch]()
+    fed = micro_batches()
+    looking = layers(run)
+    made = []
+    watched = dict[int, LayerWatch]()
     with nothing_read():
         for step in steps_of(
             run,
@@ -362,7 +365,8 @@ def layers(run: sf.Run) -> Layers:
 def test_steps_on_a_device_read_nothing_and_copy_nothing(changes: dict[str, Any]) -> None:
     with on_meta(1):
         run = build(data(), **changes)
-    fed, made = on("meta"), 0
+    fed = on("meta")
+    made = 0
     with nothing_read(), NoCopies():
         for step in steps_of(
             run, fed, length=3, watch=lambda index: LayerWatch(index, layers(run))

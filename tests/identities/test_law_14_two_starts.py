@@ -81,7 +81,8 @@ def gain_by_table(
     from surefoot.config import speed_table
     from surefoot.run import facts
 
-    version, every = ".".join(torch.__version__.split(".")[:2]), (1, 1 << 30)
+    version = ".".join(torch.__version__.split(".")[:2])
+    every = (1, 1 << 30)
     rows = [speed_table.Row("convolution", every, every, every, gains)]
     set_to(speed_table, "TABLE", {("fast", version): ("2026-11-22", rows)})
     set_to(facts, "instruction_set", lambda: instructions)
@@ -112,7 +113,8 @@ def lying(start: int) -> Callable[[], float]:
     """A clock that jumps: by its own reading every second stretch is a thousand times as long, in
     every second start the others.
     """
-    calls, read = iter(range(1 << 40)), [0.0]
+    calls = iter(range(1 << 40))
+    read = [0.0]
 
     def clock() -> float:
         read[0] += 1.0 if (next(calls) // 2 + start) % 2 else 0.001

@@ -152,7 +152,9 @@ def places() -> dict[str, tuple[Any, Callable[[float], None], str, dict[str, Any
     """A data set, what changes a value of it, the value's name, and settings of the run."""
     rows = [Rows() for _ in range(8)]
     scales = [Scale() for _ in range(3)]
-    module, slots, collate = Module(), Slots(), Collate()
+    module = Module()
+    slots = Slots()
+    collate = Collate()
     parts = [Subset(rows[6], range(12)), Subset(rows[6], range(12, 24))]
     by_partial = partial(torch.mul, other=1.0)
     closed, change_closed, closed_name = closure()
@@ -309,7 +311,9 @@ def test_what_reading_changes_is_no_change_of_the_body(workers: int, tmp_path: P
 def test_an_object_in_place_of_another_is_read_by_the_next_step_and_named_once(
     tmp_path: Path,
 ) -> None:
-    data, larger, factors = Rows(Scale()), Scale(), []
+    data = Rows(Scale())
+    larger = Scale()
+    factors = []
     larger.factor = 2.0
 
     def train() -> None:
@@ -326,7 +330,8 @@ def test_an_object_in_place_of_another_is_read_by_the_next_step_and_named_once(
 
 
 def test_tensors_changed_in_place_are_read_by_the_next_step(tmp_path: Path) -> None:
-    inputs, seen = X.clone(), []
+    inputs = X.clone()
+    seen = []
 
     def train() -> None:
         with build((inputs, Y), run_dir=tmp_path) as run:
@@ -347,14 +352,12 @@ def test_a_step_that_was_read_ahead_for_a_gpu_is_read_again(
     monkeypatch.setattr("surefoot.data.loader.to_device", lambda batch, *_, **__: batch)
     inputs = X.clone()
     run = build((inputs, Y))
-    feed, changes = (
-        run.parts.pipeline.feed(workers=0),
-        DataChanges(
-            run.parts.run_state.data_values,
-            run.parts.pipeline,
-            registered={},
-            say_unsaved=lambda text: None,
-        ),
+    feed = run.parts.pipeline.feed(workers=0)
+    changes = DataChanges(
+        run.parts.run_state.data_values,
+        run.parts.pipeline,
+        registered={},
+        say_unsaved=lambda text: None,
     )
     feed.device = torch.device("cuda")
     changes.begin(step=0)
@@ -381,7 +384,8 @@ def test_a_registered_data_set_saves_itself(workers: int, tmp_path: Path) -> Non
             self.factor = state["factor"]
 
     def session(**changes: Any) -> list[float]:
-        data, factors = Saving(), []
+        data = Saving()
+        factors = []
         run = build(data, run_dir=tmp_path, **changes)
         run.register_state("data", data)
         with run:
@@ -425,7 +429,8 @@ def test_a_loader_whose_parts_the_run_took_is_not_changed_in_silence() -> None:
 
 @pytest.mark.parametrize("kind", ["tensors", "subset", "subset of rng"])
 def test_another_list_of_samples_is_read_by_the_next_step(kind: str) -> None:
-    tensors, half = TensorDataset(X.clone(), Y), list(range(12))
+    tensors = TensorDataset(X.clone(), Y)
+    half = list(range(12))
     data = {
         "tensors": tensors,
         "subset": Subset(tensors, half),
@@ -444,7 +449,8 @@ def test_another_list_of_samples_is_read_by_the_next_step(kind: str) -> None:
 
 
 def test_an_index_of_a_long_list_is_read_as_it_is() -> None:
-    data, first = Subset(TensorDataset(X, Y), list(range(SAMPLES)) * 40), []
+    data = Subset(TensorDataset(X, Y), list(range(SAMPLES)) * 40)
+    first = []
     with build(data, length="2 steps") as run:
         for step in run:
             first.append(step.micro_batches[0].batch[0][1])
@@ -486,7 +492,8 @@ def test_a_source_of_a_stream_is_not_changed_in_silence() -> None:
 
 
 def test_the_function_that_decodes_rows_of_a_stream_is_read_by_the_next_step() -> None:
-    scale, factors = Scale(), []
+    scale = Scale()
+    factors = []
 
     def decode(row: Sample) -> Sample:
         return scale(row[0]), row[1]
@@ -504,7 +511,8 @@ def test_a_split_that_the_body_changes_is_scored_as_before_in_a_resumed_run(
     tmp_path: Path,
 ) -> None:
     def scores(**changes: Any) -> dict[int, float]:
-        data, losses = Rows(), {}
+        data = Rows()
+        losses = {}
         settings = {"splits": {"val": sf.Split(data)}, "evaluate_every": "4 steps"}
         with build((X, Y), **settings | changes) as run:
             for step in run:

@@ -24,7 +24,8 @@ from refused import refused
 from stated import lines_naming, numbers_in
 from surefoot.run.body_rates import schedulers_of
 
-STEPS, RATE = 12, 0.1
+STEPS = 12
+RATE = 0.1
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -276,7 +277,8 @@ def test_a_scheduler_in_the_body_is_the_loop_of_torch_also_after_a_resume(
     name: str, place: str, tmp_path: Path
 ) -> None:
     """It is built before the run is opened, or after."""
-    make, rates = SCHEDULERS[name], []
+    make = SCHEDULERS[name]
+    rates = []
     with warnings.catch_warnings(action="ignore"):  # SequentialLR of torch warns of itself
         expected, final = plain_loop(make)
 
@@ -408,7 +410,8 @@ class Warmup:
     """A scheduler of the user, without a class of torch."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.adam, self.calls = optimizer, 0
+        self.adam = optimizer
+        self.calls = 0
 
     def step(self) -> None:
         self.calls += 1

@@ -115,7 +115,9 @@ class Noted:
     """Rows of a source that notes its process, and those that it starts, in a directory."""
 
     def __init__(self, directory: Path, child: str | None, fails_at: int | None) -> None:
-        self.directory, self.child, self.fails_at = directory, child, fails_at
+        self.directory = directory
+        self.child = child
+        self.fails_at = fails_at
         self.trains = os.getpid()
 
     def note(self, process: int) -> None:
@@ -299,7 +301,8 @@ CASES += [  # each imports torch twice
 def test_what_a_run_starts_ends_with_it(
     kind: str, end: str, tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    temporary, noted = short / "temporary", tmp_path / "noted"
+    temporary = short / "temporary"
+    noted = tmp_path / "noted"
     temporary.mkdir()
     noted.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))

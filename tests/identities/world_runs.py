@@ -59,11 +59,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.norm, self.hidden = (
-            nn.Linear(FEATURES, 16),
-            nn.BatchNorm1d(16),
-            nn.Linear(16, 16),
-        )
+        self.into = nn.Linear(FEATURES, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.hidden = nn.Linear(16, 16)
         self.out = nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,7 +286,8 @@ def by_tokens() -> dict[str, Any]:
         precision="fp32",
         console=False,
     )
-    losses, rows = [], []
+    losses = []
+    rows = []
     with run:
         for step in run:
             assert step.loss is not None
@@ -344,7 +343,8 @@ def logged() -> list[float]:
     """The mean over ranks and steps of what each rank logged in its body."""
     found = []
     run = built(steps=4, log_every="1 steps", splits={})
-    rank, written = run.parts.world.rank, []
+    rank = run.parts.world.rank
+    written = []
     with run:
         assert run.session is not None
         journal = run.session.journal
@@ -387,7 +387,9 @@ def of_recipe(
     }
     settings |= {"log_every": "1 steps"} | written_for(recipe, Path(texts)) | changes
     run = module.build(layered(module.Config, [("test", settings)])[0])
-    losses, samples, scores = [], [], {}
+    losses = []
+    samples = []
+    scores = {}
     with run:
         for step in run:
             assert step.loss is not None
@@ -456,10 +458,8 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
     """
     torch.set_default_dtype(torch.float32)
     generator = torch.Generator().manual_seed(3)
-    images, labels = (
-        torch.randn(96, 3, 6, 6, generator=generator),
-        torch.randint(4, (96,), generator=generator),
-    )
+    images = torch.randn(96, 3, 6, 6, generator=generator)
+    labels = torch.randint(4, (96,), generator=generator)
     if name == "no targets on a rank":  # there, samples are not even finite
         images[torch.arange(96) % 8 >= 4] = torch.nan
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -21,7 +21,8 @@ class Cluster:
     """Jobs of the example's script, with its sizes made small and the rest as it is."""
 
     def __init__(self, place: Path) -> None:
-        self.place, self.environment = place / "slurm", installed(place / "slurm")
+        self.place = place / "slurm"
+        self.environment = installed(place / "slurm")
         (place / "program.py").write_text(PROGRAM)
         text = (
             SCRIPT.read_text()

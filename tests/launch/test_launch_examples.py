@@ -82,7 +82,8 @@ def test_a_real_slurm_requeues_a_job_that_it_signals_and_the_job_ends_with_the_s
 ) -> None:
     if reason := real_slurm.missing():
         pytest.skip(reason)
-    run_dir, hold = tmp_path / "run", waiting_examples(tmp_path)
+    run_dir = tmp_path / "run"
+    hold = waiting_examples(tmp_path)
     (launcher,) = (launcher for launcher in LAUNCHERS if launcher.name == "Slurm")
     with slurm(tmp_path) as environment:
         subprocess.run(

@@ -61,7 +61,8 @@ def test_a_stopped_rank_is_named_and_ends_without_being_killed(tmp_path: Path, r
 def test_a_run_that_torchrun_starts_again_ends_with_the_same_bits(
     tmp_path: Path, number: int
 ) -> None:
-    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
+    undisturbed = tmp_path / "undisturbed"
+    run_dir = tmp_path / "run"
     with surefoot(
         tmp_path / "q", "train", PROGRAM, "--nproc", "2", "--run-dir", str(undisturbed)
     ) as group:
@@ -70,7 +71,8 @@ def test_a_run_that_torchrun_starts_again_ends_with_the_same_bits(
         tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), max_restarts=2
     ) as started:
         for attempt, rank in enumerate((1, 0)):
-            pid, before = started.pid(rank, attempt), steps_made(run_dir)
+            pid = started.pid(rank, attempt)
+            before = steps_made(run_dir)
             assert wait_until(
                 lambda before=before: steps_made(run_dir) >= before + 4, limit_s=HANG_S
             ), started.said

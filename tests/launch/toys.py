@@ -31,7 +31,8 @@ _TOLD = (
 
 def main() -> None:
     tie_to_launcher()
-    rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+    rank = os.environ["RANK"]
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     told = {"pid": os.getpid(), "parent": os.getppid(), "attempt": attempt}
     told |= {name: os.environ.get(name) for name in _TOLD} | {
         "store": os.environ["TORCHELASTIC_USE_AGENT_STORE"]

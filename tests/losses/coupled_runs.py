@@ -54,10 +54,8 @@ class TwoTowers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.image, self.text = (
-            nn.Linear(FEATURES, WIDTH),
-            nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, WIDTH)),
-        )
+        self.image = nn.Linear(FEATURES, WIDTH)
+        self.text = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, WIDTH))
         self.log_scale = nn.Parameter(torch.tensor([1.5]))  # FSDP shards no scalar
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -104,11 +104,13 @@ def test_ragged_micro_batches_and_one_without_targets_give_the_same_gradient() -
     def gradients(sizes: list[int], empty: bool = False) -> dict[str, Tensor]:
         run = build("clip")
         (everything,) = run.parts.pipeline.again(0)
-        parts, first = [], 0
+        parts = []
+        first = 0
         for index, size in enumerate(sizes):
             rows = slice(first, first + size)
             batch = tuple(each[rows] for each in everything.batch)
-            ids, epochs = everything.sample_ids[rows], everything.epochs[rows]
+            ids = everything.sample_ids[rows]
+            epochs = everything.epochs[rows]
             parts.append(MicroBatch(batch, size, index, ids, epochs))
             first += size
         if empty:
@@ -132,9 +134,12 @@ def test_ragged_micro_batches_and_one_without_targets_give_the_same_gradient() -
 @pytest.mark.parametrize("kind", ["dropout", "norm"])
 def test_both_passes_draw_the_same_masks_and_batch_statistics_change_once(kind: str) -> None:
     """The reference keeps the graphs of all micro-batches, and so encodes each once."""
-    run, reference = build(kind, micro_batch_size=8), build(kind).state.model
-    micro_batches, key = run.parts.pipeline.again(0), run.parts.task.key
-    features, changes = [], []
+    run = build(kind, micro_batch_size=8)
+    reference = build(kind).state.model
+    micro_batches = run.parts.pipeline.again(0)
+    key = run.parts.task.key
+    features = []
+    changes = []
     for micro_batch in micro_batches:
         buffers = {name: each.clone() for name, each in reference.named_buffers()}
         changes.append(buffers)

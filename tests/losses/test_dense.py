@@ -86,7 +86,8 @@ def test_ignored_targets_weigh_nothing_wherever_they_stand(counted):
     targets = torch.tensor(
         [position % CLASSES if kept else -100 for position, kept in enumerate(counted)]
     )
-    mean, kept = cross_entropy(logits, targets), torch.tensor(counted)
+    mean = cross_entropy(logits, targets)
+    kept = torch.tensor(counted)
     alone = cross_entropy(logits[kept], targets[kept])
     assert int(mean.count) == int(alone.count)
     assert_close(mean.value, alone.value, rtol=1e-6, atol=1e-6, equal_nan=not any(counted))
@@ -158,7 +159,8 @@ def test_without_gradients_no_chunk_is_prepared_to_be_recomputed(
 
 
 def test_chunked_loss_never_holds_more_than_a_chunk_of_logits(monkeypatch):
-    held, linear = [], F.linear
+    held = []
+    linear = F.linear
 
     def spy(part, weight):
         held.append(part.shape[0])
@@ -221,10 +223,8 @@ def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(
     targets[:, 20:] = -100
     if not counted:
         targets[:] = -100
-    apart, together = (
-        cross_entropy(hidden @ head.T, targets),
-        linear_cross_entropy(hidden, head, targets),
-    )
+    apart = cross_entropy(hidden @ head.T, targets)
+    together = linear_cross_entropy(hidden, head, targets)
     assert_close((together.total, together.count), (apart.total, apart.count), rtol=1e-12, atol=0)
     assert_close(
         gradient(together.value, hidden, head),
@@ -238,7 +238,8 @@ def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
     """`F.linear_cross_entropy` does not follow autocast: a third of a GPT's arithmetic would run in
     float32.
     """
-    types, linear = [], F.linear
+    types = []
+    linear = F.linear
 
     def spy(part, weight):
         logits = linear(part, weight)
@@ -246,10 +247,8 @@ def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
         return logits
 
     monkeypatch.setattr(F, "linear", spy)
-    hidden, head = (
-        torch.randn(8, CHANNELS, requires_grad=True),
-        torch.randn(20_000, CHANNELS, requires_grad=True),
-    )
+    hidden = torch.randn(8, CHANNELS, requires_grad=True)
+    head = torch.randn(20_000, CHANNELS, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         linear_cross_entropy(hidden, head, torch.arange(8)).total.backward()
     assert types == [torch.bfloat16, torch.bfloat16]  # forward, and once again backward

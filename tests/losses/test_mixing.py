@@ -49,7 +49,8 @@ def test_cutmix_puts_in_a_rectangle_and_mixup_does_not() -> None:
     images, labels = batch()
     cut = mixup(images, labels, cutmix=1.0)
     changed = (cut.images != images)[0, 0]
-    rows, columns = changed.any(dim=1).nonzero().flatten(), changed.any(dim=0).nonzero().flatten()
+    rows = changed.any(dim=1).nonzero().flatten()
+    columns = changed.any(dim=0).nonzero().flatten()
     assert changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
     assert int(changed.sum()) == len(rows) * len(columns) == round((1 - cut.share) * 120)
     whole = mixup(images, labels, mixup=1.0)
@@ -69,11 +70,9 @@ def test_with_both_each_has_its_turn_half_of_the_time() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_that_against_the_mixed_distribution(smoothing: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits, labels, others = (
-        torch.randn(5, 4, generator=generator),
-        torch.arange(5) % 4,
-        torch.arange(1, 6) % 4,
-    )
+    logits = torch.randn(5, 4, generator=generator)
+    labels = torch.arange(5) % 4
+    others = torch.arange(1, 6) % 4
     mixture = MixedBatch(torch.zeros(5, 1, 1, 1), labels, others, 0.3)
     targets = 0.3 * F.one_hot(labels, 4) + 0.7 * F.one_hot(others, 4)
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing)

@@ -76,11 +76,13 @@ def rows(family: str) -> list[dict[str, Tensor]]:
     """32 rows of 12 tokens with 1 to 9 targets in different parts of the row; the first label
     counts in no causal model.
     """
-    generator, made = torch.Generator().manual_seed(3), []
+    generator = torch.Generator().manual_seed(3)
+    made = []
     for number in range(32):
         ids = torch.randint(3, VOCABULARY, (12,), generator=generator)
         labels = torch.full((12,), -100)
-        labels[0], targets = ids[0], slice(2 + number % 2, 3 + number % 9)
+        labels[0] = ids[0]
+        targets = slice(2 + number % 2, 3 + number % 9)
         labels[targets] = ids[targets]
         labels[11] = ids[11]
         of_row: dict[str, Tensor] = {
@@ -118,7 +120,9 @@ def losses(run: sf.Run) -> list[float]:
 
 
 def plain_losses(family: str) -> list[float]:
-    model, run, values = network(family).train(), build(family), list[float]()
+    model = network(family).train()
+    run = build(family)
+    values = list[float]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     with run:
         for step in run:

@@ -123,7 +123,8 @@ def test_with_few_classes_the_five_likeliest_are_not_reported() -> None:
 
 
 def test_labels_below_nought_are_not_counted() -> None:
-    logits, labels = torch.eye(3), torch.tensor([0, -100, 0])
+    logits = torch.eye(3)
+    labels = torch.tensor([0, -100, 0])
     mean = sf.metrics.top_k_accuracy(logits, labels)
     assert (int(mean.total), int(mean.count)) == (1, 2)
     assert report_of(logits, labels) == {
@@ -183,7 +184,8 @@ def test_one_output_for_two_classes_is_refused_with_what_to_write(
     """The largest of one output is always that of class 0: 0.35 of 20 labels were silently
     right.
     """
-    outputs, targets = torch.tensor([0.5, -1.0, 2.0, -0.1]).view(shape), torch.tensor([1, 0, 0, 0])
+    outputs = torch.tensor([0.5, -1.0, 2.0, -0.1]).view(shape)
+    targets = torch.tensor([1, 0, 0, 0])
     with refused("outputs-of-one-class", outputs=shape) as raised:
         metric(outputs, targets)
     written = eval(raised.value.remedies[-1].split("metrics=")[1], {"sf": sf})["accuracy"]

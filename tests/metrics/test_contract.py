@@ -31,7 +31,8 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.calls = nn.Linear(8, CLASSES), 0
+        self.layer = nn.Linear(8, CLASSES)
+        self.calls = 0
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.calls += 1
@@ -337,7 +338,9 @@ def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(
     tmp_path: Path,
 ) -> None:
     """The reference computes the accuracy of every batch before its update."""
-    reference, right, run = Counting(), list[int](), measured(tmp_path / "measured")
+    reference = Counting()
+    right = list[int]()
+    run = measured(tmp_path / "measured")
     with run:
         reference.load_state_dict(run.state.model.state_dict())
         calls = run.state.model.calls
@@ -475,9 +478,7 @@ def test_the_check_of_metrics_passes_one_batch_and_changes_no_bit() -> None:
         run.train()
         return run.state.model.calls, [each.detach() for each in run.state.model.parameters()]
 
-    checked, unchecked = (
-        trained(best="max val/largest"),
-        trained(best="max val/largest", check_state=False),
-    )
+    checked = trained(best="max val/largest")
+    unchecked = trained(best="max val/largest", check_state=False)
     assert checked[0] - unchecked[0] == 1
     assert all(torch.equal(one, other) for one, other in zip(checked[1], unchecked[1], strict=True))

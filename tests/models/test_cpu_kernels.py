@@ -38,14 +38,17 @@ def gradients(output: Tensor, inputs: list[Tensor], outer: Tensor) -> tuple[Tens
 
 
 def test_rms_norm_and_its_gradient_are_torchs() -> None:
-    x, outer = numbers(3, 5, 8).requires_grad_(), numbers(3, 5, 8, seed=1)
-    found, expected = rms_norm(x), F.rms_norm(x, (8,), eps=EPSILON)
+    x = numbers(3, 5, 8).requires_grad_()
+    outer = numbers(3, 5, 8, seed=1)
+    found = rms_norm(x)
+    expected = F.rms_norm(x, (8,), eps=EPSILON)
     assert_close(found, expected)
     assert_close(gradients(found, [x], outer), gradients(expected, [x], outer))
 
 
 def test_rms_norm_with_gains_is_torchs() -> None:
-    norm, x = RMSNorm(8).double(), numbers(3, 5, 8)
+    norm = RMSNorm(8).double()
+    x = numbers(3, 5, 8)
     assert norm.weight is not None
     torch.nn.init.normal_(norm.weight)
     assert_close(norm(x), F.rms_norm(x, (8,), norm.weight, eps=EPSILON))
@@ -74,16 +77,20 @@ def test_under_autocast_a_model_of_float64_stays_one() -> None:
 
 
 def test_squared_relu_and_its_gradient_are_the_formula() -> None:
-    x, outer = numbers(7, 9).requires_grad_(), numbers(7, 9, seed=1)
-    found, expected = relu2(x), F.relu(x).square()
+    x = numbers(7, 9).requires_grad_()
+    outer = numbers(7, 9, seed=1)
+    found = relu2(x)
+    expected = F.relu(x).square()
     assert_close(found, expected, rtol=0, atol=0)
     assert_close(gradients(found, [x], outer), gradients(expected, [x], outer))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_swiglu_and_its_gradient_are_the_formula(dtype: torch.dtype) -> None:
-    x, outer = numbers(7, 10, dtype=dtype).requires_grad_(), numbers(7, 5, seed=1, dtype=dtype)
-    found, expected = swiglu(x), F.silu(x[:, :5]) * x[:, 5:]
+    x = numbers(7, 10, dtype=dtype).requires_grad_()
+    outer = numbers(7, 5, seed=1, dtype=dtype)
+    found = swiglu(x)
+    expected = F.silu(x[:, :5]) * x[:, 5:]
     assert_close(found, expected, rtol=0, atol=0)
     assert_close(gradients(found, [x], outer), gradients(expected, [x], outer), rtol=0, atol=0)
 

@@ -48,7 +48,8 @@ def tokens(*shape, vocab_size=SMALL.vocab_size):
 @every_kind
 @pytest.mark.parametrize("place", [1, 7, 15])
 def test_a_changed_token_leaves_all_earlier_logits_unchanged(place, shape):
-    model, before = gpt(shape, trained=True), tokens(3, 16)
+    model = gpt(shape, trained=True)
+    before = tokens(3, 16)
     after = before.clone()
     after[:, place] = (after[:, place] + 1) % SMALL.vocab_size
     assert_close(model(after)[:, :place], model(before)[:, :place], rtol=0, atol=0)
@@ -57,7 +58,8 @@ def test_a_changed_token_leaves_all_earlier_logits_unchanged(place, shape):
 @every_kind
 @pytest.mark.parametrize("place", [0, 7, 14])
 def test_a_changed_token_changes_all_logits_from_its_place_on(place, shape):
-    model, before = gpt(shape, trained=True), tokens(1, 16)
+    model = gpt(shape, trained=True)
+    before = tokens(1, 16)
     after = before.clone()
     after[:, place] = (after[:, place] + 1) % SMALL.vocab_size
     assert (
@@ -66,14 +68,16 @@ def test_a_changed_token_changes_all_logits_from_its_place_on(place, shape):
 
 
 def test_logits_do_not_depend_on_how_much_follows():
-    model, whole = gpt(trained=True), tokens(2, 16)
+    model = gpt(trained=True)
+    whole = tokens(2, 16)
     assert_close(
         model(whole[:, :6]), model(whole)[:, :6], rtol=1e-5, atol=1e-5
     )  # other matrix sizes, other order
 
 
 def test_rows_of_a_batch_do_not_see_each_other():
-    model, rows = gpt(trained=True), tokens(4, 16)
+    model = gpt(trained=True)
+    rows = tokens(4, 16)
     assert_close(model(rows), torch.cat([model(row[None]) for row in rows]), rtol=1e-5, atol=1e-5)
 
 
@@ -97,7 +101,8 @@ def test_rotation_keeps_lengths_and_leaves_the_first_place_alone():
 
 @every_kind
 def test_order_of_earlier_tokens_matters(shape):
-    model, row = gpt(shape, trained=True), tokens(1, 16)
+    model = gpt(shape, trained=True)
+    row = tokens(1, 16)
     swapped = row.clone()
     swapped[:, [2, 5]] = row[:, [5, 2]]
     assert (model(swapped)[:, -1] - model(row)[:, -1]).abs().max() > 1e-4
@@ -106,7 +111,8 @@ def test_order_of_earlier_tokens_matters(shape):
 @pytest.mark.parametrize("smear", [1, 3, 20])
 def test_smear_adds_shares_of_the_previous_embeddings_of_the_row(smear):
     """In float64, for rows shorter than the number of previous tokens too."""
-    model, tokens_BT = gpt(replace(SMALL, smear=smear)).double(), tokens(2, 16)
+    model = gpt(replace(SMALL, smear=smear)).double()
+    tokens_BT = tokens(2, 16)
     start = model.smear.detach().view(smear, 32)
     assert not start.any() if smear == 1 else len(start.unique()) == start.numel()
     torch.nn.init.normal_(model.smear)
@@ -162,7 +168,8 @@ def test_queries_values_and_mlp_start_with_unit_size_at_any_width():
 
 
 def test_every_block_starts_as_identity():
-    model, x_BTC = gpt(), torch.randn(2, 16, 32)
+    model = gpt()
+    x_BTC = torch.randn(2, 16, 32)
     assert torch.equal(model.blocks[0](x_BTC, tuple(model.turns)), x_BTC)
 
 
@@ -243,14 +250,17 @@ def test_tied_head_is_the_embedding_and_gets_both_gradients():
 
 
 def test_head_of_the_hidden_states_is_the_forward_pass():
-    model, inputs, targets = gpt(trained=True), tokens(3, 16), tokens(3, 16).flip(0)
+    model = gpt(trained=True)
+    inputs = tokens(3, 16)
+    targets = tokens(3, 16).flip(0)
     chunked = chunked_cross_entropy(model.hidden(inputs), model.head.weight, targets, chunk=10)[0]
     assert_close(chunked.value, cross_entropy(model(inputs), targets).value, rtol=1e-5, atol=0)
 
 
 def attention_dtypes(monkeypatch):
     """The number formats that attention is computed in, as it happens."""
-    dtypes, attention = [], F.scaled_dot_product_attention
+    dtypes = []
+    attention = F.scaled_dot_product_attention
 
     def spy(q_BHTD, k_BHTD, v_BHTD, **options):
         y_BHTD = attention(q_BHTD, k_BHTD, v_BHTD, **options)
@@ -264,7 +274,8 @@ def attention_dtypes(monkeypatch):
 def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_with_many_places(
     monkeypatch,
 ):
-    dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True)
+    dtypes = attention_dtypes(monkeypatch)
+    model = gpt(trained=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BTV = model(tokens(2, 16))
         assert (dtypes, logits_BTV.dtype) == ([], torch.bfloat16)
@@ -294,7 +305,9 @@ def test_attention_written_out_is_torchs_own(time, so_far):
 
 
 def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():
-    model, inputs, targets = gpt(trained=True), tokens(4, 16), tokens(4, 16).flip(0)
+    model = gpt(trained=True)
+    inputs = tokens(4, 16)
+    targets = tokens(4, 16).flip(0)
 
     def gradient(**autocast):
         model.zero_grad()
@@ -310,7 +323,8 @@ def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():
 
 
 def test_float64_stays_float64_through_attention(monkeypatch):
-    dtypes, model = attention_dtypes(monkeypatch), gpt(trained=True).double()
+    dtypes = attention_dtypes(monkeypatch)
+    model = gpt(trained=True).double()
     assert (model(tokens(2, 16)).dtype, set(dtypes)) == (torch.float64, {torch.float64})
 
 
@@ -325,7 +339,8 @@ def test_attention_is_the_formula():
 
 
 def test_dropout_acts_in_training_only():
-    model, inputs = gpt(replace(SMALL, dropout=0.5), trained=True), tokens(2, 16)
+    model = gpt(replace(SMALL, dropout=0.5), trained=True)
+    inputs = tokens(2, 16)
     assert not torch.equal(model.train()(inputs), model(inputs))
     assert torch.equal(model.eval()(inputs), model(inputs))
 
@@ -354,7 +369,8 @@ def test_more_tokens_than_the_context_are_refused_with_both_numbers():
 
 def test_a_few_steps_learn_to_count():
     shape = replace(SMALL, vocab_size=10)
-    model, counting = gpt(shape), (torch.arange(17) + torch.arange(10)[:, None]) % 10
+    model = gpt(shape)
+    counting = (torch.arange(17) + torch.arange(10)[:, None]) % 10
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(30):
         optimizer.zero_grad()

@@ -17,7 +17,8 @@ def test_every_pair_has_a_row_of_its_own_where_the_table_holds_them_all() -> Non
     ngrams = Ngrams(longest=2, rows=1000, vocab_size=5, width=4)
     pairs = torch.tensor(list(itertools.product(range(5), repeat=2)))
     rows = ngrams.rows(pairs, length=2)
-    starts, ends = rows[:, 0].unique(), rows[:, 1].unique()
+    starts = rows[:, 0].unique()
+    ends = rows[:, 1].unique()
     assert (len(starts), len(ends)) == (5, 25)  # the first token of a row has nothing before it
     assert not set(starts.tolist()) & set(ends.tolist())
     assert int(rows.max()) < 36 == ngrams.tables[0].num_embeddings

@@ -35,7 +35,8 @@ def test_the_gradient_goes_through_what_was_kept() -> None:
 
 
 def test_it_draws_from_torchs_generator_and_nothing_in_evaluation_or_for_nothing() -> None:
-    layer, held = Dropout(0.5), torch.ones(50)
+    layer = Dropout(0.5)
+    held = torch.ones(50)
     torch.manual_seed(3)
     first = layer(held)
     torch.manual_seed(3)

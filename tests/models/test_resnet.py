@@ -82,22 +82,21 @@ class ByHand:
     """
 
     def __init__(self, weights, *, training):
-        self.weights, self.training, self.statistics = weights, training, {}
+        self.weights = weights
+        self.training = training
+        self.statistics = {}
 
     def norm(self, x, name):
         if self.training:
-            mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+            mean = x.mean((0, 2, 3))
+            variance = x.var((0, 2, 3), correction=0)
             self.statistics[name] = mean.detach(), x.var((0, 2, 3), correction=1).detach()
         else:
-            mean, variance = (
-                self.weights[f"{name}.running_mean"],
-                self.weights[f"{name}.running_var"],
-            )
+            mean = self.weights[f"{name}.running_mean"]
+            variance = self.weights[f"{name}.running_var"]
         shape = (1, -1, 1, 1)
-        gain, bias = (
-            self.weights[f"{name}.weight"].view(shape),
-            self.weights[f"{name}.bias"].view(shape),
-        )
+        gain = self.weights[f"{name}.weight"].view(shape)
+        bias = self.weights[f"{name}.bias"].view(shape)
         return (x - mean.view(shape)) / (variance.view(shape) + 1e-5).sqrt() * gain + bias
 
     def convolved(self, x, convolution, norm, *, stride=1):
@@ -155,7 +154,8 @@ def test_outputs_gradients_and_statistics_are_those_of_the_network_written_by_ha
         weights[name].requires_grad_()
     by_hand = ByHand(weights, training=training)
 
-    ours, theirs = model(inputs), by_hand(inputs, layers=layers, stem=stem)
+    ours = model(inputs)
+    theirs = by_hand(inputs, layers=layers, stem=stem)
 
     assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     direction = torch.randn(
@@ -230,7 +230,8 @@ def test_every_block_starts_as_identity_where_the_last_gain_is_zero(layers):
 
 
 def test_channels_last_changes_the_layout_and_nothing_else():
-    plain, turned = network().eval(), network(channels_last=True).eval()
+    plain = network().eval()
+    turned = network(channels_last=True).eval()
     layouts = []
     turned.layer2.register_forward_hook(
         lambda _, __, output: layouts.append(

@@ -64,7 +64,9 @@ def filled(rows_BS, longer):
 @every_kind
 @pytest.mark.parametrize("longer", [1, 7])
 def test_logits_do_not_depend_on_how_far_a_row_is_filled_up(longer, shape):
-    model, source, target = seq2seq(shape), tokens(3, 6), tokens(3, 5)
+    model = seq2seq(shape)
+    source = tokens(3, 6)
+    target = tokens(3, 5)
     long = model(filled(source, longer), filled(target, longer))
     assert_close(long[:, :5], model(source, target), rtol=1e-12, atol=1e-12)
 
@@ -89,7 +91,9 @@ def test_logits_of_a_pair_do_not_depend_on_what_it_is_batched_beside(shape):
 def test_so_it_is_in_float32_to_1e_6_and_under_bfloat16_autocast_to_its_rounding():
     shape = replace(SMALL, context=64)
     torch.manual_seed(1)
-    model, source, target = Seq2Seq(shape), tokens(3, 6), tokens(3, 5)
+    model = Seq2Seq(shape)
+    source = tokens(3, 6)
+    target = tokens(3, 5)
     assert_close(
         model(filled(source, 9), filled(target, 9))[:, :5],
         model(source, target),
@@ -104,7 +108,9 @@ def test_so_it_is_in_float32_to_1e_6_and_under_bfloat16_autocast_to_its_rounding
 @every_kind
 @pytest.mark.parametrize("place", [0, 3, 5])
 def test_a_changed_target_token_changes_the_logits_from_its_place_on_and_none_before(place, shape):
-    model, source, before = seq2seq(shape), tokens(1, 4), tokens(1, 6)
+    model = seq2seq(shape)
+    source = tokens(1, 4)
+    before = tokens(1, 6)
     after = before.clone()
     after[0, place] = after[0, place] % 39 + 1
     change = (model(source, after) - model(source, before)).abs().amax(dim=(0, 2))
@@ -115,7 +121,9 @@ def test_a_changed_target_token_changes_the_logits_from_its_place_on_and_none_be
 @every_kind
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_changed_source_token_changes_all_logits(place, shape):
-    model, before, target = seq2seq(shape), tokens(1, 4), tokens(1, 6)
+    model = seq2seq(shape)
+    before = tokens(1, 4)
+    target = tokens(1, 6)
     after = before.clone()
     after[0, place] = after[0, place] % 39 + 1
     assert ((model(after, target) - model(before, target)).abs().amax(dim=2) > 1e-6).all()
@@ -123,7 +131,9 @@ def test_a_changed_source_token_changes_all_logits(place, shape):
 
 @every_kind
 def test_the_order_of_the_source_matters(shape):
-    model, source, target = seq2seq(shape), tokens(1, 5), tokens(1, 4)
+    model = seq2seq(shape)
+    source = tokens(1, 5)
+    target = tokens(1, 4)
     assert (model(source.flip(1), target) - model(source, target)).abs().max() > 1e-4
 
 
@@ -167,7 +177,8 @@ def of_torch(model: Seq2Seq) -> nn.Transformer:
 
     def take(attention: nn.MultiheadAttention, ours: SelfAttention | CrossAttention) -> None:
         if isinstance(ours, SelfAttention):
-            weight, bias = ours.qkv.weight, ours.qkv.bias
+            weight = ours.qkv.weight
+            bias = ours.qkv.bias
         else:
             weight = torch.cat([ours.query.weight, ours.key_value.weight])
             bias = torch.cat([ours.query.bias, ours.key_value.bias])
@@ -199,7 +210,8 @@ def test_it_is_torch_s_transformer_at_equal_weights(norm):
     shape = replace(SMALL, norm=norm)
     ours = seq2seq(shape).float()
     theirs = of_torch(ours).eval()
-    source, target = filled(tokens(3, 6), 3), tokens(3, 5)
+    source = filled(tokens(3, 6), 3)
+    target = tokens(3, 5)
     padding = source == 0
     causal = nn.Transformer.generate_square_subsequent_mask(5)
 
@@ -224,7 +236,9 @@ def test_it_is_torch_s_transformer_at_equal_weights(norm):
 
 @every_kind
 def test_logits_token_by_token_are_those_of_the_whole_target(shape):
-    model, source, target = seq2seq(shape), filled(tokens(2, 6), 2), tokens(6, 7)
+    model = seq2seq(shape)
+    source = filled(tokens(2, 6), 2)
+    target = tokens(6, 7)
     decoding = Decoding(model, source, hypotheses=3, max_tokens=7)
     steps = [decoding.logits(target[:, place].view(2, 3)) for place in range(7)]
     whole = model(source.repeat_interleave(3, dim=0), target)
@@ -232,15 +246,15 @@ def test_logits_token_by_token_are_those_of_the_whole_target(shape):
 
 
 def test_chosen_hypotheses_go_on_with_what_their_parents_were():
-    model, source, target = seq2seq(), tokens(3, 6), tokens(3, 2, 4)
+    model = seq2seq()
+    source = tokens(3, 6)
+    target = tokens(3, 2, 4)
     decoding = Decoding(model, source, hypotheses=2, max_tokens=8)
     for place in range(4):
         decoding.logits(target[:, :, place])
-    sources, parents, following = (
-        torch.tensor([0, 2]),
-        torch.tensor([[1, 1, 0], [0, 1, 1]]),
-        tokens(2, 3),
-    )
+    sources = torch.tensor([0, 2])
+    parents = torch.tensor([[1, 1, 0], [0, 1, 1]])
+    following = tokens(2, 3)
     decoding.select(sources, parents)
     found = decoding.logits(following)
     rows = torch.stack(
@@ -328,7 +342,8 @@ def test_rotary_positions_know_distances_only():
     16.
     """
     model = seq2seq(KINDS["rotary, rms, normed queries and keys, relu2"])
-    attention, x_BTC = model.encoder[0].attention, torch.randn(2, 5, 32, dtype=torch.float64)
+    attention = model.encoder[0].attention
+    x_BTC = torch.randn(2, 5, 32, dtype=torch.float64)
     everywhere = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     here = attention(x_BTC, everywhere, model.rotation(0, 5))
     assert_close(
@@ -340,7 +355,8 @@ def test_rotary_positions_know_distances_only():
 def test_queries_and_keys_that_are_normed_have_a_size_of_their_own():
     """Ten times as large a stream changes values only: Henry et al. 2020, section 3."""
     shape = replace(SMALL, qk_norm=True)
-    cross, x_BTC = seq2seq(shape).decoder[0].cross, torch.randn(2, 5, 32, dtype=torch.float64)
+    cross = seq2seq(shape).decoder[0].cross
+    x_BTC = torch.randn(2, 5, 32, dtype=torch.float64)
     nn.init.zeros_(cross.key_value.bias)
     keys, values = cross.keys_values(x_BTC)
     larger_keys, larger_values = cross.keys_values(10 * x_BTC)

@@ -59,7 +59,8 @@ def test_each_block_halves_both_sides():
 
 @pytest.mark.parametrize("channels", [1, 3])  # of one channel both layouts are one to torch
 def test_channels_last_changes_the_layout_and_nothing_else(channels):
-    plain, turned = network(channels=channels), network(channels=channels, channels_last=True)
+    plain = network(channels=channels)
+    turned = network(channels=channels, channels_last=True)
     torch.nn.init.normal_(plain.head.weight, generator=torch.Generator().manual_seed(1))
     turned.load_state_dict(plain.state_dict())
     assert_close(
@@ -133,8 +134,10 @@ def test_statistics_of_four_micro_batches_in_turn_are_those_of_four_side_by_side
 
 def test_the_same_micro_batch_four_times_leaves_the_statistics_of_once():
     """Left alone, the running variance would have moved four times as far."""
-    x, y = images(batch=1, side=12).repeat(4, 1, 1, 1), torch.zeros(4, dtype=torch.long)
-    once, four_times = run_of(x[:1], y[:1], micro_batch_size=1), run_of(x, y, micro_batch_size=1)
+    x = images(batch=1, side=12).repeat(4, 1, 1, 1)
+    y = torch.zeros(4, dtype=torch.long)
+    once = run_of(x[:1], y[:1], micro_batch_size=1)
+    four_times = run_of(x, y, micro_batch_size=1)
     once.train()
     four_times.train()
     for name, held in buffers(four_times.state.models["model"]).items():

@@ -27,7 +27,8 @@ KERNEL = (5, 2, 3)
 
 def part(whole: Tensor, group: dist.ProcessGroup) -> Shard:
     empty = Rows(tuple(whole.shape), 0, 0, group)
-    start, stop = empty.starts[group.rank()], empty.starts[group.rank() + 1]
+    start = empty.starts[group.rank()]
+    stop = empty.starts[group.rank() + 1]
     return Shard(whole[start:stop].clone(), Rows(empty.shape, start, stop, group))
 
 
@@ -47,7 +48,8 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     """Whether each rank's rows are, bit for bit, those of torch's Muon on the whole matrices:
     weights, then momenta.
     """
-    group, dtype = group_of_all(), torch.float64 if double else torch.float32
+    group = group_of_all()
+    dtype = torch.float64 if double else torch.float32
     whole = [nn.Parameter(values) for values in random([*SHAPES], seed=0, dtype=dtype)]
     shards = [part(values, group) for values in whole]
     settings: dict[str, Any] = {
@@ -58,13 +60,15 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     }
     # `orthogonal` has its own bits there
     like_torch: Any = BatchedMuon if instruction_set() == "none" else torch.optim.Muon
-    reference, ours = like_torch(whole, **settings), BatchedMuon(shards, **settings)
+    reference = like_torch(whole, **settings)
+    ours = BatchedMuon(shards, **settings)
     for step in range(3):
         for held, shard, gradient in zip(
             whole, shards, random([*SHAPES], seed=step, dtype=dtype), strict=True
         ):
             rows = shard.rows
-            held.grad, shard.grad = gradient, gradient[rows.start : rows.stop].clone()
+            held.grad = gradient
+            shard.grad = gradient[rows.start : rows.stop].clone()
         reference.step()
         ours.step()
     pairs = list(zip(whole, shards, strict=True))
@@ -91,7 +95,8 @@ def composite_steps() -> dict[str, Any]:
             whole, shards, random(shapes, seed=step, dtype=torch.float64), strict=True
         ):
             bad = torch.full_like(gradient, torch.nan) if step == 2 else gradient
-            held.grad, shard.grad = bad, bad[shard.rows.start : shard.rows.stop].clone()
+            held.grad = bad
+            shard.grad = bad[shard.rows.start : shard.rows.stop].clone()
         for optimizer, skip in zip(made, skips, strict=True):
             skip.apply(optimizer, torch.tensor(float(step == 2)))
         kept.append([shard.detach().clone() for shard in shards])

@@ -14,10 +14,8 @@ from surefoot.optim.adamw_fused import StraightToKernel, straight_to_kernel
 def model_and_optimizer(**settings):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3))
-    decaying, plain = (
-        [model[0].weight, model[2].weight],
-        [model[0].bias, model[1].weight, model[1].bias, model[2].bias],
-    )
+    decaying = [model[0].weight, model[2].weight]
+    plain = [model[0].bias, model[1].weight, model[1].bias, model[2].bias]
     groups = [{"params": decaying, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     return model, torch.optim.AdamW(groups, lr=0.01, fused=True, **settings)
 

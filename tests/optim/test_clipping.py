@@ -141,7 +141,10 @@ def test_adaptive_is_the_formula_of_the_paper_and_spares_the_final_layer(most, s
 
 
 def test_automatic_limits_to_the_quantile_of_the_last_norms():
-    rng, model, made, norms = np.random.default_rng(0), network(), None, []
+    rng = np.random.default_rng(0)
+    model = network()
+    made = None
+    norms = []
     fractions = []
     for step in range(RECENT + 30):
         with_gradients(model, seed=step, size=float(rng.lognormal()))
@@ -160,7 +163,8 @@ def test_automatic_limits_to_the_quantile_of_the_last_norms():
 
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.99])
 def test_the_quantile_of_few_norms_is_numpys(quantile):
-    model, norms = network(), []
+    model = network()
+    norms = []
     made = limits(("auto", quantile), model)
     for step, size in enumerate([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0, 5.0]):
         with_gradients(model, seed=step, size=size)
@@ -315,7 +319,8 @@ def test_clipped_is_the_fraction_of_applied_steps_whose_norm_was_above(bad, tmp_
 
 @pytest.mark.parametrize("kind", ["value 0.02", "adaptive 0.2"])
 def test_clipped_is_the_mean_fraction_of_values_or_units_over_the_steps(kind, tmp_path):
-    run, seen = build(tmp_path / "run", clip=kind, log_every="8 steps"), []
+    run = build(tmp_path / "run", clip=kind, log_every="8 steps")
+    seen = []
     with run:
         for step in run:
             seen.append(float(step.clip_fractions["model"]))

@@ -147,10 +147,8 @@ def test_several_models_are_moved_one_after_the_other_as_in_a_plain_loop() -> No
     lbfgs = CLOSURES["lbfgs"]
     run = build_both({"trunk": lbfgs, "head": partial(torch.optim.NAdam, lr=0.01)})
     models = build_both(sf.optim.sgd(0.1)).state.models
-    trunk, head = (
-        lbfgs(models["trunk"].parameters()),
-        torch.optim.NAdam(models["head"].parameters(), lr=0.01),
-    )
+    trunk = lbfgs(models["trunk"].parameters())
+    head = torch.optim.NAdam(models["head"].parameters(), lr=0.01)
     expected = []
     for batch in batches():
 
@@ -194,7 +192,9 @@ class Poisoned:
     """A loss that is NaN in the n-th evaluation of some steps, counted from 0."""
 
     def __init__(self, evaluation: int, steps: set[int]) -> None:
-        self.evaluation, self.steps, self.seen = evaluation, steps, 0
+        self.evaluation = evaluation
+        self.steps = steps
+        self.seen = 0
         self.run: sf.Run | None = None
 
     def __call__(self, model: Any, batch: Any) -> Tensor:
@@ -231,7 +231,8 @@ def test_a_step_with_an_evaluation_that_is_not_finite_changes_no_bit(
     name: str, evaluation: int
 ) -> None:
     run, poison = poisoned(name, evaluation, {0, 3})
-    states, skipped = [bits(run)], []
+    states = [bits(run)]
+    skipped = []
     for step in each_step(run, poison):
         states.append(bits(run))
         skipped.append(float(step.skipped))  # type: ignore[arg-type]

@@ -40,7 +40,8 @@ def copies(model):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
 def test_the_average_is_its_closed_form(decay):
     model = live_model()
-    average, history = averaged(model, decay), [copies(model)]
+    average = averaged(model, decay)
+    history = [copies(model)]
     for step in range(5):
         change(model, step)
         average.update(YES)
@@ -162,7 +163,8 @@ def test_without_a_ramp_it_is_the_average_of_torch(decay):
 
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (3, 1), (0, 4), (5, 3)])
 def test_a_ramp_is_that_of_num_updates(start, every):
-    model, weights = live_model(), []
+    model = live_model()
+    weights = []
     average = new(model, 0.7, start=start, every=every)
     for step in range(20):
         weights.append(copies(model)[0].numpy())
@@ -213,7 +215,8 @@ class Student(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.online, self.target = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+        self.online = nn.Linear(2, 2)
+        self.target = nn.Linear(2, 2).requires_grad_(False)
         self.register_buffer("queue", torch.zeros(2))
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
         self.register_buffer("late", None)
@@ -289,7 +292,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_attributes_and_modules_without_parameters_are_those_of_the_model(change):
-    model, inputs = Configured(), torch.randn(4, 2)
+    model = Configured()
+    inputs = torch.randn(4, 2)
     average = new(model, 0.9)
     before = model(inputs).detach()
     CHANGES[change](model)

@@ -117,7 +117,8 @@ def build(name: str, train: Any = None, **changes: Any) -> sf.Run:
 
 def bits(run: sf.Run) -> dict[str, bytes]:
     """Every bit of weights, buffers, averages as they would be scored, and optimizer state."""
-    (average,), trained = run.state.ema_models.values(), run.state.optimizers["model"]
+    (average,) = run.state.ema_models.values()
+    trained = run.state.optimizers["model"]
     live = run.state.models["model"]
     average.refresh(live)
     named = {f"model/{name}": held for name, held in live.state_dict().items()}
@@ -155,7 +156,8 @@ def test_a_step_with_a_gradient_that_is_no_number_changes_no_bit(name: str, bad_
     with run:
         held += [bits(run) for _ in run]
 
-    before, after = held[bad_step], held[bad_step + 1]
+    before = held[bad_step]
+    after = held[bad_step + 1]
     assert {key: after[key] for key in before} == before
     assert all(held[step] != held[step + 1] for step in range(STEPS) if step != bad_step)
     assert all(

@@ -17,7 +17,8 @@ from surefoot.checkpoint import Store
 from surefoot.optim.adamw_fused import StraightToKernel
 from surefoot.optim.flat_parameters import FlatAdamW, lay_out, none_shared, worth_it
 
-SKIPPED, APPLIED = torch.ones(()), torch.zeros(())
+SKIPPED = torch.ones(())
+APPLIED = torch.zeros(())
 
 
 def net() -> nn.Module:

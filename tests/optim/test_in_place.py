@@ -28,7 +28,8 @@ def _kernels(request, monkeypatch):
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("flag", FLAGS)
 def test_what_is_subtracted(flag):
-    targets, amounts = tensors(), [torch.ones(4, 3, 2, 2).double(), torch.arange(5.0)]
+    targets = tensors()
+    amounts = [torch.ones(4, 3, 2, 2).double(), torch.arange(5.0)]
     expected = [t - 0.5 * (a + 0.2 * t) for t, a in zip(tensors(), amounts, strict=True)]
     in_place.subtract(targets, amounts, rate=0.5, decay=0.2, found_inf=flag)
 
@@ -40,7 +41,8 @@ def test_numbers_of_16_bits_move_in_vectors_too(dtype):
     """Of which torch's fused SGD on the CPU writes only what is left over after the last whole
     vector.
     """
-    targets, amounts = [torch.full((99,), 2.0, dtype=dtype)], [torch.full((99,), 0.5, dtype=dtype)]
+    targets = [torch.full((99,), 2.0, dtype=dtype)]
+    amounts = [torch.full((99,), 0.5, dtype=dtype)]
     in_place.subtract(targets, amounts, rate=0.5, decay=0.25, found_inf=torch.tensor(0.0))
     assert targets[0].tolist() == [1.5] * 99
     in_place.move_towards(targets, amounts, share=0.5, found_inf=torch.tensor(0.0))
@@ -52,7 +54,8 @@ def test_numbers_of_16_bits_move_in_vectors_too(dtype):
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("flag", FLAGS)
 def test_where_an_average_moves(flag):
-    averages, values = tensors(), [2.0 * held for held in tensors()]
+    averages = tensors()
+    values = [2.0 * held for held in tensors()]
     in_place.move_towards(averages, values, share=0.25, found_inf=flag)
 
     torch.testing.assert_close(

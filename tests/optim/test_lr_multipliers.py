@@ -75,11 +75,9 @@ def test_layer_decay_is_the_closed_form_of_beit():
     """Bao et al.'s code: values = [decay ** (num_layers + 1 - i) for i in range(num_layers + 2)];
     embeddings 0, head last.
     """
-    model, decay, layers = (
-        GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocab_size=10)),
-        0.75,
-        3,
-    )
+    model = GPT(GPTConfig(layers=3, heads=2, width=8, context=16, vocab_size=10))
+    decay = 0.75
+    layers = 3
     values = [decay ** (layers + 1 - i) for i in range(layers + 2)]
     found = sf.optim.layer_decay(decay).factors(model)
     expected = {}
@@ -214,7 +212,8 @@ def test_the_modern_gpt_does_what_else_width_scaling_takes():
             length="6 steps",
             optimizer=sf.optim.adamw(0.01, weight_decay=0.0, lr_multipliers=rates),
         )
-        model, stream = run.state.models["model"], []
+        model = run.state.models["model"]
+        stream = []
         model.norm.register_forward_hook(
             lambda module, inputs, output: stream.append(inputs[0].detach())
         )
@@ -290,7 +289,8 @@ def test_an_update_of_sgd_is_scaled_by_exactly_the_factor():
 
 def test_factors_of_several_functions_multiply_and_do_not_depend_on_their_order():
     model = mlp(width=64)
-    one, other = sf.optim.layer_decay(0.5), sf.optim.width_scaling(base_width=32)
+    one = sf.optim.layer_decay(0.5)
+    other = sf.optim.width_scaling(base_width=32)
     found = factors_of(model, [one, other])
     assert found == factors_of(model, [other, one])
     assert found["2.weight"] == 0.5 * 0.5

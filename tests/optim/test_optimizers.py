@@ -37,8 +37,12 @@ def trained(spec: OptimizerSpec, weight: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.5)])
 def test_adamw_is_the_published_algorithm(weight_decay, betas):
-    start, lr, eps = np.ones((3, 4)), 0.02, 1e-8
-    weight, first, second = start.copy(), np.zeros((3, 4)), np.zeros((3, 4))
+    start = np.ones((3, 4))
+    lr = 0.02
+    eps = 1e-8
+    weight = start.copy()
+    first = np.zeros((3, 4))
+    second = np.zeros((3, 4))
     for t, gradient in enumerate(gradients(), start=1):
         weight -= lr * weight_decay * weight
         first = betas[0] * first + (1 - betas[0]) * gradient
@@ -55,8 +59,10 @@ def test_adamw_is_the_published_algorithm(weight_decay, betas):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 def test_sgd_is_the_published_algorithm(weight_decay, momentum, nesterov):
-    start, lr = np.ones((3, 4)), 0.02
-    weight, buffer = start.copy(), np.zeros((3, 4))
+    start = np.ones((3, 4))
+    lr = 0.02
+    weight = start.copy()
+    buffer = np.zeros((3, 4))
     for gradient in gradients():
         whole = gradient + weight_decay * weight
         buffer = momentum * buffer + whole
@@ -68,7 +74,9 @@ def test_sgd_is_the_published_algorithm(weight_decay, momentum, nesterov):
 
 def reference_adam(start, lr, betas, decay):
     """Kingma and Ba's algorithm 1 with the decay in the gradient."""
-    weight, first, second = start.copy(), np.zeros((3, 4)), np.zeros((3, 4))
+    weight = start.copy()
+    first = np.zeros((3, 4))
+    second = np.zeros((3, 4))
     for t, plain in enumerate(gradients(), start=1):
         gradient = plain + decay * weight
         first = betas[0] * first + (1 - betas[0]) * gradient
@@ -93,7 +101,10 @@ def reference_nadam(start, lr, decay):
     """Dozat's algorithm with torch's schedule of momentum: mu = beta1 (1 - 0.5 * 0.96^(t psi));
     decoupled decay.
     """
-    weight, first, second, product = start.copy(), np.zeros((3, 4)), np.zeros((3, 4)), 1.0
+    weight = start.copy()
+    first = np.zeros((3, 4))
+    second = np.zeros((3, 4))
+    product = 1.0
     for t, gradient in enumerate(gradients(), start=1):
         mu, following = (0.9 * (1 - 0.5 * 0.96 ** (k * 4e-3)) for k in (t, t + 1))
         product *= mu
@@ -107,12 +118,10 @@ def reference_nadam(start, lr, decay):
 
 def reference_radam(start, lr, decay):
     """Liu et al.'s algorithm 2 with torch's threshold of 5; decoupled decay."""
-    weight, first, second, limit = (
-        start.copy(),
-        np.zeros((3, 4)),
-        np.zeros((3, 4)),
-        2 / (1 - 0.9) - 1,
-    )
+    weight = start.copy()
+    first = np.zeros((3, 4))
+    second = np.zeros((3, 4))
+    limit = 2 / (1 - 0.9) - 1
     for t, gradient in enumerate(gradients(), start=1):
         weight -= lr * decay * weight
         first = 0.9 * first + 0.1 * gradient
@@ -152,10 +161,8 @@ def test_nadam_and_radam_are_the_published_algorithms_with_decoupled_decay(decay
 )
 def test_defaults_are_torchs(spec, torchs):
     model = nn.Linear(4, 3, bias=False)
-    made, expected = (
-        build_optimizer(spec, parameter_groups(model, spec.weight_decay)),
-        torchs(model.parameters()),
-    )
+    made = build_optimizer(spec, parameter_groups(model, spec.weight_decay))
+    expected = torchs(model.parameters())
 
     same = {
         key: value

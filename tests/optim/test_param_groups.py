@@ -87,7 +87,8 @@ def test_a_norm_written_by_hand_does_not_decay():
 
 @pytest.mark.parametrize("embedding_first", [True, False])
 def test_a_tied_weight_stands_once_and_its_first_owner_decides(embedding_first):
-    embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    embedding = nn.Embedding(9, 4)
+    head = nn.Linear(4, 9, bias=False)
     head.weight = embedding.weight
     model = nn.Sequential(embedding, head) if embedding_first else nn.Sequential(head, embedding)
     groups = parameter_groups(model, 0.1)

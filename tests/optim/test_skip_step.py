@@ -265,7 +265,8 @@ def test_state_that_was_loaded_in_between_is_the_one_that_is_used(name):
     skip = skipping(optimizer, CPU)
     give_gradients(parameters, 0)
     skip.apply(optimizer, GOOD)
-    saved, weights = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in parameters]
+    saved = copy.deepcopy(optimizer.state_dict())
+    weights = [p.detach().clone() for p in parameters]
     give_gradients(parameters, 1)
     skip.apply(optimizer, GOOD)
     expected = bits(parameters, optimizer)

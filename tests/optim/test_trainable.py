@@ -202,7 +202,8 @@ def test_a_trained_model_in_evaluation_mode_is_still_put_into_training_mode() ->
 
 
 def follow_student(run: sf.Run, index: int) -> None:
-    student, teacher = run.state.models["student"], run.state.models["teacher"]
+    student = run.state.models["student"]
+    teacher = run.state.models["teacher"]
     with torch.no_grad():
         for own, other in zip(teacher.parameters(), student.parameters(), strict=True):
             own.lerp_(other, 0.1)
@@ -276,7 +277,8 @@ def test_one_optimizer_beside_a_frozen_model_is_refused_with_what_to_write() -> 
 def smooth() -> Net:
     """Without random numbers, and without biases whose gradient is only rounding."""
     net = Net()
-    net.hidden[2], net.backbone[1] = nn.Identity(), nn.LayerNorm(64)
+    net.hidden[2] = nn.Identity()
+    net.backbone[1] = nn.LayerNorm(64)
     net.backbone.requires_grad_(False)
     return net
 
@@ -473,7 +475,9 @@ def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
     def poisoned(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return loss(model, batch) * torch.where(bad, torch.nan, 1.0)
 
-    run, counted, remembered = build(loss=poisoned, clip="auto 0.9"), [], []
+    run = build(loss=poisoned, clip="auto 0.9")
+    counted = []
+    remembered = []
     with run:
         for step in run:
             bad.fill_(step.index in (0, 1, 2))
@@ -508,7 +512,8 @@ def test_the_mean_of_schedule_free_is_of_the_last_step_if_something_was_unfrozen
 
 
 def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
-    run, called = build(), []
+    run = build()
+    called = []
     run.state.optimizers["model"].optimizer.register_step_post_hook(
         lambda *_: called.append(run.state.step)
     )
@@ -755,7 +760,8 @@ def unlike_on_ranks(what: str, run_dir: str) -> None:
     """Rank 1, or both, do what several processes cannot follow."""
 
     def body(run: sf.Run, index: int) -> None:
-        model, first = run.state.models["model"], run.parts.world.is_main
+        model = run.state.models["model"]
+        first = run.parts.world.is_main
         if index == 2 and not (first and what in ("unfreezes", "freezes")):
             model.get_submodule("hidden" if what == "freezes" else "backbone").requires_grad_(
                 what != "freezes"

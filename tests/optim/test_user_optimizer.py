@@ -41,7 +41,8 @@ EVERY = pytest.mark.parametrize("name", MAKERS)
 def plain(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[Batch], factors: list[float]
 ) -> list[float]:
-    values, rates = [], [group["lr"] for group in optimizer.param_groups]
+    values = []
+    rates = [group["lr"] for group in optimizer.param_groups]
     for batch, factor in zip(steps, factors, strict=True):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
@@ -90,7 +91,9 @@ def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(
     def session(**changes: Any) -> sf.Run:
         return build(MAKERS[name], train_data=(inputs, labels), ema=0.9, **changes)
 
-    whole, skipped, states = session(), [], []
+    whole = session()
+    skipped = []
+    states = []
     with whole:
         states.append(bits(whole))
         for step in whole:
@@ -107,7 +110,8 @@ def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(
         for key in states[bad]
         if not key.startswith("state/")
     )
-    expected, now = states[-1], bits(resumed)
+    expected = states[-1]
+    now = bits(resumed)
     assert [
         key for key in expected if key != "state/meter/rows" and expected[key] != now[key]
     ] == []

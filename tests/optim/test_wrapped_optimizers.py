@@ -36,7 +36,9 @@ class Around(torch.optim.Optimizer):
     def __init__(self, inner: torch.optim.Optimizer, state: Any = None) -> None:
         self._optimizer_step_pre_hooks = OrderedDict()
         self._optimizer_step_post_hooks = OrderedDict()
-        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.inner = inner
+        self.param_groups = inner.param_groups
+        self.defaults = inner.defaults
         self.state = defaultdict(dict) if state is None else state
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
@@ -54,7 +56,8 @@ class ByProperties(Around):
     """A wrapper whose state and groups are those of the optimizer inside."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner, self.defaults = inner, inner.defaults
+        self.inner = inner
+        self.defaults = inner.defaults
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -74,7 +77,9 @@ class Slow(torch.optim.Optimizer):
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.optimizer, self.param_groups, self.defaults = inner, inner.param_groups, {}
+        self.optimizer = inner
+        self.param_groups = inner.param_groups
+        self.defaults = {}
         self.state = defaultdict(dict)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -107,7 +112,8 @@ class Nested(Around):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner)
         members = [each for group in inner.param_groups for each in group["params"]]
-        self.slow, self.calls = [each.detach().clone() for each in members], 0
+        self.slow = [each.detach().clone() for each in members]
+        self.calls = 0
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner.step()
@@ -123,7 +129,8 @@ class Nested(Around):
 
     def load_state_dict(self, state_dict: Any) -> None:
         self.inner.load_state_dict(state_dict["inner"])
-        self.slow, self.calls = state_dict["slow"], state_dict["calls"]
+        self.slow = state_dict["slow"]
+        self.calls = state_dict["calls"]
 
 
 class Warming(Nested):

@@ -467,7 +467,8 @@ class Counting(torch.optim.SGD):
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, lr=1e-2)
         for group in self.param_groups:
-            group["made"], group["weight"] = 0, torch.zeros(())
+            group["made"] = 0
+            group["weight"] = torch.zeros(())
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:

@@ -153,7 +153,8 @@ def test_the_rate_moves_once_a_step_however_many_micro_batches(
 @pytest.mark.parametrize(("warmup", "factor"), [("3 steps", 0.25), ("0 steps", 1.0)])
 def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None:
     """First update at full peak because the rate is set only after the step."""
-    inputs, targets = torch.ones(4, 1), torch.zeros(4, 1)
+    inputs = torch.ones(4, 1)
+    targets = torch.zeros(4, 1)
     run = sf.Run(
         model=lambda: nn.Linear(1, 1, bias=False),
         loss=lambda model, batch: (model(batch[0]) - batch[1]).mean(),
@@ -232,10 +233,8 @@ def test_observing_more_often_changes_no_weight(changes: dict[str, Any], tmp_pat
     """Sampling or validating more often changes the training result (random state, mode,
     loader).
     """
-    seen, unseen = (
-        build(tmp_path / "run", length="9 steps", **changes),
-        build(None, length="9 steps"),
-    )
+    seen = build(tmp_path / "run", length="9 steps", **changes)
+    unseen = build(None, length="9 steps")
     seen.train()
     unseen.train()
     assert equal(held(seen), held(unseen))

@@ -149,7 +149,8 @@ def test_a_pass_is_the_same_for_every_kind_of_batch(rows: int | None) -> None:
 
 
 def test_arithmetic_is_two_for_each_number_forward_and_backward_for_inputs_and_weights() -> None:
-    first, second = 2 * ROWS * 32 * WIDE, 2 * ROWS * WIDE * 16
+    first = 2 * ROWS * 32 * WIDE
+    second = 2 * ROWS * WIDE * 16
     assert pass_of().flops == (
         first + second,
         first + 2 * second,
@@ -157,7 +158,10 @@ def test_arithmetic_is_two_for_each_number_forward_and_backward_for_inputs_and_w
 
 
 def test_kept_are_inputs_of_products_and_what_the_loss_keeps() -> None:
-    inputs, hidden, logits, labels = ROWS * 32 * 4, ROWS * WIDE * 4, ROWS * 16 * 4, ROWS * 8
+    inputs = ROWS * 32 * 4
+    hidden = ROWS * WIDE * 4
+    logits = ROWS * 16 * 4
+    labels = ROWS * 8
     assert (
         pass_of().kept_bytes == inputs + hidden + logits + labels + 4
     )  # and the weight of the loss
@@ -171,7 +175,8 @@ def test_all_grows_with_the_rows() -> None:
 
 
 def test_weights_that_come_in_16_bits_are_not_cast() -> None:
-    cast, gathered = pass_of(precision="bf16"), pass_of(precision="bf16", weights_narrow=True)
+    cast = pass_of(precision="bf16")
+    gathered = pass_of(precision="bf16", weights_narrow=True)
     weights = (32 * WIDE + WIDE + WIDE * 16 + 16) * 2
     # the first layer's weight is kept by nobody, since no gradient of its inputs is asked for
     assert cast.kept_bytes - gathered.kept_bytes == WIDE * 16 * 2
@@ -182,11 +187,9 @@ def test_weights_that_come_in_16_bits_are_not_cast() -> None:
 class Conv(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm, self.down = (
-            nn.Conv2d(3, 8, 3),
-            nn.BatchNorm2d(8),
-            nn.Linear(8 * 36, 10),
-        )
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.down = nn.Linear(8 * 36, 10)
         self.twice = nn.Linear(10, 10)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -198,7 +201,8 @@ class Conv(nn.Module):
 def test_what_autocast_casts_is_cast_on_paper_and_a_weight_once() -> None:
     def kept(mode: Any) -> tuple[list[tuple[str, tuple[int, ...]]], int]:
         torch.manual_seed(0)
-        model, found = Conv(), list[Tensor]()
+        model = Conv()
+        found = list[Tensor]()
 
         def packed(tensor: Tensor) -> Tensor:
             found.append(tensor)

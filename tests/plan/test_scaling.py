@@ -101,7 +101,8 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 @pytest.mark.fast("adamw", "plain sgd", "adafactor", "muon", "schedule_free")
 @pytest.mark.parametrize("name", SPECS)
 def test_one_process_holds_what_was_computed(name: str) -> None:
-    run, gradients = run_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9), 0
+    run = run_of(optimizer=SPECS[name], ema=None if name == "schedule_free" else 0.9)
+    gradients = 0
     with run:
         for step in run.steps():
             sf.forward_backward(step)
@@ -114,7 +115,8 @@ def test_one_process_holds_what_was_computed(name: str) -> None:
         Spread("none", 1),
         micro_batches=1,
     )
-    model, average = run.state.models["model"], run.state.ema_models["model"].model
+    model = run.state.models["model"]
+    average = run.state.ema_models["model"].model
 
     assert found.parameters == tensor_bytes(model.parameters())
     assert found.gradients == gradients
@@ -223,7 +225,8 @@ CASES: dict[int, list[tuple[Any, int, dict[str, Any]]]] = {
 @pytest.mark.fast("2")
 @pytest.mark.parametrize("size", CASES)
 def test_ranks_hold_and_send_what_was_computed(size: int, ranks: Ranks) -> None:
-    names, work = ("kind", "micro_batches", "settings"), work_of()
+    names = ("kind", "micro_batches", "settings")
+    work = work_of()
     measured = ranks.each(
         size, one_step, [dict(zip(names, case, strict=True)) for case in CASES[size]]
     )
@@ -281,7 +284,8 @@ def sent_and_planned(*, pieces: int, replicas: int | None) -> tuple[int, int]:
         device="cpu",
         console=False,
     )
-    ranks, shares = run.world_size, run.parts.pipeline.shares
+    ranks = run.world_size
+    shares = run.parts.pipeline.shares
     with run:
         for step in run.steps():
             with GradientBytes() as counted:
@@ -346,7 +350,8 @@ def held_bytes(work: Workload, spread: Spread) -> int:
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
-    work, plain = work_of(), Spread("fsdp", 6, sync="every")
+    work = work_of()
+    plain = Spread("fsdp", 6, sync="every")
 
     def total(spread: Spread) -> int:
         return cluster.memory(work, spread, micro_batches=micro_batches).total
@@ -359,7 +364,8 @@ def test_each_way_to_save_memory_saves_some(micro_batches: int) -> None:
 
 
 def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
-    work, plain = work_of(ema=0.9), Spread("fsdp", 2)
+    work = work_of(ema=0.9)
+    plain = Spread("fsdp", 2)
     there = cluster.memory(work, plain, micro_batches=1)
     away = cluster.memory(work, replace(plain, cpu_offload=True), micro_batches=1)
     assert away.host == there.parameters + there.gradients + there.optimizer + there.averages

@@ -58,7 +58,8 @@ def test_each_schedule_is_told_with_its_marks(
     told = re.findall(r">([^<>\n]+)</text>", text)
     unit = rate or 1.0
     for trace in trace_schedules(SOME, Length(steps=200, samples_per_epoch=1, batch_size=1)):
-        (peak_step, peak), (lowest_step, lowest) = trace.peak, trace.lowest
+        (peak_step, peak) = trace.peak
+        (lowest_step, lowest) = trace.lowest
         assert told.count(trace.name) == 2  # in the legend, and above its own field
         assert f"mean factor {trace.mean:.3f}, warm-up to {trace.warmup}" in told
         assert (

@@ -347,7 +347,8 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = run_of(loss=contrastive)
-    model, inputs = run.state.models["model"], run.parts.pipeline.again(0)[0].batch[0]
+    model = run.state.models["model"]
+    inputs = run.parts.pipeline.again(0)[0].batch[0]
     with torch.no_grad():
         inputs = inputs[:5]  # half of the batch, and its halves: as many samples as it has
         whole = float(contrastive(model, (inputs, None)))
@@ -533,10 +534,8 @@ def test_a_recipe_is_planned_with_the_origin_of_every_setting(
 def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_each_split(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data, seen = (
-        (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64)),
-        list[list[int]](),
-    )
+    data = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64))
+    seen = list[list[int]]()
     monkeypatch.setattr(
         scorer, "perf_counter", lambda: 0.005 * sum(map(len, seen))
     )  # 5 ms a sample

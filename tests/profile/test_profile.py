@@ -47,11 +47,9 @@ class Slow(nn.Module):
 
     def __init__(self, forward_s: float, backward_s: float) -> None:
         super().__init__()
-        self.layer, self.forward_s, self.backward_s = (
-            nn.Linear(small_runs.FEATURES, 3),
-            forward_s,
-            backward_s,
-        )
+        self.layer = nn.Linear(small_runs.FEATURES, 3)
+        self.forward_s = forward_s
+        self.backward_s = backward_s
 
     def forward(self, inputs: Tensor) -> Tensor:
         slept(self.forward_s)
@@ -279,7 +277,8 @@ def test_a_run_that_was_profiled_trains_to_the_same_bits(
         rtol=0,
         atol=0,
     )
-    (first,), (second,) = one.state.optimizers.values(), other.state.optimizers.values()
+    (first,) = one.state.optimizers.values()
+    (second,) = other.state.optimizers.values()
     states = [[*held.optimizer.state_dict()["state"].values()] for held in (first, second)]
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
@@ -334,7 +333,8 @@ def test_a_gpt_takes_six_operations_for_each_weight_and_token_and_attention(
 
 
 def test_what_is_computed_again_is_told_apart() -> None:
-    usual, again = flops(gpt()), flops(gpt(activation_checkpointing="blocks"))
+    usual = flops(gpt())
+    again = flops(gpt(activation_checkpointing="blocks"))
     assert again.by_phase == usual.by_phase
     # the last product of each block: no backward pass needs what it gives
     last = 3 * 2 * 8 * 32 * 4 * 16**2
@@ -358,7 +358,8 @@ def test_memory_is_told_by_what_holds_it() -> None:
             return outputs
 
     run = plain(model=Wide, loss=small_runs.loss, micro_batch_size=8)
-    weights, between = 4 * (8 + 3) * 4096, 4 * 8 * 4096
+    weights = 4 * (8 + 3) * 4096
+    between = 4 * 8 * 4096
     with trial_steps(run) as parts:
         steps = stepping(parts)
         for _ in range(2):
@@ -383,7 +384,8 @@ class Pictures(nn.Sequential):
 
 
 def test_everything_that_can_be_tried_is_and_leaves_the_run_as_it_was() -> None:
-    pictures, labels = torch.randn(24, 3, 8, 8), torch.arange(24) % 3
+    pictures = torch.randn(24, 3, 8, 8)
+    labels = torch.arange(24) % 3
     run = plain(
         model=Pictures,
         loss=small_runs.loss,

@@ -87,10 +87,8 @@ def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     )
     step = after(run, faulty_runs.first_step_of(config)[0])
     modes = [module.training for module in run.state.models["model"].modules()]
-    before, drawn = (
-        {name: held.clone() for name, held in tensors(run).items()},
-        torch.get_rng_state(),
-    )
+    before = {name: held.clone() for name, held in tensors(run).items()}
+    drawn = torch.get_rng_state()
     look(step, samples=samples)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert run.state.buffers.passes == 0
@@ -192,7 +190,8 @@ def test_counted_losses_are_means_over_what_they_count() -> None:
     """Of a loss that counts targets itself a sample's is the mean over its own."""
 
     def loss(model: Any, batch: Any) -> sf.Mean:
-        squares, weights = (model(batch[0]) - batch[1]).square(), batch[2]
+        squares = (model(batch[0]) - batch[1]).square()
+        weights = batch[2]
         return sf.Mean((squares * weights).sum(), weights.sum())
 
     generator = torch.Generator().manual_seed(1)

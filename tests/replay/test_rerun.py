@@ -116,7 +116,8 @@ def test_nothing_in_the_directory_is_touched(trained: Path) -> None:
 
 def test_generators_and_threads_are_as_before(trained: Path) -> None:
     torch.manual_seed(5)
-    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    before = torch.get_rng_state()
+    threads = torch.get_num_threads()
     made_again(trained, 0, 2)
     assert torch.equal(before, torch.get_rng_state())
     assert torch.get_num_threads() == threads

@@ -186,7 +186,8 @@ def test_hit_areas_cover_a_chart_and_the_line_of_each_stands_at_its_step(
     x_scale: str, steps: range
 ) -> None:
     shown = chart(Line("a", tuple((float(step), 1.0) for step in steps)), x_scale=x_scale)
-    found, both = stripes(shown), axes(shown)
+    found = stripes(shown)
+    both = axes(shown)
     assert both is not None
     assert len(found) == min(60, len(steps))
     left = 0.0

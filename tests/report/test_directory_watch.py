@@ -287,7 +287,8 @@ def test_a_button_needs_token_host_and_origin(
     monkeypatch.setattr(
         asked.watch, "request", lambda key, request: pressed.append((key, request)) or "done"
     )
-    key, origin = next(iter(asked.watch.runs)), {"Origin": asked.origin}
+    key = next(iter(asked.watch.runs))
+    origin = {"Origin": asked.origin}
     assert asked(f"/{TOKEN}/save", "POST", key)[0] == 403  # no browser's page
     for other in (
         "http://elsewhere.example",

@@ -97,7 +97,8 @@ def read_all(run: FollowedRun, **limits: int) -> FollowedRun:
 def same(run: FollowedRun, path: Path) -> None:
     """It holds what the report reads."""
     reported = read_reported_run(path)
-    ours, theirs = run.records.tables(), reported.records.tables()
+    ours = run.records.tables()
+    theirs = reported.records.tables()
     for name in ours:
         assert ours[name].state() == theirs[name].state()
         for kind, array in ours[name].arrays().items():
@@ -121,10 +122,8 @@ def test_slices_of_any_size_read_what_the_report_reads(tmp_path: Path, most_byte
 @pytest.mark.parametrize("most_bytes", [600, 1_000_000])
 @pytest.mark.parametrize("late", [False, True])
 def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, late: bool) -> None:
-    first, again = (
-        falling(500),
-        [{"kind": "resume", "step": 200}, *(train(step, 9.0) for step in range(210, 400, 10))],
-    )
+    first = falling(500)
+    again = [{"kind": "resume", "step": 200}, *(train(step, 9.0) for step in range(210, 400, 10))]
     path = written(tmp_path / "run", first if late else first + again)
     run = read_all(FollowedRun(path), most_bytes=most_bytes)
     if late:
@@ -154,7 +153,8 @@ def test_only_new_bytes_are_read_also_by_another_reader(tmp_path: Path, counted:
 
 
 def test_a_line_that_is_not_complete_is_read_when_it_is(tmp_path: Path) -> None:
-    path, text = written(tmp_path / "run", falling(100)), f"{line(train(110, 7.0))}\n"
+    path = written(tmp_path / "run", falling(100))
+    text = f"{line(train(110, 7.0))}\n"
     run = read_all(FollowedRun(path))
     for part in (text[:20], text[20:]):
         assert run.records.last_step == 100

@@ -126,7 +126,8 @@ def test_a_page_is_made_anew_when_there_are_new_records_and_not_before(
 def test_a_newer_page_reads_only_what_is_new_and_equals_that_of_all_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, count = written(tmp_path / "run", falling(3000)), 0
+    run = written(tmp_path / "run", falling(3000))
+    count = 0
 
     @contextmanager
     def counted(path: Path) -> Iterator[mock.Mock]:

@@ -46,7 +46,8 @@ def test_what_the_body_moves_is_evaluated_saved_and_exported_as_it_is(
 
     by_hand = Student()
     by_hand.load_state_dict(saved)
-    by_hand.scratch, by_hand.temperature = live.scratch, live.temperature
+    by_hand.scratch = live.scratch
+    by_hand.temperature = live.temperature
     expected = F.cross_entropy(by_hand(INPUTS[:20]), LABELS[:20]).item()
     assert run.evaluate()["val/loss"] == pytest.approx(expected, rel=1e-6)
 
@@ -82,7 +83,8 @@ def test_a_resume_goes_on_with_the_same_average(changes: dict[str, Any], tmp_pat
     assert whole.files.keys() == parts.files.keys()
     assert ("ema_float32" in whole.files) == ("optimizer" not in changes)
     for file in whole.files:
-        tensors, others = whole.tensors(file), parts.tensors(file)
+        tensors = whole.tensors(file)
+        others = parts.tensors(file)
         assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
     assert whole.saved.average_updates == parts.saved.average_updates
 
@@ -239,7 +241,8 @@ def test_parameters_frozen_and_unfrozen_later_are_resumed_with_their_averages(
         f"{part}.{kind}" for part in ("online", "target") for kind in ("weight", "bias")
     }
     for file in whole.files:
-        tensors, others = whole.tensors(file), parts.tensors(file)
+        tensors = whole.tensors(file)
+        others = parts.tensors(file)
         assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
 
 

@@ -106,7 +106,8 @@ def parts(shift=0.0):
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     """Where the program lies; what it leaves in this process is taken away."""
-    modules, paths = dict(sys.modules), list(sys.path)
+    modules = dict(sys.modules)
+    paths = list(sys.path)
     yield tmp_path
     for name in sys.modules.keys() - modules.keys():
         if name.strip("_") == "program":

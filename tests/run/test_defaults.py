@@ -109,7 +109,8 @@ class Clock(Disk):
     """
 
     def __init__(self, save_s: float) -> None:
-        self.save_s, self.time_s = save_s, 1000.0
+        self.save_s = save_s
+        self.time_s = 1000.0
 
     def __call__(self) -> float:
         return self.time_s

@@ -402,7 +402,8 @@ def test_each_new_best_value_has_a_line_below_the_row_of_its_step(
     for record in records(tmp_path / "run" / "metrics.jsonl"):
         if record["kind"] != kind:
             continue
-        value, step = record[name], record["step"]
+        value = record[name]
+        step = record["step"]
         sign = 1 if direction == "min" else -1
         if earlier is None or sign * value < sign * earlier[0]:
             before = (

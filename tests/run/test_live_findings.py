@@ -32,7 +32,8 @@ class Ticking:
     """A clock that goes on by `step_s` at every look, and by what is added."""
 
     def __init__(self, step_s: float = 0.0) -> None:
-        self.step_s, self.time_s = step_s, 0.0
+        self.step_s = step_s
+        self.time_s = 0.0
 
     def __call__(self) -> float:
         self.time_s += self.step_s
@@ -116,7 +117,8 @@ def test_asking_takes_at_most_a_hundredth_of_the_time() -> None:
     clock = Ticking(
         0.5
     )  # every look at the clock takes half a second: an asking then takes half of one
-    made, asked_at = of([], now=clock), []
+    made = of([], now=clock)
+    asked_at = []
     ask = made._current_findings
 
     def counted() -> Any:

@@ -35,7 +35,8 @@ class Tied(nn.Module):
     def __init__(self, *, tied: bool = True) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.drop, self.head = nn.Dropout(0.2), nn.Linear(WIDTH, CLASSES)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(WIDTH, CLASSES)
         if tied:
             self.b.weight = self.a.weight
 

@@ -76,7 +76,8 @@ def plain(held: Any) -> Any:
 
 def everything(run: sf.Run) -> dict[str, Any]:
     """All that changes while a run goes on, and the three generators."""
-    whole, state = run.parts.run_state, run.state
+    whole = run.parts.run_state
+    state = run.state
     models = [*state.models.values(), *(average.model for average in state.ema_models.values())]
     found: dict[str, Any] = {
         "tensors": [list(model.parameters()) + list(model.buffers()) for model in models],
@@ -225,7 +226,8 @@ def test_a_run_that_is_not_open_is_tried_from_the_weights_that_it_would_start_wi
 def test_choices_of_another_run_do_not_stay() -> None:
     run = build(None, precision="auto", channels_last="auto", compile="auto")
     parts = run.parts
-    plan, precision = parts.plan, parts.run_state.precision.name
+    plan = parts.plan
+    precision = parts.run_state.precision.name
     with parts.snapshot():
         parts.compute_as({"precision": "bf16", "channels_last": True, "compile": True})
         assert (parts.run_state.precision.name, parts.evaluator.compiles) == ("bf16", True)
@@ -291,7 +293,8 @@ def test_the_time_that_trying_takes_belongs_to_no_phase_of_the_run() -> None:
 
     run = build(None, loss=slow, length="3 steps", splits=None, early_stopping=None)
     clock = run.parts.run_state.clock
-    clock.now, clock.since = lambda: float(passes.qsize()), 0.0
+    clock.now = lambda: float(passes.qsize())
+    clock.since = 0.0
     with run:
         for step in run:
             if step.index == 2:
@@ -314,7 +317,8 @@ class Hidden(Net):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.zeros(2), persistent=False)
-        self.calls, self.seen = 0, {"calls": [0]}
+        self.calls = 0
+        self.seen = {"calls": [0]}
         self.noise = torch.Generator().manual_seed(3)
 
 
@@ -378,7 +382,8 @@ def assert_named_and_restored(
     run: sf.Run, loss: Planting, use: Callable[[], Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     loss.run = run
-    before, contents = snapshot(run), everything(run)
+    before = snapshot(run)
+    contents = everything(run)
     use()
     after = snapshot(run)
     assert changed_values(before, after) == []
@@ -482,7 +487,8 @@ def test_a_block_that_trains_leaves_what_a_checkpoint_would_hold(tmp_path: Path)
             if step.index == 10:
                 break
     parts = run.parts
-    before, contents = parts.packed(), everything(run)
+    before = parts.packed()
+    contents = everything(run)
     with parts.snapshot(), closing(parts.pipeline.feed(workers=0)) as feed:
         feed.start(11)
         for index in range(11, 14):

@@ -40,7 +40,8 @@ def changes(
     """What is told at the end of which window, if `work(rank, window)` is what differs from
     `EVEN`.
     """
-    watch, found = SlowRanks(shares or [1] * size), []
+    watch = SlowRanks(shares or [1] * size)
+    found = []
     spent = {
         rank: {"step": 0.0, "at_s": 0.0, "measured": 0.0, **dict.fromkeys(EVEN, 0.0)}
         for rank in range(size)
@@ -153,7 +154,8 @@ def test_two_differences_that_each_cost_little_are_not_one_that_costs_enough() -
 
 
 def test_beats_of_an_earlier_run_of_the_same_processes_do_not_count() -> None:
-    watch, found = SlowRanks([1] * 2), []
+    watch = SlowRanks([1] * 2)
+    found = []
     for window in range(WINDOWS + 2):
         own = {
             "step": 100 * window,
@@ -235,7 +237,8 @@ class Slow:
     """A data set that sleeps."""
 
     def __init__(self, sleep: Callable[[str], None]) -> None:
-        self.inputs, self.sleep = torch.randn(64, 4), sleep
+        self.inputs = torch.randn(64, 4)
+        self.sleep = sleep
 
     def __len__(self) -> int:
         return 64
@@ -247,7 +250,8 @@ class Slow:
 
 
 def trained(*, where: str, accumulate: int, strategy: str, run_dir: str) -> list[Any]:
-    rank_checks.WINDOW_S, rank_checks.STEPS = 0.1, 3
+    rank_checks.WINDOW_S = 0.1
+    rank_checks.STEPS = 3
     # fewer, because ranks that sleep differ more than by chance
     rank_checks.WINDOWS = 6 if where == "everywhere" else 3
     world = joined("cpu")

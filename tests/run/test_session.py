@@ -543,7 +543,8 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
 def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, samples = small_runs.Augmented(), []
+    data = small_runs.Augmented()
+    samples = []
 
     def accuracy(outputs: Any, targets: Any) -> sf.Mean:
         if run.state.step == STEPS:
@@ -660,7 +661,8 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
         """A file on a disk that is full for the first ten tries."""
 
         def __init__(self, file: Any) -> None:
-            self.file, self.tries = file, 0
+            self.file = file
+            self.tries = 0
 
         def write(self, data: bytes) -> int:
             self.tries += 1

@@ -40,7 +40,8 @@ class Process:
     """A run in a process of its own that `ranks` forks."""
 
     def __init__(self, ranks: Ranks, place: Path) -> None:
-        self.ranks, self.place = ranks, place
+        self.ranks = ranks
+        self.place = place
         self.pid = int((place / "pid-0").read_text())
 
     @property

@@ -224,11 +224,13 @@ def test_shared_steps_say_on_how_many_steps_longer_runs_have_the_same_rates(run)
 
 @given(runs(), runs(), st.booleans())
 def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
-    (early, at), (late, rest) = first, second
+    (early, at) = first
+    (late, rest) = second
     whole = join(early, late, at=at)
     expected = factors(early, at) + factors(late, rest)
     if nested:
-        whole, expected = join(whole, constant(), at=at + rest), [*expected, 1.0, 1.0]
+        whole = join(whole, constant(), at=at + rest)
+        expected = [*expected, 1.0, 1.0]
 
     assert factors(whole, len(expected)) == expected
     assert factors(whole.resolved(length(len(expected))), len(expected)) == expected
@@ -236,8 +238,10 @@ def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
 
 @given(runs(), runs())
 def test_shared_steps_are_those_of_joined_schedules_too(first, second):
-    (early, at), (late, rest) = first, second
-    whole, steps = join(early, late, at=at), at + rest
+    (early, at) = first
+    (late, rest) = second
+    whole = join(early, late, at=at)
+    steps = at + rest
     found = factors(whole, steps)
     longer = [factors(whole, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
     same = next(
@@ -494,7 +498,8 @@ def test_a_one_cycle_with_a_linear_rise_rises_as_torch_s_and_falls_as_before():
     scheduler = lr_scheduler.OneCycleLR(
         trained, 1.0, total_steps=STEPS, pct_start=12 / STEPS, anneal_strategy="linear"
     )
-    rates, momenta = [], []
+    rates = []
+    momenta = []
     for _ in range(12):
         rates.append(trained.param_groups[0]["lr"])
         momenta.append(trained.param_groups[0]["momentum"])
@@ -505,7 +510,8 @@ def test_a_one_cycle_with_a_linear_rise_rises_as_torch_s_and_falls_as_before():
 
     assert factors(linear)[:12] == pytest.approx(rates, abs=1e-12)
     assert factors(linear)[11:] == factors(cosine)[11:]
-    momentum, usual = linear.momentum(length()), cosine.momentum(length())
+    momentum = linear.momentum(length())
+    usual = cosine.momentum(length())
     assert [momentum(step) for step in range(12)] == pytest.approx(momenta, abs=1e-12)
     assert [momentum(step) for step in range(11, STEPS)] == [
         usual(step) for step in range(11, STEPS)

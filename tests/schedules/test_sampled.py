@@ -29,7 +29,8 @@ from surefoot.tools.plan.summary import learning_rates
 STEPS = 12
 LENGTH = Length(steps=STEPS, samples_per_epoch=100, batch_size=10)
 LR = 0.05
-from_function, from_scheduler = sf.schedules.from_function, sf.schedules.from_scheduler
+from_function = sf.schedules.from_function
+from_scheduler = sf.schedules.from_scheduler
 
 
 def squares(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -156,10 +157,8 @@ def assert_taken(build: Any, name: str, *, optimizers: Any = ("sgd", "adam")) ->
                 {"lr": LR, "momentum": 0.9} if kind == "sgd" else {"lr": LR, "betas": (0.9, 0.999)}
             )
             schedule = bound(from_scheduler(build), (own,) * count)
-            factor, momentum = (
-                schedule.factors(LENGTH),
-                schedule.momentum(LENGTH) or (lambda step: 0.9),
-            )
+            factor = schedule.factors(LENGTH)
+            momentum = schedule.momentum(LENGTH) or (lambda step: 0.9)
             with warnings.catch_warnings(action="ignore"):
                 scheduler = build(optimizer)
                 for step in range(STEPS):
@@ -449,7 +448,9 @@ class LikeTimm:
     """
 
     def __init__(self, optimizer: Any, *, in_epochs: bool) -> None:
-        self.optimizer, self.in_epochs, self.calls = optimizer, in_epochs, list[Any]()
+        self.optimizer = optimizer
+        self.in_epochs = in_epochs
+        self.calls = list[Any]()
         self.bases = [group["lr"] for group in optimizer.param_groups]
         self._set(0)
 

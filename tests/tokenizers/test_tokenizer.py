@@ -162,7 +162,8 @@ def test_a_token_added_as_it_is_counts_its_bytes():
     """What was added to a tokenizer is not written in the letters that stand for bytes."""
     tokenizer = BPETokenizer.from_json(BPE.to_json()).tokenizer
     tokenizer.add_tokens(["\u65e5\u672c"])
-    made, text = BPETokenizer(tokenizer), f"{TEXT} \u65e5\u672c"
+    made = BPETokenizer(tokenizer)
+    text = f"{TEXT} \u65e5\u672c"
     assert made.byte_counts[made.encode(text)].sum() == len(text.encode())
 
 

@@ -33,7 +33,9 @@ class Screen:
     """A terminal of some size that can be written to, and read like one."""
 
     def __init__(self, columns: int = 80, rows: int = 24, *, encoding: str = "utf-8") -> None:
-        self.columns, self.raw, self.encoding = columns, "", encoding
+        self.columns = columns
+        self.raw = ""
+        self.encoding = encoding
         self.screen = pyte.HistoryScreen(columns, rows, history=10_000)
         self.screen.set_mode(pyte.modes.LNM)  # a line end starts a new line, as terminals are set
         self.feed = pyte.Stream(self.screen)
@@ -67,7 +69,8 @@ class Process:
     def __init__(
         self, warm: Warm, program: str, *, columns: int, environment: dict[str, str]
     ) -> None:
-        self.warm, self.screen = warm, Screen(columns)
+        self.warm = warm
+        self.screen = Screen(columns)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.main, side = os.openpty()
         self.resize(columns)
@@ -107,7 +110,8 @@ class Process:
         """The exit status, when all is read."""
         while self.read(20.0):
             pass
-        status, self.pid = int(self.warm.answer({"wait": self.pid})), 0
+        status = int(self.warm.answer({"wait": self.pid}))
+        self.pid = 0
         return status
 
     def close(self) -> None:

@@ -68,10 +68,8 @@ def test_scores_that_come_before_their_training_record_bring_no_older_one_out() 
 
 
 def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
-    scores, sample = (
-        {"kind": "eval", "step": 25, "val/loss": 1.25},
-        {"kind": "sample", "step": 35, "text": "so"},
-    )
+    scores = {"kind": "eval", "step": 25, "val/loss": 1.25}
+    sample = {"kind": "sample", "step": 35, "text": "so"}
     records = [train(10), train(20), scores, train(30), sample, train(40), train(100)]
     found = lines(*records, at=tuple(place / 10 for place in range(len(records))))
     assert [line.split("/")[0] for line in found if line.startswith("step")] == [
@@ -155,7 +153,8 @@ def test_a_program_without_standard_output_prints_nothing(monkeypatch: pytest.Mo
 
 
 def test_what_takes_more_than_a_minute_is_said_once() -> None:
-    stream, clock = StringIO(), [0.0]
+    stream = StringIO()
+    clock = [0.0]
     console = Console(100, stream, now=lambda: clock[0])
     for clock[0] in (0.0, 30.0, 59.0, 61.0, 90.0, 200.0):
         console.doing("evaluating val")

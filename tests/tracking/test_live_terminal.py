@@ -80,7 +80,8 @@ def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_th
     scores_first: bool,
 ) -> None:
     epoch = {"kind": "epoch", "loss": 0.25, "epoch_s": 65.0}
-    first, second = epoch | {"step": 10, "epoch": 1}, epoch | {"step": 20, "epoch": 2}
+    first = epoch | {"step": 10, "epoch": 1}
+    second = epoch | {"step": 20, "epoch": 2}
     evaluated = [{"kind": "eval", "step": step, "val/loss": 0.75} for step in (10, 15)]
     in_order = [train(10), first, evaluated[0]]
     if scores_first:

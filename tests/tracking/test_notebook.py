@@ -29,7 +29,8 @@ class Output:
     """An output of a cell: what stands in it now, and how often it was updated."""
 
     def __init__(self, bundle: dict[str, str]) -> None:
-        self.bundle, self.updates = bundle, 0
+        self.bundle = bundle
+        self.updates = 0
 
     def update(self, bundle: dict[str, str], *, raw: bool) -> None:
         assert raw

@@ -9,7 +9,8 @@ from surefoot.tracking.console import RankLog
 
 
 def test_what_was_said_before_there_is_a_place_comes_first(tmp_path: Path) -> None:
-    log, path = RankLog(), tmp_path / "logs" / "rank-1.log"
+    log = RankLog()
+    path = tmp_path / "logs" / "rank-1.log"
     print("first", file=log, flush=True)
     log.open(path)
     print("second", file=log, flush=True)

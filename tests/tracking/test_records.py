@@ -177,7 +177,8 @@ def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path
     place = 0
     skipped = 0
     for record in written(tmp_path / "run", "train"):
-        window, place = losses[place : record["step"]], record["step"]
+        window = losses[place : record["step"]]
+        place = record["step"]
         loss, index = max((loss, -index) for index, loss, _ in window if math.isfinite(loss))
         assert (record["loss_max"], record["loss_max_step"]) == (loss, -index)
         expected = [index for index, _, bad in window if bad]

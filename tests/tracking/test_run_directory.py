@@ -426,7 +426,8 @@ def plant(run_dir: Path, name: str, target: Path) -> None:
 def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_followed(
     name: str, tmp_path: Path, elsewhere: Path, outside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_dir, target = tmp_path / "run", outside / "thesis.txt" if "." in name else elsewhere
+    run_dir = tmp_path / "run"
+    target = outside / "thesis.txt" if "." in name else elsewhere
     with refused("checkpoint-not-saved", sf.CheckpointError, step=STEPS) as caught:
         train_and(run_dir, 9, lambda: plant(run_dir, name, target))
     assert caught.value.reason == str(run_dir / name)
@@ -481,7 +482,8 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
 
 
 def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere: Path) -> None:
-    journal, directory = Journal(None), RunDirectory(tmp_path)
+    journal = Journal(None)
+    directory = RunDirectory(tmp_path)
     journal.open(directory, step=0, saved=None, unit="targets", tensorboard=True)
     plant(tmp_path, "tensorboard", elsewhere)
     shutil.rmtree(tmp_path / "moved-tensorboard", ignore_errors=True)
@@ -755,7 +757,8 @@ def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
 def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
     most: int, stopped: Path
 ) -> None:
-    place, untouched = forged.checkpoint(stopped, 8), stopped.parent / "untouched"
+    place = forged.checkpoint(stopped, 8)
+    untouched = stopped.parent / "untouched"
     shutil.copytree(stopped, untouched)
     state = json.loads((place / "state.json").read_text())
     cases = [(where, value) for where in places(state) if where for value in WRONG_VALUES]
@@ -837,7 +840,8 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
         """A file on a disk that is full for the first ten tries."""
 
         def __init__(self, file: Any) -> None:
-            self.file, self.tries = file, 0
+            self.file = file
+            self.tries = 0
 
         def write(self, content: bytes) -> int:
             self.tries += 1
@@ -869,7 +873,8 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
 
 
 def test_a_relative_directory_stays_where_it_was_when_the_run_was_built(tmp_path, monkeypatch):
-    before, after = tmp_path / "before", tmp_path / "after"
+    before = tmp_path / "before"
+    after = tmp_path / "after"
     before.mkdir()
     after.mkdir()
     monkeypatch.chdir(before)

@@ -97,7 +97,8 @@ class Screens:
 
     def __init__(self, length: int, *, marks_loss: bool, **settings: Any) -> None:
         self.length = length
-        self.plain, self.terminal = StringIO(), Screen(160)
+        self.plain = StringIO()
+        self.terminal = Screen(160)
         self.screens: list[Any] = [
             Console(length, self.plain, **settings),
             Terminal(length, self.terminal, marks_loss=marks_loss, **settings),  # type: ignore[arg-type]
@@ -232,7 +233,8 @@ def test_every_number_on_every_screen_is_that_of_the_record_of_its_step(
 ) -> None:
     settings = QUICK | {"sample_fn": lambda _: "so it goes"} | INTERVALS[intervals]
     loop(build(tmp_path / "run", console=True, **settings))
-    (shown,), kinds = screens, by_step(tmp_path / "run")
+    (shown,) = screens
+    kinds = by_step(tmp_path / "run")
     length = shown.length
     needs_row = kinds["epoch"].keys() | kinds["eval"].keys()
     if settings.get("log_every", "auto") != "auto":
@@ -321,7 +323,8 @@ def test_the_mean_of_an_epoch_is_over_its_steps_whatever_the_interval_of_records
     assert {step: record["epoch"] for step, record in epochs.items()} == recorded
     for record in epochs.values():
         number = record["epoch"]
-        begin, end = ENDS[number - 1], ENDS[number]
+        begin = ENDS[number - 1]
+        end = ENDS[number]
         assert record["loss"] == pytest.approx(expected[number - 1], rel=1e-12)
         if loop is not by_train:  # your own values are means over the epoch too
             assert record["index"] == (begin + end - 1) / 2

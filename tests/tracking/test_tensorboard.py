@@ -133,7 +133,8 @@ def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
     drawn = render_panel(panel_to_dict(panels(nn.Identity())[0]))
     assert drawn is not None
     pixels = np.asarray(drawn)
-    margin, cell = drawn.width - 2 * 28, 28
+    margin = drawn.width - 2 * 28
+    cell = 28
     corners = [
         [int(pixels[margin + row * cell + 1, margin + column * cell + 1, 0]) for column in range(2)]
         for row in range(2)
@@ -189,7 +190,8 @@ def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
 def test_what_a_session_without_tensorboard_leaves_out_is_written_by_the_next_one(
     tmp_path: Path, without: str
 ) -> None:
-    run, changes = tmp_path / "run", {"check_state": False, "early_stopping": None}
+    run = tmp_path / "run"
+    changes = {"check_state": False, "early_stopping": None}
     with pytest.raises(
         RuntimeError, match="died"
     ):  # after step 4 was saved, and later steps recorded
@@ -232,7 +234,8 @@ def test_pictures_that_no_record_has_stay_when_points_are_written_again(tmp_path
 
 @pytest.mark.parametrize("name", ["images", "texts", "histograms", "panels"])
 def test_a_split_may_be_called_like_what_no_record_has(tmp_path: Path, name: str) -> None:
-    inputs, targets = torch.randn(8, 3), torch.zeros(8, dtype=torch.int64)
+    inputs = torch.randn(8, 3)
+    targets = torch.zeros(8, dtype=torch.int64)
     for length, tensorboard in (("4 steps", True), ("6 steps", False), ("8 steps", True)):
         sf.Run(
             model=lambda: nn.Linear(3, 2),
@@ -256,7 +259,8 @@ def test_a_split_may_be_called_like_what_no_record_has(tmp_path: Path, name: str
 
 
 def test_a_torn_event_file_is_read_up_to_its_last_event(tmp_path: Path) -> None:
-    run, changes = tmp_path / "run", {"check_state": False, "early_stopping": None}
+    run = tmp_path / "run"
+    changes = {"check_state": False, "early_stopping": None}
     build(run, stop_after="8 steps", **changes).train()
     (file,) = (run / "tensorboard").iterdir()
     file.write_bytes(file.read_bytes()[:-5])

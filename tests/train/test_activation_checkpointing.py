@@ -37,11 +37,9 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.norm, self.down = (
-            nn.Linear(WIDTH, 16),
-            nn.BatchNorm1d(16),
-            nn.Linear(16, WIDTH),
-        )
+        self.up = nn.Linear(WIDTH, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.down = nn.Linear(16, WIDTH)
         self.register_buffer("level", torch.zeros(()))
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
@@ -55,7 +53,8 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, blocks: int = 3) -> None:
         super().__init__()
-        self.blocks, self.head = nn.ModuleList(Block() for _ in range(blocks)), nn.Linear(WIDTH, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -211,7 +210,8 @@ def test_blocks_are_those_of_the_model_or_those_that_are_named() -> None:
 
 def test_gradients_through_gradients_are_the_same() -> None:
     """There a block is computed again for each of two backward passes."""
-    model, inputs = random_weights(Net()), torch.randn(ROWS, WIDTH)
+    model = random_weights(Net())
+    inputs = torch.randn(ROWS, WIDTH)
     twin = again(model, "blocks")
 
     def penalty(model: nn.Module) -> list[Tensor]:
@@ -230,7 +230,8 @@ def test_names_and_copies_of_a_model_are_what_they_were() -> None:
     names = list(model.state_dict())
     compute_again({"model": model}, "blocks")
     assert list(model.state_dict()) == names
-    twin, inputs = copy.deepcopy(model), (torch.randn(ROWS, WIDTH),)
+    twin = copy.deepcopy(model)
+    inputs = (torch.randn(ROWS, WIDTH),)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -274,7 +275,8 @@ def kept_bytes(model: nn.Module, inputs: Tensor) -> int:
 def test_of_each_block_only_its_input_is_kept(blocks: int) -> None:
     model = nn.Sequential(*(Wide() for _ in range(blocks)))
     inputs = torch.randn(64, 32)
-    narrow, wide = 64 * 32 * 4, 64 * 128 * 4
+    narrow = 64 * 32 * 4
+    wide = 64 * 128 * 4
     # without: what goes into each layer, and what the sigmoid and the square are differentiated by,
     # one of them shared
     assert kept_bytes(model, inputs) == blocks * (narrow + 2 * wide)
@@ -282,7 +284,8 @@ def test_of_each_block_only_its_input_is_kept(blocks: int) -> None:
 
 
 def test_selective_keeps_more_than_blocks_and_less_than_all() -> None:
-    model, inputs = nn.Sequential(*(Wide() for _ in range(8))), torch.randn(64, 32)
+    model = nn.Sequential(*(Wide() for _ in range(8)))
+    inputs = torch.randn(64, 32)
 
     def held(model: nn.Module) -> int:
         with peak(torch.device("cpu")) as found:
@@ -302,10 +305,8 @@ def test_selective_keeps_more_than_blocks_and_less_than_all() -> None:
 def test_attention_is_kept_unless_it_drops_weights_and_so_moves_the_generator_on(
     drop_fraction: float, kept: bool
 ) -> None:
-    operator, q = (
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.zeros(1, 1, 2, 4),
-    )
+    operator = torch.ops.aten._scaled_dot_product_flash_attention.default
+    q = torch.zeros(1, 1, 2, 4)
     assert (
         _recompute_policy(None, operator, q, q, q, drop_fraction) == CheckpointPolicy.MUST_SAVE
     ) == kept
@@ -458,7 +459,8 @@ class Drifting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.calls = nn.Linear(WIDTH, WIDTH), 0
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -482,7 +484,9 @@ class Plain(nn.Module):
 
     def __init__(self, *, breaks: bool = False) -> None:
         super().__init__()
-        self.layer, self.norm, self.breaks = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), breaks
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.breaks = breaks
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.layer(x))
@@ -500,7 +504,8 @@ compiling = pytest.mark.filterwarnings(
 @compiling
 def test_compiled_blocks_give_the_same_gradients_and_write_their_buffers_once(how: Any) -> None:
     torch.manual_seed(1)
-    model, inputs = nn.Sequential(Plain(), Plain()), (torch.randn(ROWS, WIDTH),)
+    model = nn.Sequential(Plain(), Plain())
+    inputs = (torch.randn(ROWS, WIDTH),)
     twin = again(model, how)
     graph = torch.compile(twin, dynamic=False, backend="aot_eager")
     for one, other in zip(changed(model, inputs), changed(graph, inputs), strict=True):  # type: ignore[arg-type]

@@ -64,11 +64,9 @@ class Noting(nn.Module):
         self.register_buffer("flag", torch.tensor(False))
 
     def forward(self, amounts: Tensor) -> None:
-        self.added, self.passes, self.flag = (
-            self.added + amounts,
-            self.passes + 1,
-            torch.tensor(True),
-        )
+        self.added = self.added + amounts
+        self.passes = self.passes + 1
+        self.flag = torch.tensor(True)
 
 
 class OneProcess:
@@ -127,7 +125,8 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None:
     model = Masked()
-    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    mask = model.mask.clone()
     for _ in range(2):
         version = model.mask._version
         for _ in range(passes):
@@ -148,7 +147,8 @@ def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None
 def test_a_bad_step_undoes_what_autograd_does_not_see(passes: int, write: Any) -> None:
     """`.data` and NumPy change a buffer without changing its version."""
     model = Masked()
-    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    mask = model.mask.clone()
     for index in range(passes):
         statistics.start_pass()
         assert torch.equal(model.mask, mask), f"pass {index} starts from the buffers of the step"
@@ -174,7 +174,8 @@ HIDDEN = [
 @pytest.mark.parametrize("write", HIDDEN)
 def test_a_hidden_write_that_begins_in_a_later_step_is_undone_by_a_bad_step(write: Any) -> None:
     model = Masked()
-    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    mask = model.mask.clone()
     for _ in range(5):
         one_step(statistics, lambda: None)
     one_step(statistics, lambda: write(model.mask), skipped=True)
@@ -195,7 +196,8 @@ def test_a_hidden_write_between_steps_stays_after_a_bad_step(write: Any) -> None
 def test_a_large_buffer_is_copied_only_if_its_bits_changed() -> None:
     """While it changes at each step, it is compared at one step of 64 only."""
     model = Masked()
-    statistics, compared = BatchStatistics({"model": model}, behavior=FIRST), []
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    compared = []
 
     def copies(pass_fn: Any) -> int:
         one_step(statistics, lambda: None)
@@ -304,7 +306,8 @@ def test_passes_that_are_repeated_within_a_step_change_nothing() -> None:
 
 def test_a_pass_that_fails_is_undone_where_the_pass_before_it_changed_nothing() -> None:
     model = Masked()
-    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    mask = model.mask.clone()
     for _ in range(2):
         statistics.start_pass()
         model(torch.ones(3))
@@ -334,7 +337,8 @@ class OnDevice:
     """A flag that is read on a device only."""
 
     def __init__(self, flag: Tensor) -> None:
-        self.flag, self.is_cpu = flag, False
+        self.flag = flag
+        self.is_cpu = False
 
     def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         return self.flag == other
@@ -345,10 +349,8 @@ class OnDevice:
 @pytest.mark.parametrize("skipped", [0.0, 1.0])
 def test_one_pass_leaves_its_own_bits_on_a_device_too(skipped: float) -> None:
     model = Extremes()
-    statistics, flag = (
-        BatchStatistics({"model": model}, behavior=FIRST),
-        OnDevice(torch.tensor(skipped)),
-    )
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    flag = OnDevice(torch.tensor(skipped))
     statistics.start_pass()
     model(0.1)
     statistics.end_pass()
@@ -385,7 +387,8 @@ def test_integers_of_several_ranks_stay_exact() -> None:
             )  # five bytes before the next buffer
             self.register_buffer("count", torch.tensor(2**60 + 1))
 
-    model, world = Large(), SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
+    model = Large()
+    world = SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
     statistics = BatchStatistics(
         {"model": model}, behavior=FIRST, world=world, shares=[range(1), range(1, 2)]
     )  # type: ignore[arg-type]
@@ -398,7 +401,8 @@ def test_integers_of_several_ranks_stay_exact() -> None:
 
 def test_a_skipped_step_undoes_what_repeated_passes_left_alone() -> None:
     model = Masked()
-    statistics, mask = BatchStatistics({"model": model}, behavior=FIRST), model.mask.clone()
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+    mask = model.mask.clone()
     statistics.start_pass()
     model.mask.fill_(5.0)
     statistics.end_pass()

@@ -87,7 +87,8 @@ def gains(monkeypatch: pytest.MonkeyPatch) -> Gains:
     processor.
     """
     held = {"bf16": 2.0, "channels last": 1.3, "bf16, channels last": 4.0}
-    version, every = ".".join(torch.__version__.split(".")[:2]), (1, 1 << 30)
+    version = ".".join(torch.__version__.split(".")[:2])
+    every = (1, 1 << 30)
     kinds = ("convolution", "convolution, channels last")
     rows = [speed_table.Row(kind, every, every, every, held) for kind in kinds]
     monkeypatch.setattr(speed_table, "TABLE", {("fast", version): ("2026-11-22", rows)})
@@ -198,7 +199,8 @@ def test_what_is_named_stays_and_is_told_beside_what_auto_would_choose(gains: Ga
 
 
 def test_models_without_convolutions_are_left_alone_and_other_inputs_too() -> None:
-    linear, convolution = nn.Linear(2, 1), nn.Conv2d(2, 2, 1)
+    linear = nn.Linear(2, 1)
+    convolution = nn.Conv2d(2, 2, 1)
     layout(True, [linear])
     assert not linear._forward_pre_hooks
     found = layout(True, [convolution])

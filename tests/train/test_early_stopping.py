@@ -241,7 +241,8 @@ def test_a_share_as_min_delta_is_the_relative_threshold_of_torch(
     plateau = sf.ReduceLROnPlateau(f"{direction} a/score", 2, 0.5, 0.0, 1, text)
     for seed in range(10):
         generator = random.Random(seed)
-        values, value = [], 1.0
+        values = []
+        value = 1.0
         for _ in range(60):
             value *= generator.uniform(0.7, 1.4)
             values.append(value)

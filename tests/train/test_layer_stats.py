@@ -35,13 +35,14 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.bend = nn.Linear(FEATURES, 6, dtype=torch.float64), nn.Tanh()
-        self.dead, self.rectify = nn.Linear(6, 6, dtype=torch.float64), nn.ReLU()
-        self.dropped, self.again = nn.Dropout(0.5), nn.Linear(6, 6, dtype=torch.float64)
-        self.out, self.never = (
-            nn.Linear(6, CLASSES, dtype=torch.float64),
-            nn.Linear(2, 2, dtype=torch.float64),
-        )
+        self.into = nn.Linear(FEATURES, 6, dtype=torch.float64)
+        self.bend = nn.Tanh()
+        self.dead = nn.Linear(6, 6, dtype=torch.float64)
+        self.rectify = nn.ReLU()
+        self.dropped = nn.Dropout(0.5)
+        self.again = nn.Linear(6, 6, dtype=torch.float64)
+        self.out = nn.Linear(6, CLASSES, dtype=torch.float64)
+        self.never = nn.Linear(2, 2, dtype=torch.float64)
         self.tied = nn.Linear(6, 6, dtype=torch.float64)
         self.tied.weight = self.again.weight
         with torch.no_grad():
@@ -100,7 +101,8 @@ class Found:
             for step in run:
                 again = self._model_of(len(self.weights) - 1)
                 key = run.parts.task.key
-                total, count = torch.zeros((), dtype=torch.float64), 0
+                total = torch.zeros((), dtype=torch.float64)
+                count = 0
                 for micro_batch in step.micro_batches:
                     sf_seed(key, step.index, micro_batch.index)
                     here = counted_targets(micro_batch.batch)
@@ -112,7 +114,8 @@ class Found:
                         self.firsts.append(
                             (here, sum(float(one.square().sum()) for one in own if one is not None))
                         )
-                    total, count = total + part * here, count + here
+                    total = total + part * here
+                    count = count + here
                 (total / count).backward()
                 self.counts.append(count)
                 self.gradients.append(
@@ -123,7 +126,8 @@ class Found:
                     }
                 )
                 self.weights.append(self._copy(model))
-        self.run, self.records = run, layers(run_dir)
+        self.run = run
+        self.records = layers(run_dir)
 
     def _model_of(self, place: int) -> Net:
         model = Net()
@@ -280,7 +284,8 @@ class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         kinds = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Sigmoid()) for _ in range(3)]
-        self.blocks, self.out = nn.ModuleList(kinds).double(), nn.Linear(FEATURES, CLASSES).double()
+        self.blocks = nn.ModuleList(kinds).double()
+        self.out = nn.Linear(FEATURES, CLASSES).double()
 
     def forward(self, inputs: Tensor) -> Tensor:
         for block in self.blocks:
@@ -537,7 +542,9 @@ def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
 
 def test_a_repeated_micro_batch_is_not_measured() -> None:
     """Under FSDP, a rank with one micro-batch less repeats its last one, with no targets."""
-    layer, ids, batches = nn.Linear(2, 2), np.arange(4), [(torch.ones(4, 2),), (torch.ones(4, 2),)]
+    layer = nn.Linear(2, 2)
+    ids = np.arange(4)
+    batches = [(torch.ones(4, 2),), (torch.ones(4, 2),)]
     first, second = (MicroBatch(batch, 4, index, ids, ids) for index, batch in enumerate(batches))
     layers: Any = SimpleNamespace(parameters={}, modules={"layer": layer}, local_times=None)
     watched = LayerWatch(0, layers)

@@ -262,7 +262,8 @@ def on_rank() -> Any:
 
 
 def test_ranks_leave_out_the_same(ranks: Ranks) -> None:
-    (weights, scores), expected = ranks(2, on_rank)[0], on_rank()
+    (weights, scores) = ranks(2, on_rank)[0]
+    expected = on_rank()
     assert weights == expected[0]
     assert scores == pytest.approx(expected[1], rel=1e-6)
 

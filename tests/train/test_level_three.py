@@ -159,7 +159,8 @@ def session() -> Iterator[Session]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        asked, answers = process.stdin, process.stdout
+        asked = process.stdin
+        answers = process.stdout
 
         def sit(run_dir: Path, *, kill_at: int = 0, drawing: bool = False) -> int:
             asked.write(

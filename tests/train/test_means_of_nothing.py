@@ -60,7 +60,8 @@ def test_what_is_computed_of_nothing_is_nan_too() -> None:
     assert math.isnan(perplexity({"loss": math.nan}))
     assert perplexity({"loss": 800.0}) == math.inf
     report = ClassificationReport(CLASSES)
-    outputs, targets = torch.zeros(2, CLASSES), torch.tensor([-1, -1])
+    outputs = torch.zeros(2, CLASSES)
+    targets = torch.tensor([-1, -1])
     assert math.isnan(report.whole(*report.per_batch(outputs, targets))["accuracy"])
 
 

@@ -21,7 +21,8 @@ class Named(NamedTuple):
 
 
 def test_outputs_come_back_as_what_they_were() -> None:
-    messages, held = Messages(), [Named(1, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
+    messages = Messages()
+    held = [Named(1, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
     first, second, third = messages.read(messages.written(held))
     assert first == held[0]
     assert type(first) is Named
@@ -41,7 +42,8 @@ Other = type("Found", (list,), {"__module__": "elsewhere"})
 
 
 def test_outputs_of_kinds_with_the_same_name_and_of_arguments_by_name_come_back() -> None:
-    messages, held = Messages(), [Found(text="a"), Other(["b", 1]), torch.Size([2, 3])]
+    messages = Messages()
+    held = [Found(text="a"), Other(["b", 1]), torch.Size([2, 3])]
     found = messages.read(messages.written(held))
     assert found == held
     assert [type(one) for one in found] == [Found, Other, torch.Size]

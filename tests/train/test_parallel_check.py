@@ -103,7 +103,8 @@ def line_of(function: Callable[..., Any], text: str) -> str:
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(WIDTH, 4, batch_first=True), nn.Linear(4, CLASSES)
+        self.lstm = nn.LSTM(WIDTH, 4, batch_first=True)
+        self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x[:, None])[0][:, -1])  # type: ignore[no-any-return]

@@ -85,7 +85,8 @@ def left(run_dir: Path) -> Any:
 
 
 def factors(plateau: ReduceLROnPlateau, scores: Sequence[float]) -> list[float]:
-    standing, found = PlateauProgress(), []
+    standing = PlateauProgress()
+    found = []
     for step, score in enumerate(scores, start=1):
         standing = following(plateau, standing, step=step, score=score)
         found.append(standing.factor)
@@ -172,7 +173,8 @@ def following_factors(
     recorded: Sequence[tuple[int, float]], plateau: ReduceLROnPlateau, steps: int, every: int
 ) -> list[float]:
     """The factor of each step, from the recorded scores alone."""
-    standing, found = PlateauProgress(), []
+    standing = PlateauProgress()
+    found = []
     scores = dict(recorded)
     for step in range(steps):
         if step in scores and step % every == 0:
@@ -271,10 +273,8 @@ def bits(run: sf.Run) -> str:
 
 
 def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
-    watching, plain = (
-        build(None, plateau=ReduceLROnPlateau("min val/same", patience=99)),
-        build(None, plateau=None),
-    )
+    watching = build(None, plateau=ReduceLROnPlateau("min val/same", patience=99))
+    plain = build(None, plateau=None)
     for run in (watching, plain):
         run.train()
     assert bits(watching) == bits(plain)
@@ -593,14 +593,18 @@ def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> N
 def test_early_stopping_ends_where_keras_ends(
     direction: Any, patience: int, min_delta: float
 ) -> None:
-    sign, ends = 1.0 if direction == "min" else -1.0, set()
+    sign = 1.0 if direction == "min" else -1.0
+    ends = set()
     for seed in range(20):
         scores = [score for score in walk(random.Random(seed)) if math.isfinite(score)]
-        best, wait, expected = sign * math.inf, 0, None
+        best = sign * math.inf
+        wait = 0
+        expected = None
         for step, score in enumerate(scores):  # Keras 3, EarlyStopping.on_epoch_end
             wait += 1
             if sign * (best - score) > min_delta:
-                best, wait = score, 0
+                best = score
+                wait = 0
             elif wait >= patience:
                 expected = step
                 break

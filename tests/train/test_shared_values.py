@@ -36,7 +36,8 @@ def state(models: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def test_pictures_are_generated_once_in_a_step() -> None:
-    dcgan, calls = example("dcgan"), [0]
+    dcgan = example("dcgan")
+    calls = [0]
     run = dcgan.build(**SMALL, micro_batch_size=8, check_state=False)
     run.state.models["generator"].register_forward_pre_hook(
         lambda *_: calls.__setitem__(0, calls[0] + 1)
@@ -48,10 +49,8 @@ def test_pictures_are_generated_once_in_a_step() -> None:
 
 def test_sharing_changes_no_result_beside_generating_twice() -> None:
     dcgan = example("dcgan")
-    shared, twice = (
-        dcgan.build(**SMALL, micro_batch_size=8),
-        dcgan.build(**SMALL, micro_batch_size=8),
-    )
+    shared = dcgan.build(**SMALL, micro_batch_size=8)
+    twice = dcgan.build(**SMALL, micro_batch_size=8)
     dcgan.train(shared)
 
     def generator_loss(models: Any, batch: Any) -> Tensor:
@@ -81,7 +80,8 @@ def test_projected_gradients_are_those_of_a_plain_loop() -> None:
     steps = batches(surgery.build(**settings))
     surgery.train(run)
 
-    weights, conflicts = list(plain.state.model.parameters()), 0
+    weights = list(plain.state.model.parameters())
+    conflicts = 0
     for batch in steps:
         tasks = [
             torch.cat(
@@ -113,7 +113,8 @@ def test_projected_gradients_are_those_of_a_plain_loop() -> None:
 
 def session(name: str, run_dir: str, kill_at: int) -> None:
     """Train an example; SIGKILL in the forward pass `kill_at` of its steps, from 1."""
-    module, passes = example(name), [0]
+    module = example(name)
+    passes = [0]
     run = module.build(
         run_dir=run_dir,
         **SMALL,

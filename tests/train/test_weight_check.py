@@ -31,8 +31,10 @@ WRITES: dict[str, Write] = {
 class Writing(nn.Module):
     def __init__(self, write: Write | None = None, *, once: bool = False) -> None:
         super().__init__()
-        self.layer, self.write = nn.Linear(4, 2), write
-        self.once, self.begun = once, False
+        self.layer = nn.Linear(4, 2)
+        self.write = write
+        self.once = once
+        self.begun = False
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.write is not None and not (self.once and self.begun):

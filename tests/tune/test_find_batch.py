@@ -31,7 +31,10 @@ class Device:
     """Needs `fixed + each * size` bytes, and runs out past `holds`."""
 
     def __init__(self, whole: int, *, fixed: int, each: int, holds: int) -> None:
-        self.whole, self.fixed, self.each, self.holds = whole, fixed, each, holds
+        self.whole = whole
+        self.fixed = fixed
+        self.each = each
+        self.holds = holds
         self.tried: list[int] = []
 
     def needs(self, size: int) -> int:
@@ -349,7 +352,8 @@ def test_throughput_counts_every_pass_and_the_update(monkeypatch: pytest.MonkeyP
         now[0] += 0.004
         update(step)
 
-    update, now = micro_batch_trial.update, [0.0]
+    update = micro_batch_trial.update
+    now = [0.0]
     monkeypatch.setattr(micro_batch_trial, "update", updated)
     for module, clock in (
         (micro_batch_trial, "perf_counter"),

@@ -109,9 +109,12 @@ def test_smoothing_is_over_rates_and_not_over_steps() -> None:
 
 def test_divergence_is_where_the_average_passes_four_times_its_best() -> None:
     losses = np.array([2.0, 1.0, 0.5, 0.5, 9.0, 9.0])
-    mean, weight, means = 0.0, 0.0, []
+    mean = 0.0
+    weight = 0.0
+    means = []
     for loss in losses:  # Kingma and Ba 2014, section 3, with beta = 0.8
-        mean, weight = 0.8 * mean + 0.2 * loss, 0.8 * weight + 0.2
+        mean = 0.8 * mean + 0.2 * loss
+        weight = 0.8 * weight + 0.2
         means.append(mean / weight)
     best = np.minimum.accumulate(means)
     assert diverged(losses) == int(np.flatnonzero(np.array(means) > 4 * best)[0])

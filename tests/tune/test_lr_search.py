@@ -51,7 +51,8 @@ def test_each_loss_is_that_after_the_updates_with_its_rate_and_all_before() -> N
     found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=0.5, steps=20)
     rates = [1e-3 * 500 ** (place / 19) for place in range(20)]
     assert found.rates.tolist() == pytest.approx(rates)
-    weight, losses = 1.0, []
+    weight = 1.0
+    losses = []
     for rate in rates:
         weight *= 1 - rate
         losses.append(weight**2 / 2)

@@ -45,7 +45,8 @@ def bits(number=40, seed=5, epoch=0):
 
 @pytest.mark.parametrize("cut", [1, 7, 40])
 def test_an_image_comes_out_the_same_alone_and_in_any_batch(cut):
-    x, drawn = images(), bits()
+    x = images()
+    drawn = bits()
     whole = augment(x, drawn, EVERYTHING, mean_C=GREY)
     parts = [
         augment(x[at : at + cut], drawn[at : at + cut], EVERYTHING, mean_C=GREY)
@@ -127,7 +128,8 @@ def test_half_of_the_images_are_mirrored():
 
 @pytest.mark.parametrize("side", [1, 4, 5])
 def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(side):
-    x, colour = images(number=400) // 2, np.array([200, 210, 220])
+    x = images(number=400) // 2
+    colour = np.array([200, 210, 220])
     found = augment(x, bits(400), Augmentation(cutout=side), mean_C=colour / 255)
     heights, widths = set(), set()
     for before, after in zip(x, found, strict=True):
@@ -160,7 +162,8 @@ def test_strength_nought_changes_nothing():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_colours_are_those_of_the_formulas(sign):
     image = images()[0].astype(np.float64)
-    factor, mean = 1 + sign * 0.9 * 0.5, round(image.mean())
+    factor = 1 + sign * 0.9 * 0.5
+    mean = round(image.mean())
     expected = {
         "brightness": image * factor,
         "contrast": mean + (image - mean) * factor,
@@ -177,7 +180,8 @@ def test_colours_are_those_of_the_formulas(sign):
 @pytest.mark.parametrize("kind", ["shear-x", "shear-y", "translate-x", "translate-y", "rotate"])
 def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):
     """Away from the border, where Pillow reads pixels that are not there."""
-    side, strength = 31, 0.6
+    side = 31
+    strength = 0.6
     smooth = np.add.outer(np.arange(side) * 3, np.arange(side) * 5).astype(np.uint8)
     middle = (side - 1) / 2
     ax, ay, at, bx, by, bt = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0
@@ -192,7 +196,10 @@ def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):
             bt = sign * 0.45 * side * strength
         case "rotate":
             angle = sign * math.radians(30) * strength
-            ax, ay, bx, by = math.cos(angle), -math.sin(angle), math.sin(angle), math.cos(angle)
+            ax = math.cos(angle)
+            ay = -math.sin(angle)
+            bx = math.sin(angle)
+            by = math.cos(angle)
     # Pillow reads at the middles of pixels: half a pixel more on both sides
     shift_x = at + middle - ax * middle - ay * middle
     shift_y = bt + middle - bx * middle - by * middle

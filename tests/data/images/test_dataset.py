@@ -114,7 +114,8 @@ def test_a_resumed_feed_sees_what_one_that_went_on_would_have_seen(
 
 
 def test_an_image_is_changed_anew_in_every_epoch_and_under_every_seed() -> None:
-    ids, epoch = np.arange(NUMBER), np.zeros(NUMBER, dtype=np.int64)
+    ids = np.arange(NUMBER)
+    epoch = np.zeros(NUMBER, dtype=np.int64)
     first = in_memory().gather(ids, epoch)[0]
     for other in (in_memory().gather(ids, epoch + 1)[0], in_memory(seed=4).gather(ids, epoch)[0]):
         assert (first == other).flatten(1).all(dim=1).sum() < 3
@@ -241,7 +242,8 @@ def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> No
     rows, columns = np.mgrid[0:side, 0:side].astype(np.uint8)
     picture = Image.fromarray(np.stack([rows, columns, rows], axis=-1))
     generator = np.random.default_rng(0)
-    areas, shapes = [], []
+    areas = []
+    shapes = []
     for _ in range(300):
         draws = generator.random(4)
         piece = (
@@ -249,10 +251,8 @@ def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> No
             .random_crop(picture, lambda draw, draws=draws: draws[draw])
             .astype(float)
         )
-        height, width = (
-            (piece[-1, 0, 0] - piece[0, 0, 0]) * 32 / 31,
-            (piece[0, -1, 1] - piece[0, 0, 1]) * 32 / 31,
-        )
+        height = (piece[-1, 0, 0] - piece[0, 0, 0]) * 32 / 31
+        width = (piece[0, -1, 1] - piece[0, 0, 1]) * 32 / 31
         areas.append(height * width / side**2)
         shapes.append(width / height)
     assert 0.05 < min(areas) < 0.15
@@ -263,7 +263,8 @@ def test_random_pieces_lie_inside_and_have_areas_and_shapes_as_published() -> No
 
 def test_normalising_by_the_moments_gives_mean_nought_and_deviation_one() -> None:
     image = pixels()
-    mean, std = (image / 255).mean(axis=(0, 1, 2)), (image / 255).std(axis=(0, 1, 2))
+    mean = (image / 255).mean(axis=(0, 1, 2))
+    std = (image / 255).std(axis=(0, 1, 2))
     found = normalize(image, mean=tuple(mean), std=tuple(std))
     assert_close(found.mean(dim=(0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     assert_close(found.std(dim=(0, 2, 3), unbiased=False), torch.ones(3), rtol=1e-5, atol=1e-5)

@@ -579,7 +579,8 @@ def test_pixels_of_an_older_behavior_are_those_of_0_1_0(tmp_path: Path) -> None:
         clear.save(folder / "clear.png")
         Image.fromarray(stored.astype(np.uint16) * 257).save(folder / "wide.png")
     sets = sf.data.load_images(tmp_path, behavior=1, val_fraction=0.2)
-    mean, std = sets.mean[0], sets.std[0]
+    mean = sets.mean[0]
+    std = sets.std[0]
     for sample in range(len(sets.train)):
         image = np.rint((sets.train[sample][0].numpy()[0] * std + mean) * 255)
         assert np.array_equal(image, stored)

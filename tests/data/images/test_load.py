@@ -166,7 +166,8 @@ def test_images_are_normalised_as_is_asked_and_stay_what_was_measured(tmp_path: 
 def test_the_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
-    theirs, found = load_digits(), load_images()
+    theirs = load_digits()
+    found = load_images()
     parts = [part for part in (found.train, found.val, found.test) if part is not None]
     ours = {part.images[place, ..., 0].tobytes() for part in parts for place in range(len(part))}  # type: ignore[union-attr]
     expected = {np.rint(image * 255 / 16).astype(np.uint8).tobytes() for image in theirs.images}
@@ -459,7 +460,8 @@ def test_files_of_several_pages_are_said(kind: str, tmp_path: Path) -> None:
 
 
 def test_one_deep_picture_among_many_is_measured(tmp_path: Path) -> None:
-    plain, deep = tmp_path / "plain.png", tmp_path / "deep.png"
+    plain = tmp_path / "plain.png"
+    deep = tmp_path / "deep.png"
     Image.new("L", (2, 2)).save(plain)
     Image.fromarray(np.full((2, 2), 3000, dtype=np.uint16)).save(deep)
     paths = [plain] * 2_100

@@ -96,7 +96,8 @@ def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40])
 def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_size):
-    model, asked = Table(), questions(choices=1)
+    model = Table()
+    asked = questions(choices=1)
     asked += [
         Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)
     ]
@@ -127,7 +128,8 @@ def gpt():
 
 @cache
 def each_alone():
-    model, asked = gpt(), questions()
+    model = gpt()
+    asked = questions()
     return [
         scored([question], multiple_choice_accuracy, continuation_accuracy_, model=model)
         for question in asked
@@ -139,7 +141,8 @@ def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_sta
     batch_size,
 ):
     """Law 6; attention must not see the filling. Against each question in a data set of its own."""
-    asked, alone = questions(), each_alone()
+    asked = questions()
+    alone = each_alone()
     found = scored(
         asked, multiple_choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size
     )
@@ -268,7 +271,8 @@ def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
         counted.append(graph)
         return graph.forward
 
-    model, asked = gpt(), questions()
+    model = gpt()
+    asked = questions()
     assert scored(
         asked, multiple_choice_accuracy, model=torch.compile(model, backend=backend)
     ) == scored(asked, multiple_choice_accuracy, model=model)

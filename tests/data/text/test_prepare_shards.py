@@ -46,7 +46,9 @@ def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch
 
 def test_a_file_that_comes_after_the_last_shard_is_refused(tmp_path: Path) -> None:
     """The last shard is not full: it would have had tokens of the new file."""
-    first, second, out = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "out"
+    first = tmp_path / "a.txt"
+    second = tmp_path / "b.txt"
+    out = tmp_path / "out"
     first.write_text("a" * 15)
     settings: dict[str, Any] = {"tokenizer": BYTES, "processes": 1, "shard_tokens": 10}
     prepare_shards(out, [first], **settings)
@@ -201,7 +203,8 @@ def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(
     inputs: list[Path], tmp_path: Path
 ) -> None:
     prepared(tmp_path / "out", inputs)
-    before, said = whole(tmp_path / "out"), list[str]()
+    before = whole(tmp_path / "out")
+    said = list[str]()
     times = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").iterdir())]
     prepared(tmp_path / "out", inputs, say=said.append)
     assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").iterdir())] == times
@@ -238,7 +241,8 @@ def test_a_directory_of_other_settings_is_refused(
 
 def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: Path) -> None:
     prepared(tmp_path / "out", inputs)
-    text, times = inputs[1].read_text(), inputs[1].stat()
+    text = inputs[1].read_text()
+    times = inputs[1].stat()
     inputs[1].write_text("other")
     with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
         prepared(tmp_path / "out", inputs)

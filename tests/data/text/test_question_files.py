@@ -233,10 +233,8 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
         example = examples[int(question.source.rpartition(" ")[2]) - 1]
         prefix = tokenizer.encode(example["ctx"]).tolist()
         rows = [prefix + tokenizer.encode(" " + ending).tolist() for ending in example["endings"]]
-        tokens, mask = (
-            torch.zeros(4, max(map(len, rows)), dtype=torch.long),
-            torch.zeros(4, max(map(len, rows))),
-        )
+        tokens = torch.zeros(4, max(map(len, rows)), dtype=torch.long)
+        mask = torch.zeros(4, max(map(len, rows)))
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = torch.tensor(row)
             mask[place, len(prefix) : len(row)] = 1

@@ -57,7 +57,8 @@ def fresh(trained: BPETokenizer) -> tuple[str, list[np.ndarray]]:
 def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is trained and encoded."""
     done: list[str] = []
-    train, encode = BPETokenizer.train, token_cache.encode_documents
+    train = BPETokenizer.train
+    encode = token_cache.encode_documents
 
     def noted_train(*arguments: Any, **options: Any) -> BPETokenizer:
         done.append("trained")
@@ -316,7 +317,8 @@ def test_the_least_recently_used_entries_and_abandoned_files_go(
     newer = set(directory.iterdir()) - {tokens, tokenizer}
     for path in newer:
         os.utime(path, (2e9, 2e9))
-    abandoned, recent = directory / "a.partial", directory / "b.partial"
+    abandoned = directory / "a.partial"
+    recent = directory / "b.partial"
     for path, age_s in ((abandoned, 2e9), (recent, 0)):
         path.touch()
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - age_s))

@@ -132,7 +132,8 @@ def test_a_mean_over_held_out_targets_does_not_depend_on_the_batch_size(batch_si
     total = count = 0
     for one in in_order(held_out, batch_size=batch_size, seed=0, device=torch.device("cpu")):
         kept = one.batch[1] >= 0
-        total, count = total + int(one.batch[1][kept].sum()), count + int(kept.sum())
+        total = total + int(one.batch[1][kept].sum())
+        count = count + int(kept.sum())
     assert (total, count) == (int(held_out.arrays[0][1:].sum()), 202)
 
 

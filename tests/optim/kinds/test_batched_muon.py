@@ -42,7 +42,8 @@ def in_rounded_products(
         product = torch.eye(len(gram))
         for _ in range(steps):
             factor = torch.addmm(gram, gram, gram, beta=b, alpha=c) + a * torch.eye(len(gram))
-            product, gram = product @ factor, factor @ gram @ factor
+            product = product @ factor
+            gram = factor @ gram @ factor
         return (x @ product if tall else product @ x).bfloat16()
     x = grad.bfloat16().T if grad.shape[0] > grad.shape[1] else grad.bfloat16()
     x = x.div(x.norm().clamp(min=eps)).float()

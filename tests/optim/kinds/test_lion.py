@@ -17,7 +17,9 @@ def gradients(steps: int = 9) -> np.ndarray:
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.5, 0.0)])
 def test_lion_is_the_published_algorithm(betas, decay):
-    weight, momentum, lr = np.ones((3, 4)), np.zeros((3, 4)), 0.02
+    weight = np.ones((3, 4))
+    momentum = np.zeros((3, 4))
+    lr = 0.02
     parameter = nn.Parameter(torch.from_numpy(weight.copy()))
     optimizer = Lion([parameter], lr=lr, betas=betas, weight_decay=decay)
     for gradient in gradients():

@@ -101,7 +101,8 @@ def test_a_kernel_is_trained_as_the_matrix_of_its_outputs():
     ]
     for step in range(3):
         gradient = torch.randn(8, 12, generator=torch.Generator().manual_seed(step))
-        kernel.grad, matrix.grad = gradient.view(8, 3, 2, 2), gradient
+        kernel.grad = gradient.view(8, 3, 2, 2)
+        matrix.grad = gradient
         for optimizer in pair:
             optimizer.step()
 
@@ -178,7 +179,8 @@ def test_of_a_seq2seq_the_matrices_of_its_blocks_are_hidden():
 
 
 def test_a_head_that_is_an_embedding_is_found_wherever_it_stands():
-    head, embedding = nn.Linear(4, 9, bias=False), nn.Embedding(9, 4)
+    head = nn.Linear(4, 9, bias=False)
+    embedding = nn.Embedding(9, 4)
     head.weight = embedding.weight
     for model in (
         nn.Sequential(head, embedding, nn.Linear(4, 4)),

@@ -52,7 +52,8 @@ def test_it_is_the_published_algorithm_with_any_rates(
     betas: tuple[float, float], decay: float
 ) -> None:
     x = y = z = np.ones((3, 4))
-    square, weights = np.zeros((3, 4)), 0.0
+    square = np.zeros((3, 4))
+    weights = 0.0
     for t, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
         lr = 0.02 * rate
         square = betas[1] * square + (1 - betas[1]) * gradient**2
@@ -179,10 +180,8 @@ def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
 
 
 def test_scoring_and_saving_more_often_changes_no_bit(tmp_path: Any) -> None:
-    often, never = (
-        build(evaluate_every="1 steps", run_dir=tmp_path / "run", save_every="1 steps"),
-        build(splits=None),
-    )
+    often = build(evaluate_every="1 steps", run_dir=tmp_path / "run", save_every="1 steps")
+    never = build(splits=None)
     often.train()
     never.train()
 

@@ -140,7 +140,8 @@ def test_rows_in_several_blocks_are_trained_as_in_one(monkeypatch: pytest.Monkey
 
 def test_an_older_run_trains_the_tokens_that_it_began_with() -> None:
     tokenizer = tokenizer_of("whole", PLAIN.replace("BLANK", " "))
-    data, row = Data(path="x"), conversation("Yes")
+    data = Data(path="x")
+    row = conversation("Yes")
     arguments: Any = ([row], tokenizer, data, 64, [])
     before, _ = _encoded(*arguments, kind="training", behavior=ANSWERS_OF_CHATS - 1)
     assert tokenizer.decode(before.tokens[before.is_answer]) == "<|end|>"
@@ -286,7 +287,8 @@ def test_messages_that_the_template_leaves_out_are_noted() -> None:
             _encoded([row], tokenizer_of("whole", own), Data(path="x"), 256, notes, kind="training")
             assert [note.rpartition(": ")[2] for note in notes] == expected
     notes = []
-    first, last = Conversation([QUESTION, result, *messages[-2:]], ""), messages[-1]["content"]
+    first = Conversation([QUESTION, result, *messages[-2:]], "")
+    last = messages[-1]["content"]
     tokenizer = tokenizer_of("whole", MARKED.replace(loop, last_turn))
     encoded, _ = _encoded([first], tokenizer, Data(path="x"), 256, notes, kind="training")
     assert last in tokenizer.decode(encoded.tokens)

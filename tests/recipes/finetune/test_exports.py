@@ -31,7 +31,8 @@ QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 plus 2?
 def trained(run_dir: Path, model: Path, tmp_path: Path, **changes: Any) -> sf.SavedRun:
     """A run of one step by the command: what it says does not matter here, but where it ends."""
     asked = config(run_dir, model, write_chat(tmp_path / "chat.jsonl"), length="1 steps", **changes)
-    run, program = finetune.build(asked), find_program("finetune")
+    run = finetune.build(asked)
+    program = find_program("finetune")
     run.configuration = program.config_text(asked, {}, program.described)
     run.train()
     return sf.load(run_dir)

@@ -79,16 +79,15 @@ def plain_losses(run: sf.Run, directory: Path, asked: finetune.Config) -> list[f
     plain.train()
     trained = [each for each in plain.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=5e-3, weight_decay=0.0)
-    data, losses = run.parts.pipeline.dataset, []
+    data = run.parts.pipeline.dataset
+    losses = []
     for step in range(8):
         optimizer.param_groups[0]["lr"] = 5e-3 * run.parts.task.factors(step)
         ids = np.concatenate([part for part, _ in run.parts.pipeline.plan.micro_batches(step)])
         rows = [slice(data.starts[one], data.starts[one + 1]) for one in ids]
         longest = max(row.stop - row.start for row in rows)
-        inputs, labels = (
-            torch.zeros(len(rows), longest, dtype=torch.long),
-            torch.full((len(rows), longest), -100),
-        )
+        inputs = torch.zeros(len(rows), longest, dtype=torch.long)
+        labels = torch.full((len(rows), longest), -100)
         mask = torch.zeros(len(rows), longest, dtype=torch.long)
         for nth, row in enumerate(rows):
             size = row.stop - row.start
@@ -167,7 +166,8 @@ def test_what_a_row_says_is_in_the_text_and_the_mask(model: Path, tmp_path: Path
         "{% for call in m.tool_calls or [] %}call {{ call.name }}{% endfor %}{{ eos_token }}\n"
         "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
-    ask, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    ask = {"role": "user", "content": "a?"}
+    answer = {"role": "assistant", "content": "b"}
     calling = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}], "id": 1}
     rows = [
         {
@@ -211,7 +211,8 @@ def test_what_a_row_says_is_in_the_text_and_the_mask(model: Path, tmp_path: Path
 def test_a_run_that_began_earlier_has_the_tokens_that_it_had(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    ask = {"role": "user", "content": "a?"}
+    answer = {"role": "assistant", "content": "b"}
     plain: list[Any] = [{"messages": [ask, answer]}, {"instruction": "c", "response": "d"}]
     full: list[Any] = [
         {"messages": [ask, answer | {"weight": 0, "name": "n"}], "system": "s"},
@@ -231,7 +232,8 @@ def test_a_run_that_began_earlier_has_the_tokens_that_it_had(
 
 
 def test_a_sample_asks_for_an_answer_that_is_trained(model: Path, tmp_path: Path) -> None:
-    ask, answer = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}
+    ask = {"role": "user", "content": "a?"}
+    answer = {"role": "assistant", "content": "b"}
     other = {"role": "user", "content": "c?"}
     rows = [{"messages": [ask, answer | {"weight": 0}, other, answer]}]
     chat = write_chat(tmp_path / "chat.jsonl", rows)
@@ -277,7 +279,8 @@ def test_padding_changes_no_loss(model: Path, chat: Path) -> None:
 def trained(run_dir: Path, model: Path, chat: Path, **changes: Any) -> sf.Run:
     """A finished run of the command, whose directory alone is enough to use it."""
     asked = config(run_dir, model, chat, **changes)
-    run, program = finetune.build(asked), find_program("finetune")
+    run = finetune.build(asked)
+    program = find_program("finetune")
     run.configuration = program.config_text(asked, {}, program.described)
     run.train()
     return run
@@ -342,7 +345,8 @@ def test_it_answers_a_prompt_and_a_file_of_prompts(
     )
     sample = run.sample()
     assert sample == "Say one\n  reference: one one\n  output:    one one"
-    asked, program = config(run_dir, directory, chat, **learnt), find_program("finetune")
+    asked = config(run_dir, directory, chat, **learnt)
+    program = find_program("finetune")
     (tmp_path / "prompts.txt").write_text("Say six\nSay two\n")
 
     def answers(*inputs: str, **options: Any) -> str:

@@ -214,7 +214,8 @@ def test_a_run_whose_model_is_larger_than_its_checkpoint_is_refused(
     asked = config(tmp_path / "run", model, write_chat(tmp_path / "chat.jsonl"), length="1 steps")
     from surefoot.program import find_program
 
-    run, program = finetune.build(asked), find_program("finetune")
+    run = finetune.build(asked)
+    program = find_program("finetune")
     run.configuration = program.config_text(asked, {}, program.described)
     run.train()
     file = tmp_path / "run" / "model_config.json"
@@ -347,7 +348,8 @@ class Lines(logging.Handler):
 
 @pytest.mark.parametrize("name", ["torchao", "torchao.float8", "bitsandbytes.cextension"])
 def test_notes_of_libraries_that_are_not_used_are_kept_off(name: str) -> None:
-    logger, handler = logging.getLogger(name), Lines()
+    logger = logging.getLogger(name)
+    handler = Lines()
     logger.addHandler(handler)
     try:
         with quiet():

@@ -125,7 +125,8 @@ def test_a_run_keeps_the_date_of_its_start(
         "sample_tokens": 1,
     }
     asked = config(run_dir, model, chat, **changes)
-    run, program = finetune.build(asked), find_program("finetune")
+    run = finetune.build(asked)
+    program = find_program("finetune")
     run.configuration = program.config_text(asked, {}, program.described)
     tokenizer = AutoTokenizer.from_pretrained(model)
     before = text_of(run, tokenizer)

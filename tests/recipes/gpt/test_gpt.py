@@ -166,10 +166,8 @@ def test_a_model_that_has_learned_something_answers_the_questions(path: Path) ->
 )
 def test_sampling_and_scoring_change_no_bit(changes: dict[str, Any], path: Path) -> None:
     noisy = {"model.dropout": 0.2}
-    plain, watched = (
-        weights(trained(config(path, **noisy))),
-        weights(trained(config(path, **noisy, **changes))),
-    )
+    plain = weights(trained(config(path, **noisy)))
+    watched = weights(trained(config(path, **noisy, **changes)))
     assert [name for name in plain if not torch.equal(plain[name], watched[name])] == []
 
 

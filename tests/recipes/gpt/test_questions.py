@@ -78,7 +78,8 @@ def test_a_file_is_scored_while_training_as_it_is_afterwards(
     capsys.readouterr()
     Path("text.txt").unlink()  # a file alone needs no training data
     main(["evaluate", "a", "--questions", "hellaswag=swag.jsonl", "--questions=last=last.jsonl"])
-    found, before = printed(capsys), logged()
+    found = printed(capsys)
+    before = logged()
     assert {*found} == {
         "hellaswag/acc",
         "hellaswag/acc_norm",
@@ -116,7 +117,8 @@ def test_files_are_scored_in_the_precision_that_is_asked_for(
         asked.append(precision)
         return scores(*arguments, precision=precision, **settings)
 
-    asked, scores = list[str](), sf.evaluate
+    asked = list[str]()
+    scores = sf.evaluate
     monkeypatch.setattr(sf, "evaluate", noted)
     main(["train", "gpt", *SMALL])
     capsys.readouterr()

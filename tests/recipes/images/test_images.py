@@ -112,7 +112,8 @@ def test_mean_logits_over_views_are_evaluated_reported_and_predicted(
     assert (
         np.sum(counts, axis=0).tolist() == np.bincount(logits.argmax(dim=1), minlength=10).tolist()
     )
-    newest, picture = choose_checkpoint(tmp_path / "run", None), str(tmp_path / "run/example.png")
+    newest = choose_checkpoint(tmp_path / "run", None)
+    picture = str(tmp_path / "run/example.png")
     told = recipe.predict(
         asked, predict.Predict(device="cpu"), [picture], run=tmp_path / "run", checkpoint=newest
     )
@@ -251,10 +252,8 @@ def test_other_data_are_scored_with_the_normalisation_that_was_trained_with(stop
     other = {"data.path": "synthetic", "data.size": 8, "data.channels": 1}
     again = images.build(config(run_dir=stopped, **other))
     for name in ("val", "test"):
-        ours, theirs = (
-            again.parts.evaluator.splits[name].data,
-            run.parts.evaluator.splits[name].data,
-        )
+        ours = again.parts.evaluator.splits[name].data
+        theirs = run.parts.evaluator.splits[name].data
         assert (ours.mean, ours.std) == (theirs.mean, theirs.std)
     with refused("data-changed", sf.CheckpointError):
         again.train()
@@ -359,7 +358,8 @@ def test_a_network_of_another_file_is_another_run(program: Path, tmp_path: Path)
 
 
 def test_a_network_may_import_its_neighbours_and_what_fails_there_is_named(tmp_path: Path) -> None:
-    file, neighbour = tmp_path / "network.py", tmp_path / "its_neighbour.py"
+    file = tmp_path / "network.py"
+    neighbour = tmp_path / "its_neighbour.py"
     file.write_text("from its_neighbour import build\n")
     asked = config(**{"model.name": f"{file}:build", "model.width": None})
     neighbour.write_text("from torch import nn\nthere_is_no(such_name)\n")

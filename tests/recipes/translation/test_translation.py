@@ -138,7 +138,8 @@ def test_the_loss_is_the_mean_over_real_target_tokens_however_they_are_padded(
 def test_metrics_are_without_smoothing_and_over_real_tokens() -> None:
     model, source_BS, target_BT = a_batch(longer=3)
     loss, means = corpus.cross_entropy(0.1)(model.eval(), (source_BS, target_BT))
-    logits, targets = model(source_BS, target_BT[:, :-1]), target_BT[:, 1:]
+    logits = model(source_BS, target_BT[:, :-1])
+    targets = target_BT[:, 1:]
     real = targets != 0
     assert_close(loss.value, F.cross_entropy(logits[real], targets[real]), rtol=1e-12, atol=1e-12)
     assert_close(
@@ -179,7 +180,8 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
             **{"optimizer.lr": 2e-2, "val_beam_size": 2},
         )
     )
-    scores, model = run.evaluate(), run.state.models["model"].eval()
+    scores = run.evaluate()
+    model = run.state.models["model"].eval()
     tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
     sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
     search = TranslationSearch(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)

@@ -333,7 +333,8 @@ def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_n
     monkeypatch.setattr(client, "WAITING", 100)
     monkeypatch.setattr(client, "CLOSING_S", 0.05)
     sink = Tracker("trackio", out=tmp_path / "run", settings={})
-    problems, limit = [], HangLimit()
+    problems = []
+    limit = HangLimit()
     for step in range(300):
         try:
             sink.write({"kind": "sample", "step": step, "text": "x" * 2000})
@@ -378,7 +379,8 @@ class Noted:
 
     def __init__(self, fails_at: int = -1) -> None:
         self.records: list[Record] = []
-        self.ending, self.fails_at = "", fails_at
+        self.ending = ""
+        self.fails_at = fails_at
 
     def write(self, record: Record) -> None:
         if record["step"] == self.fails_at:
@@ -524,7 +526,9 @@ def wandb_file(path: Path) -> Iterator[Any]:
     """
     from wandb.proto.wandb_internal_pb2 import Record as Entry
 
-    data, at, held = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    at = 7
+    held = b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:
             at += 32768 - at % 32768
