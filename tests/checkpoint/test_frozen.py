@@ -11,8 +11,9 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import surefoot as sf
+from forged import checkpoint as checkpoint_dir
 from medium import NEEDS_ROOM, Faulty, failing, killed_for_real
 from refused import refused
 from stated import numbers_in
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
+from surefoot.checkpoint.format import DamageError
 from surefoot.checkpoint.frozen import FrozenTensors
 from surefoot.checkpoint.manifest import MANIFEST, Base, Manifest, from_bytes, to_bytes
 from surefoot.checkpoint.reader import read, read_bases, verify
@@ -35,6 +38,8 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 
 LAST = 8
+HEAD = {"head.weight", "head.bias", "passes"}
+FROZEN = {"trunk.weight", "trunk.bias", "table"}
 Body = Callable[[int, nn.Module], None]
 
 
@@ -43,7 +48,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.trunk, self.head = nn.Linear(6, 40), nn.Linear(40, 1)
+        self.trunk = nn.Linear(6, 40)
+        self.head = nn.Linear(40, 1)
         self.table = nn.Parameter(torch.randn(5, 3))
         self.again = self.table
         self.register_buffer("passes", torch.zeros(()))
@@ -62,28 +68,25 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     generator = torch.Generator().manual_seed(3)
-    x, y = torch.randn(32, 6, generator=generator), torch.randn(32, 1, generator=generator)
+    x = torch.randn(32, 6, generator=generator)
+    y = torch.randn(32, 1, generator=generator)
     settings: dict[str, Any] = {
+        "model": Net,
+        "loss": loss,
+        "train_data": (x, y),
+        "optimizer": sf.optim.adamw(lr=0.05),
         "length": f"{LAST} steps",
+        "batch_size": 4,
         "save_every": "2 steps",
         "keep_last": 2,
         "ema": 0.9,
-    }
-    settings |= {
-        "model": Net,
+        "run_dir": run_dir,
+        "device": "cpu",
         "console": False,
         "report": False,
-        "device": "cpu",
-        "batch_size": 4,
         "tensorboard": False,
     }
-    return sf.Run(
-        loss=loss,
-        train_data=(x, y),
-        optimizer=sf.optim.adamw(lr=0.05),
-        run_dir=run_dir,
-        **settings | changes,
-    )
+    return sf.Run(**(settings | changes))
 
 
 def train(run: sf.Run, body: Body = lambda _, __: None) -> sf.Run:
@@ -93,62 +96,67 @@ def train(run: sf.Run, body: Body = lambda _, __: None) -> sf.Run:
     return run
 
 
-def path(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
+def written_names(run: Path, step: int, file: str = "model") -> set[str]:
+    """The names of the tensors that a checkpoint has in its own file."""
+    return set(load_file(checkpoint_dir(run, step) / f"{file}.safetensors"))
 
 
-def own(run: Path, step: int, file: str = "model") -> set[str]:
-    """The tensors that a checkpoint itself has."""
-    return set(load_file(path(run, step) / f"{file}.safetensors"))
+def format_version(run: Path, step: int) -> int:
+    manifest = json.loads((checkpoint_dir(run, step) / MANIFEST).read_text())
+    return int(manifest["format_version"])
 
 
-def tensors(run: Path, step: int) -> dict[str, Tensor]:
+def bases_of(run: Path, *steps: int) -> list[set[int]]:
+    return [read_bases(checkpoint_dir(run, step)) for step in steps]
+
+
+def read_tensors(run: Path, step: int) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, also those that its bases have, without the meter's times."""
     checkpoint = Store(run / "checkpoints").at(step)
-    return {
-        f"{file}/{name}": each
-        for file in checkpoint.files
-        for name, each in checkpoint.tensors(file).items()
-    }
+    tensors = {}
+    for file in checkpoint.files:
+        for name, tensor in checkpoint.tensors(file).items():
+            if not f"{file}/{name}".startswith("state/meter"):
+                tensors[f"{file}/{name}"] = tensor
+    return tensors
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    skip = "state/meter"  # has times
-    return {k for k in a if not k.startswith(skip)} == {
-        k for k in b if not k.startswith(skip)
-    } and all(torch.equal(a[name], b[name]) for name in a if not name.startswith(skip))
+def assert_same_bits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert tensors.keys() == expected.keys()
+    assert [name for name in tensors if not torch.equal(tensors[name], expected[name])] == []
 
 
-HEAD = {"head.weight", "head.bias", "passes"}
-FROZEN = {"trunk.weight", "trunk.bias", "table"}
+def assert_frozen_values(model: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """The frozen tensors of a model's state are those in the model file of a checkpoint."""
+    for name in FROZEN:
+        assert torch.equal(model[name], expected[f"model/{name}"]), name
 
 
 def test_a_checkpoint_has_what_changes_and_refers_to_the_first_one_for_the_rest(
     tmp_path: Path,
 ) -> None:
     train(build(tmp_path))
-    assert own(tmp_path, 0) == own(tmp_path, 0, "ema") == HEAD | FROZEN
+
+    first = read_tensors(tmp_path, 0)
+    assert written_names(tmp_path, 0) == written_names(tmp_path, 0, "ema") == HEAD | FROZEN
+    assert format_version(tmp_path, 0) == 5
     for step in (6, 8):
-        assert own(tmp_path, step) == own(tmp_path, step, "ema") == HEAD
-        assert read_bases(path(tmp_path, step)) == {0}
-        assert (
-            json.loads((path(tmp_path, step) / "manifest.json").read_text())["format_version"] == 7
-        )
-        assert verify(path(tmp_path, step)) == []
-        read_tensors = tensors(tmp_path, step)
-        first = tensors(tmp_path, 0)
-        assert all(
-            torch.equal(read_tensors[f"{file}/{n}"], first[f"model/{n}"])
-            for n in FROZEN
-            for file in ("model", "ema")
-        )
-    assert json.loads((path(tmp_path, 0) / "manifest.json").read_text())["format_version"] == 5
+        assert written_names(tmp_path, step) == written_names(tmp_path, step, "ema") == HEAD
+        assert bases_of(tmp_path, step) == [{0}]
+        assert format_version(tmp_path, step) == 7
+        assert verify(checkpoint_dir(tmp_path, step)) == []
+        tensors = read_tensors(tmp_path, step)
+        for name in FROZEN:
+            assert torch.equal(tensors[f"model/{name}"], first[f"model/{name}"])
+            assert torch.equal(tensors[f"ema/{name}"], first[f"model/{name}"])
     assert sf.load(build(tmp_path)).verify().exit_status == 0
 
 
 def test_a_run_without_frozen_parameters_refers_to_nothing(tmp_path: Path) -> None:
     train(build(tmp_path, model=lambda: nn.Linear(6, 1), length="2 steps"))
-    assert read_bases(path(tmp_path, 2)) == set()
-    assert json.loads((path(tmp_path, 2) / "manifest.json").read_text())["format_version"] == 5
+
+    assert bases_of(tmp_path, 2) == [set()]
+    assert format_version(tmp_path, 2) == 5
 
 
 def unfreeze(step: int, model: nn.Module) -> None:
@@ -171,66 +179,108 @@ def rewrite_always(step: int, model: nn.Module) -> None:
     model.get_parameter("trunk.weight").data.mul_(0.99)
 
 
-WAYS: list[tuple[Body, set[str], int]] = [
-    (unfreeze, {"trunk.weight", "trunk.bias"}, -1),
-    (freeze, {"trunk.weight", "trunk.bias"}, 4),
-    (rewrite, {"trunk.weight", "trunk.bias"}, 4),
-    (rewrite_always, {"trunk.weight"}, -1),
+@dataclass(frozen=True)
+class Way:
+    """What a body does with the trunk, which of its tensors change, and the checkpoint to which
+    later ones refer for these; None: each has its own.
+    """
+
+    body: Body
+    changed: set[str]
+    base: int | None
+
+
+TRUNK = {"trunk.weight", "trunk.bias"}
+WAYS = [
+    Way(unfreeze, TRUNK, base=None),
+    Way(freeze, TRUNK, base=4),
+    Way(rewrite, TRUNK, base=4),
+    Way(rewrite_always, {"trunk.weight"}, base=None),
 ]
 
 
 @pytest.mark.fast("unfreeze-9", "freeze-1", "rewrite-9", "rewrite_always-1")
 @pytest.mark.parametrize("keep_last", [1, 9])
-@pytest.mark.parametrize(("body", "changed", "base"), WAYS, ids=[way[0].__name__ for way in WAYS])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.body.__name__)
 def test_what_changes_later_is_written_and_a_resume_at_any_save_ends_in_the_same_bits(
-    body: Body, changed: set[str], base: int, keep_last: int, tmp_path: Path
+    way: Way, keep_last: int, tmp_path: Path
 ) -> None:
-    """`base`: the checkpoint to which later ones refer for what changed before it."""
-    whole = train(build(tmp_path / "whole", keep_last=keep_last), body).state.model.state_dict()
-    assert own(tmp_path / "whole", 8) == HEAD | (changed if base < 0 else set())
-    expected = {0} if base < 0 else {0, base}
-    assert read_bases(path(tmp_path / "whole", 8)) == expected
-    assert Store(tmp_path / "whole" / "checkpoints").steps() == (
-        [0, 2, 4, 6, 8] if keep_last == 9 else sorted({*expected, 8})
-    )
-    last = tensors(tmp_path / "whole", 8)
-    assert all(torch.equal(last[f"model/{name}"], whole[name]) for name in HEAD | FROZEN)
-    for killed in (2, 5) if keep_last == 9 else (6,):
-        parts = tmp_path / f"parts-{killed}"
-        train(build(parts, keep_last=keep_last, stop_after=f"{killed} steps"), body)
-        train(build(parts, keep_last=keep_last), body)
-        assert same(tensors(parts, 8), last)
-        assert own(parts, 8) == own(tmp_path / "whole", 8)
-    assert not [
-        problem
-        for step in Store(tmp_path / "whole" / "checkpoints").steps()
-        for problem in verify(path(tmp_path / "whole", step))
-    ]
+    whole = tmp_path / "whole"
+    if way.base is None:
+        bases = {0}
+        written = HEAD | way.changed
+    else:
+        bases = {0, way.base}
+        written = HEAD
+    if keep_last == 9:
+        kept_steps = [0, 2, 4, 6, 8]
+        stops = [2, 5]
+    else:
+        kept_steps = sorted({*bases, 8})
+        stops = [6]
+
+    model = train(build(whole, keep_last=keep_last), way.body).state.model.state_dict()
+
+    last = read_tensors(whole, 8)
+    for name in HEAD | FROZEN:
+        assert torch.equal(last[f"model/{name}"], model[name])
+    assert written_names(whole, 8) == written
+    assert bases_of(whole, 8) == [bases]
+    assert Store(whole / "checkpoints").steps() == kept_steps
+    assert [verify(checkpoint_dir(whole, step)) for step in kept_steps] == [[]] * len(kept_steps)
+    for stop in stops:
+        resumed = tmp_path / f"resumed-{stop}"
+        train(build(resumed, keep_last=keep_last, stop_after=f"{stop} steps"), way.body)
+        train(build(resumed, keep_last=keep_last), way.body)
+        assert_same_bits(read_tensors(resumed, 8), last)
+        assert written_names(resumed, 8) == written
 
 
-def test_every_use_of_a_run_follows_the_reference(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has all of its checkpoints; nobody changes it."""
+    run = tmp_path_factory.mktemp("trained")
     train(build(run, ema=None, keep_last=9))
-    frozen, last = tensors(run, 0), tensors(run, 8)
-    model = sf.load(run).load_model(Net())
-    assert all(torch.equal(model.get_parameter(name), frozen[f"model/{name}"]) for name in FROZEN)
-    exported = load_file(sf.load(run).export(tmp_path / "out").directory / "model.safetensors")
-    assert exported.keys() == HEAD | FROZEN
-    assert all(torch.equal(exported[name], last[f"model/{name}"]) for name in exported)
-    averaged = sf.load(run).load_model(Net(), checkpoint="average 3").state_dict()
-    head = sum(tensors(run, step)["model/head.weight"].double() for step in (4, 6, 8)) / 3
-    assert torch.equal(averaged["head.weight"], torch.as_tensor(head).float())
-    assert all(torch.equal(averaged[name], frozen[f"model/{name}"]) for name in FROZEN)
-    for source in (run, path(run, 8)):
-        started = train(
-            build(None, init_from=str(source), length="1 step", ema=None)
-        ).state.model.state_dict()
-        assert all(torch.equal(started[name], frozen[f"model/{name}"]) for name in FROZEN)
-    Store(tmp_path / "other").save(
-        read(path(run, 8))
-    )  # one that was read is whole wherever it is saved
-    assert verify(tmp_path / "other" / "step-00000008") == []
-    assert read_bases(tmp_path / "other" / "step-00000008") == set()
+    return run
+
+
+def test_loading_follows_the_reference(trained: Path) -> None:
+    model = sf.load(trained).load_model(Net())
+
+    assert_frozen_values(model.state_dict(), read_tensors(trained, 0))
+
+
+def test_an_export_follows_the_reference(trained: Path, tmp_path: Path) -> None:
+    export = sf.load(trained).export(tmp_path / "out")
+
+    exported = load_file(export.directory / "model.safetensors")
+    last = read_tensors(trained, 8)
+    assert_same_bits(exported, {name: last[f"model/{name}"] for name in HEAD | FROZEN})
+
+
+def test_an_average_follows_the_references(trained: Path) -> None:
+    averaged = sf.load(trained).load_model(Net(), checkpoint="average 3").state_dict()
+
+    heads = [read_tensors(trained, step)["model/head.weight"].double() for step in (4, 6, 8)]
+    assert torch.equal(averaged["head.weight"], (sum(heads) / 3).float())
+    assert_frozen_values(averaged, read_tensors(trained, 0))
+
+
+@pytest.mark.parametrize("source", ["", "checkpoints/step-00000008"], ids=["run", "checkpoint"])
+def test_a_run_that_starts_from_one_follows_the_reference(source: str, trained: Path) -> None:
+    started = train(build(None, init_from=str(trained / source), length="1 step", ema=None))
+
+    assert_frozen_values(started.state.model.state_dict(), read_tensors(trained, 0))
+
+
+def test_a_checkpoint_that_was_read_is_whole_wherever_it_is_saved(
+    trained: Path, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    store.save(read(checkpoint_dir(trained, 8)))
+
+    assert verify(store.path(8)) == []
+    assert read_bases(store.path(8)) == set()
 
 
 def damage_base(how: str, base: Path) -> str:
@@ -265,60 +315,87 @@ def flip_last(file: Path) -> None:
 def test_a_lost_or_changed_base_is_named_by_every_use_of_a_run(how: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     started = tmp_path / "started"
+    val = sf.Split((torch.randn(8, 6), torch.randn(8, 1)))
     train(build(run, ema=None))
     train(build(started, init_from=str(run), ema=None, stop_after="4 steps"))
-    again = sf.load(
-        build(run, ema=None, splits={"val": sf.Split((torch.randn(8, 6), torch.randn(8, 1)))})
-    )
+    evaluated = sf.load(build(run, ema=None, splits={"val": val}))
+    last = str(checkpoint_dir(run, 8))
     uses: dict[str, Callable[[], Any]] = {
         "resume": lambda: train(build(run, ema=None, length="10 steps")),
         "load_model": lambda: sf.load(run).load_model(Net()),
         "average": lambda: sf.load(run).load_model(Net(), checkpoint="average 2"),
         "export": lambda: sf.load(run).export(tmp_path / "out"),
-        "evaluate": lambda: again.evaluate("val"),
+        "evaluate": lambda: evaluated.evaluate("val"),
         "init_from": lambda: train(build(tmp_path / "new", init_from=str(run), ema=None)),
-        "init_from a checkpoint": lambda: train(build(None, init_from=str(path(run, 8)), ema=None)),
+        "init_from a checkpoint": lambda: train(build(None, init_from=last, ema=None)),
     }
-    shutil.copytree(path(run, 0), tmp_path / "copy")
-    why = damage_base(how, path(run, 0))
+    base = checkpoint_dir(run, 0)
+    shutil.copytree(base, tmp_path / "copy")
+
+    damage = damage_base(how, base)
+
     for use in uses.values():
-        with pytest.raises(CheckpointError) as error:
+        with pytest.raises(CheckpointError) as caught:
             use()
-        assert error.value.code in ("checkpoint-damaged", "no-intact-checkpoint")
-        assert re.search(why, str(error.value))
+        assert caught.value.code in ("checkpoint-damaged", "no-intact-checkpoint")
+        assert re.search(damage, str(caught.value))
     problems = [str(problem) for problem in sf.load(run).verify(windows=0).problems]
-    assert len([problem for problem in problems if re.search(why, problem)]) >= 2
+    assert len([problem for problem in problems if re.search(damage, problem)]) >= 2
     train(build(started, init_from=str(run), ema=None))  # has its own frozen tensors, and goes on
-    assert read_bases(path(started, 8)) == {0}
-    shutil.rmtree(path(run, 0), ignore_errors=True)
-    (tmp_path / "copy").rename(path(run, 0))
+    assert bases_of(started, 8) == [{0}]
+    # with the base in its place again every use works
+    shutil.rmtree(base, ignore_errors=True)
+    (tmp_path / "copy").rename(base)
     for use in uses.values():
         use()
+
+
+def newest_intact(run: Path) -> tuple[int, list[int]]:
+    """The step of the newest intact checkpoint, and the steps of the damaged ones after it."""
+    checkpoint, damaged = damage_in(run)
+    steps = [int(damage.path.name.removeprefix("step-")) for damage in damaged]
+    return checkpoint.step, steps
+
+
+def damage_in(run: Path) -> tuple[Checkpoint, list[DamageError]]:
+    newest = Store(run / "checkpoints").newest_intact()
+    assert newest is not None
+    return newest
 
 
 def test_another_checkpoint_in_the_place_of_a_base_is_named(tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(build(run, ema=None))
     train(build(tmp_path / "another", ema=None, seed=1, length="2 steps"))
-    shutil.rmtree(path(run, 0))
-    path(tmp_path / "another", 0).rename(path(run, 0))
-    checkpoint, damaged = Store(run / "checkpoints").newest_intact() or pytest.fail("nothing")
-    assert (checkpoint.step, [damage.path.name[-1] for damage in damaged]) == (0, ["8", "6"])
-    for damage in damaged:
+
+    shutil.rmtree(checkpoint_dir(run, 0))
+    checkpoint_dir(tmp_path / "another", 0).rename(checkpoint_dir(run, 0))
+
+    assert newest_intact(run) == (0, [8, 6])
+    for damage in damage_in(run)[1]:
         _, _, of_base = str(damage).partition("step-00000000, ")
         assert numbers_in(of_base)[0] == 3  # frozen tensors
 
 
 def test_a_checkpoint_copied_alone_says_what_it_lacks_and_where_to_put_it(tmp_path: Path) -> None:
-    train(build(tmp_path / "run", ema=None))
+    run = tmp_path / "run"
     there = tmp_path / "there"
-    shutil.copytree(path(tmp_path / "run", 8), there / "best")
-    with refused("checkpoint-damaged", CheckpointError, path=there / "best") as error:
+    train(build(run, ema=None))
+
+    shutil.copytree(checkpoint_dir(run, 8), there / "best")
+    with refused("checkpoint-damaged", CheckpointError, path=there / "best") as caught:
         read(there / "best")
-    assert str(there) in str(error.value.remedies[0])
-    shutil.copytree(path(tmp_path / "run", 0), there / "step-00000000")
+    assert str(there) in str(caught.value.remedies[0])
+
+    shutil.copytree(checkpoint_dir(run, 0), there / "step-00000000")
     assert read(there / "best").tensors("model").keys() == HEAD | FROZEN
-    (tmp_path / "link").symlink_to(path(tmp_path / "run", 8))
+
+
+def test_a_link_to_a_checkpoint_finds_the_base_beside_the_checkpoint(
+    trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(checkpoint_dir(trained, 8))
+
     assert read(tmp_path / "link").tensors("model").keys() == HEAD | FROZEN
 
 
@@ -326,13 +403,13 @@ def test_an_older_checkpoint_is_used_only_if_it_does_not_need_the_damaged_base(
     tmp_path: Path,
 ) -> None:
     train(build(tmp_path, keep_last=9), rewrite_always_until_4)
-    assert [read_bases(path(tmp_path, step)) for step in (2, 4, 6, 8)] == [{0}, {0}, {0, 4}, {0, 4}]
-    os.remove(path(tmp_path, 4) / "model.safetensors")
-    checkpoint, damaged = Store(tmp_path / "checkpoints").newest_intact() or pytest.fail("nothing")
-    assert checkpoint.step == 2
-    assert [damage.path.name[-1] for damage in damaged] == ["8", "6", "4"]
+    assert bases_of(tmp_path, 2, 4, 6, 8) == [{0}, {0}, {0, 4}, {0, 4}]
+
+    os.remove(checkpoint_dir(tmp_path, 4) / "model.safetensors")
+
+    assert newest_intact(tmp_path) == (2, [8, 6, 4])
     assert (
-        str(damaged[0])
+        str(damage_in(tmp_path)[1][0])
         == "checkpoint step-00000008 is damaged (step-00000004/model.safetensors: missing)"
     )
 
@@ -347,19 +424,32 @@ def test_a_base_that_was_lost_during_the_run_is_written_again(
     replaced: bool, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
+    another = tmp_path / "another"
     if replaced:
-        train(build(tmp_path / "another", seed=1, length="1 step"))
+        train(build(another, seed=1, length="1 step"))
 
     def lose(step: int, _: nn.Module) -> None:
         if step == 3:
-            shutil.rmtree(path(run, 0))
+            shutil.rmtree(checkpoint_dir(run, 0))
             if replaced:
-                shutil.copytree(path(tmp_path / "another", 0), path(run, 0))
+                shutil.copytree(checkpoint_dir(another, 0), checkpoint_dir(run, 0))
 
     train(build(run, keep_last=9), lose)
-    assert own(run, 4) == HEAD | FROZEN
-    assert [read_bases(path(run, step)) for step in (4, 6, 8)] == [set(), {4}, {4}]
-    assert verify(path(run, 8)) == []
+
+    assert written_names(run, 4) == HEAD | FROZEN
+    assert bases_of(run, 4, 6, 8) == [set(), {4}, {4}]
+    assert verify(checkpoint_dir(run, 8)) == []
+
+
+class Filling(Disk):
+    """A disk that has no room while it is full."""
+
+    full = False
+
+    def append(self, handle: int, data: memoryview) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().append(handle, data)
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])
@@ -367,16 +457,9 @@ def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
     """The save between two changes fails. A `factor` of 2 restores the weight of step 0, but not
     the bias.
     """
-
-    class Full(Disk):
-        full = False
-
-        def append(self, handle: int, data: memoryview) -> None:
-            if self.full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            super().append(handle, data)
-
-    disk = Full()
+    disk = Filling()
+    run = build(tmp_path, disk=disk, keep_last=9)
+    changed = {"trunk.bias"} if factor == 2.0 else {"trunk.bias", "trunk.weight"}
 
     def fill(step: int, model: nn.Module) -> None:
         rewrite(step, model)
@@ -385,15 +468,13 @@ def test_a_save_that_failed_is_no_base(factor: float, tmp_path: Path) -> None:
         run.parts.checkpointing.writer.wait()
         disk.full = step == 4  # a save follows the loop's body
 
-    run = build(tmp_path, disk=disk, keep_last=9)
     train(run, fill)
+
     assert Store(tmp_path / "checkpoints").steps() == [0, 2, 6, 8]
-    assert own(tmp_path, 6) == HEAD | {"trunk.bias"} | (
-        {"trunk.weight"} if factor != 2.0 else set()
-    )
-    assert read_bases(path(tmp_path, 8)) == {0, 6}
+    assert written_names(tmp_path, 6) == HEAD | changed
+    assert bases_of(tmp_path, 8) == [{0, 6}]
     weight = run.state.model.get_parameter("trunk.weight")
-    assert torch.equal(tensors(tmp_path, 8)["model/trunk.weight"], weight)
+    assert torch.equal(read_tensors(tmp_path, 8)["model/trunk.weight"], weight)
 
 
 def gradual(step: int, model: nn.Module) -> None:
@@ -410,9 +491,16 @@ def build_gradual(run_dir: Path, **changes: Any) -> sf.Run:
     refer to.
     """
     generator = torch.Generator().manual_seed(1)
-    val = sf.Split((torch.randn(8, 6, generator=generator), torch.randn(8, 1, generator=generator)))
-    best = {"splits": {"val": val}, "best": "min val/loss", "evaluate_every": "2 steps"}
-    return build(run_dir, **{"keep_last": 1, "ema": None} | best | changes)
+    x = torch.randn(8, 6, generator=generator)
+    y = torch.randn(8, 1, generator=generator)
+    settings = {
+        "keep_last": 1,
+        "ema": None,
+        "splits": {"val": sf.Split((x, y))},
+        "best": "min val/loss",
+        "evaluate_every": "2 steps",
+    }
+    return build(run_dir, **(settings | changes))
 
 
 def assert_complete(run: Path, expected: dict[int, dict[str, Tensor]]) -> None:
@@ -421,18 +509,18 @@ def assert_complete(run: Path, expected: dict[int, dict[str, Tensor]]) -> None:
     """
     store = Store(run / "checkpoints")
     for step in store.steps():
-        assert verify(path(run, step)) == []
-        assert same(tensors(run, step), expected[step])
-    if (intact := store.newest_intact()) is not None:
-        assert intact[1] == []
-        assert intact[0].saved.best_step in {None, *store.steps()}
+        assert verify(checkpoint_dir(run, step)) == []
+        assert_same_bits(read_tensors(run, step), expected[step])
+    newest = store.newest_intact()
+    if newest is not None:
+        checkpoint, damaged = newest
+        assert damaged == []
+        assert checkpoint.saved.best_step in {None, *store.steps()}
 
 
 OPERATIONS = {"min val/loss": 122, None: 138}  # on files, in all saves of the run, by `best`
-EVERY, FEW = (
-    range(1, max(OPERATIONS.values()) + 1),
-    [53, 77, 101],
-)  # a base is referred to, the next is written, the first is pruned
+EVERY = range(1, max(OPERATIONS.values()) + 1)
+FEW = [53, 77, 101]  # a base is referred to, the next is written, the first is pruned
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
 
@@ -440,36 +528,45 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKI
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Tensor]]:
     """The tensors of every checkpoint of a run that no fault has met."""
     run = tmp_path_factory.mktemp("undisturbed")
-    train(build_gradual(run / "all", keep_last=9), gradual)
-    assert [read_bases(path(run / "all", step)) for step in (2, 4, 6, 8)] == [
-        {0},
-        {0, 2},
-        {0},
-        {0, 6},
-    ]
-    for best, steps in (("min val/loss", [0, 2, 4, 6, 8]), (None, [0, 6, 8])):
-        disk = Faulty(Disk(), failing(0), at=0, for_good=False)
-        train(build_gradual(run / f"{best}", best=best, disk=disk), gradual)
-        assert (Store(run / f"{best}" / "checkpoints").steps(), disk.operations) == (
-            steps,
-            OPERATIONS[best],
-        )
-    return {step: tensors(run / "all", step) for step in (0, 2, 4, 6, 8)}
+    train(build_gradual(run, keep_last=9), gradual)
+    assert bases_of(run, 2, 4, 6, 8) == [{0}, {0, 2}, {0}, {0, 6}]
+    return {step: read_tensors(run, step) for step in (0, 2, 4, 6, 8)}
+
+
+@pytest.mark.parametrize(
+    ("best", "kept_steps"),
+    [("min val/loss", [0, 2, 4, 6, 8]), (None, [0, 6, 8])],
+    ids=["best", "none"],
+)
+def test_gradual_unfreezing_keeps_what_its_checkpoints_refer_to(
+    best: str | None, kept_steps: list[int], tmp_path: Path
+) -> None:
+    disk = Faulty(Disk(), failing(0), at=0, for_good=False)
+
+    train(build_gradual(tmp_path, best=best, disk=disk), gradual)
+
+    assert Store(tmp_path / "checkpoints").steps() == kept_steps
+    assert disk.operations == OPERATIONS[best]  # or the tests below would miss some
 
 
 def killed_in_gradual(run: Path, best: str | None, at: int) -> bool:
     """Whether the run was killed before this operation on files."""
-    if (child := os.fork()) == 0:
+    child = os.fork()
+    if child == 0:
         try:
-            train(
-                build_gradual(
-                    run, best=best, disk=Faulty(Disk(), killed_for_real, at=at, for_good=False)
-                ),
-                gradual,
-            )
+            disk = Faulty(Disk(), killed_for_real, at=at, for_good=False)
+            train(build_gradual(run, best=best, disk=disk), gradual)
         finally:
             os._exit(0)
-    return os.waitpid(child, 0)[1] == signal.SIGKILL
+    _, status = os.waitpid(child, 0)
+    return status == signal.SIGKILL
+
+
+def finish_gradual(run: Path, best: str | None, expected: dict[int, dict[str, Tensor]]) -> None:
+    """Resume the run: it ends with the bits of the undisturbed one."""
+    train(build_gradual(run, best=best), gradual)
+    assert_complete(run, expected)
+    assert Store(run / "checkpoints").steps()[-1] == LAST
 
 
 @posix
@@ -489,9 +586,7 @@ def test_gradual_unfreezing_killed_at_any_operation_of_its_saves_keeps_what_it_r
         run = tmp_path / str(at)
         assert killed_in_gradual(run, best, at) == (at <= OPERATIONS[best])
         assert_complete(run, undisturbed)
-        train(build_gradual(run, best=best), gradual)
-        assert_complete(run, undisturbed)
-        assert Store(run / "checkpoints").steps()[-1] == LAST
+        finish_gradual(run, best, undisturbed)
 
 
 @pytest.mark.fast("few-5")
@@ -510,41 +605,34 @@ def test_gradual_unfreezing_goes_on_after_any_operation_of_its_saves_failed(
         run = tmp_path / str(at)
         only = NEEDS_ROOM if number == errno.ENOSPC else None
         disk = Faulty(Disk(), failing(number), at=at, only=only, for_good=False)
-        built = build_gradual(run, best=None, disk=disk)
-        with suppress(CheckpointError), built:  # of the last save
-            for step in built:
-                gradual(step.index + 1, built.state.model)
-                built.parts.checkpointing.writer.wait()
+        faulty = build_gradual(run, best=None, disk=disk)
+        with suppress(CheckpointError), faulty:  # of the last save
+            for step in faulty:
+                gradual(step.index + 1, faulty.state.model)
+                faulty.parts.checkpointing.writer.wait()
                 assert_complete(run, undisturbed)
         assert only or disk.happened
         assert_complete(run, undisturbed)
-        train(build_gradual(run, best=None), gradual)
-        assert_complete(run, undisturbed)
-        assert Store(run / "checkpoints").steps()[-1] == LAST
+        finish_gradual(run, None, undisturbed)
 
 
 def test_a_checkpoint_written_twice_is_not_its_own_base(tmp_path: Path) -> None:
     store = Store(tmp_path)
     frozen = FrozenTensors(store, World(torch.device("cpu")))
-    weight, head = torch.randn(4), torch.randn(2)
+    weight = torch.randn(4)
     for step in (0, 3, 3, 5):
+        if step == 3:
+            weight = torch.ones(4)
         bases = frozen.bases(step, {"model": {"weight": (weight, None)}})
-        left_out = {name for base in bases for name in base.tensors["model"]}
-        model = {
-            name: each
-            for name, each in {"weight": weight, "head": head}.items()
-            if name not in left_out
-        }
+        model = {"head": torch.randn(2)}
+        if bases == []:
+            model["weight"] = weight
         store.save(Checkpoint(step, {"model": model}, bases=bases))
         frozen.saved(step)
-        if step == 0:
-            weight = weight + 1.0
-    assert "weight" in load_file(tmp_path / "step-00000003" / "model.safetensors")
-    assert read_bases(tmp_path / "step-00000005") == {3}
+
+    assert "weight" in load_file(store.path(3) / "model.safetensors")
+    assert read_bases(store.path(5)) == {3}
     assert torch.equal(store.at(5).tensors("model")["weight"], weight)
-
-
-FINGERPRINTS = FrozenTensors(Store("unused"), World(torch.device("cpu")))
 
 
 def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(
@@ -552,33 +640,34 @@ def test_nothing_is_pruned_that_a_manifest_may_name_which_cannot_be_read_now(
 ) -> None:
     class Failing(Disk):
         def read(self, path: Path, *, start: int, length: int) -> bytes:
-            if path == tmp_path / "step-00000003" / "manifest.json":
+            if path == tmp_path / "step-00000003" / MANIFEST:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return super().read(path, start=start, length=length)
+
+    def steps_after_save(disk: Disk) -> list[int]:
+        store = Store(tmp_path, keep_last=3, disk=disk)
+        store.intact |= {3, 4}
+        store.save(Checkpoint(5, weight))
+        return store.steps()
 
     weight = {"model": {"weight": torch.ones(2)}}
     for step in (1, 2, 3, 4):
         Store(tmp_path, keep_last=9).save(Checkpoint(step, weight))
-    for disk, left in ((Failing(), [1, 2, 3, 4, 5]), (Disk(), [3, 4, 5])):
-        store = Store(tmp_path, keep_last=3, disk=disk)
-        store.intact |= {3, 4}
-        store.save(Checkpoint(5, weight))
-        assert store.steps() == left
+
+    assert steps_after_save(Failing()) == [1, 2, 3, 4, 5]
+    assert steps_after_save(Disk()) == [3, 4, 5]
 
 
 def test_a_checkpoint_that_is_kept_as_a_base_keeps_its_own_bases(tmp_path: Path) -> None:
     store = Store(tmp_path, keep_last=1)
-    names = ["a", "b", "c"]
-    bases = list[Base]()
-    for step, name in enumerate(
-        names, start=1
-    ):  # each has one tensor, and the older ones have the others
-        store.save(
-            Checkpoint(step, {"model": {name: torch.full((2,), float(step))}}, bases=bases[-1:])
-        )
-        bases.append(Base(step, store.digests[step], {"model": [name]}))
+    bases: list[Base] = []
+    for step, name in enumerate("abc", start=1):
+        store.save(Checkpoint(step, {"model": {name: torch.ones(2)}}, bases=bases))
+        bases = [Base(step, store.digests[step], {"model": [name]})]
+
     assert store.steps() == [1, 2, 3]
-    assert not [problem for step in store.steps() for problem in verify(store.path(step))]
+    assert [verify(store.path(step)) for step in (1, 2, 3)] == [[], [], []]
+
     store.save(Checkpoint(4, {"model": {"a": torch.ones(2)}}))
     assert store.steps() == [4]
 
@@ -587,20 +676,27 @@ def test_tensors_of_a_save_that_failed_are_not_taken_as_stored(tmp_path: Path) -
     store = Store(tmp_path)
     frozen = FrozenTensors(store, World(torch.device("cpu")))
     weight = torch.randn(4)
+    changed = weight + 1.0
     store.save(Checkpoint(2, {"model": {"weight": weight}}))
-    for changed, saved in ((weight, 2), (weight + 1.0, None)):
-        assert frozen.bases(2, {"model": {"weight": (changed, None)}}) == []
-        frozen.saved(saved)
-    assert frozen.bases(3, {"model": {"weight": (weight, None)}})[0].step == 2
-    assert frozen.bases(3, {"model": {"weight": (weight + 1.0, None)}}) == []
+
+    def bases(step: int, weight: Tensor) -> list[Base]:
+        return frozen.bases(step, {"model": {"weight": (weight, None)}})
+
+    assert bases(2, weight) == []
+    frozen.saved(2)
+    assert bases(2, changed) == []
+    frozen.saved(None)
+
+    assert [base.step for base in bases(3, weight)] == [2]
+    assert bases(3, changed) == []
 
 
 @pytest.mark.parametrize("base", [-1, 3, 4, "0"])
 def test_a_manifest_that_refers_to_no_older_checkpoint_is_damaged(base: Any) -> None:
-    manifest = Manifest(
-        3, {"state.json": (1, "ab")}, None, [Base(base, "ab", {"model": ["weight"]})]
-    )
+    bases = [Base(base, "ab", {"model": ["weight"]})]
+    manifest = Manifest(3, {"state.json": (1, "ab")}, None, bases)
     entry = {"sha256": "ab", "step": base, "tensors": {"model": ["weight"]}}
+
     with pytest.raises(ValueError, match=re.escape(repr(entry))):
         from_bytes(to_bytes(manifest))
 
@@ -617,21 +713,26 @@ def test_a_base_that_lacks_a_tensor_is_damage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bases", [5, None, {"model": 1}, "model"])
 def test_a_manifest_whose_bases_are_no_list_is_damaged(bases: Any, tmp_path: Path) -> None:
-    directory = Store(tmp_path).path(3)
-    Store(tmp_path).save(Checkpoint(3, {"model": {"weight": torch.ones(2)}}))
-    body = json.loads((directory / MANIFEST).read_text()) | {"bases": bases}
+    store = Store(tmp_path)
+    store.save(Checkpoint(3, {"model": {"weight": torch.ones(2)}}))
+    file = store.path(3) / MANIFEST
+    body = json.loads(file.read_text()) | {"bases": bases}
     del body["sha256"]
-    text = [
-        json.dumps(each, sort_keys=True, indent=1) + "\n" for each in (body, body | {"sha256": ""})
-    ]
-    digest = sha256(text[0].encode()).hexdigest()
-    (directory / MANIFEST).write_text(text[1].replace('"sha256": ""', f'"sha256": "{digest}"'))
-    (problem,) = verify(directory)
+    digest = sha256(manifest_text(body).encode()).hexdigest()
+    file.write_text(manifest_text(body | {"sha256": digest}))
+
+    (problem,) = verify(store.path(3))
+
     assert problem.startswith(f"manifest.json: {bases!r} ")
 
 
+def manifest_text(body: dict[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True, indent=1) + "\n"
+
+
 def fingerprint(tensor: Tensor) -> list[Any]:
-    return FINGERPRINTS._fingerprints({"model": {"weight": (tensor, None)}})["model", "weight"]
+    frozen = FrozenTensors(Store("unused"), World(torch.device("cpu")))
+    return frozen._fingerprints({"model": {"weight": (tensor, None)}})["model", "weight"]
 
 
 @pytest.mark.parametrize(
@@ -644,16 +745,13 @@ def test_a_fingerprint_changes_with_any_bit_and_with_order_and_shape(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     tensor = (torch.randn(shape, generator=generator) * 3).to(dtype)
-    data = tensor.contiguous().reshape(-1).view(torch.uint8)
     before = fingerprint(tensor)
     assert fingerprint(tensor.clone()) == before
-    fingerprints = {tuple(before)}
-    flips = range(0 if dtype == torch.bool else 8 * len(data))
-    for bit in flips:
-        data[bit // 8] ^= 1 << bit % 8
-        fingerprints.add(tuple(fingerprint(data.view(dtype).reshape(shape))))
-        data[bit // 8] ^= 1 << bit % 8
-    assert len(fingerprints) == len(flips) + 1
+
+    if dtype != torch.bool:
+        flipped = [tuple(fingerprint(other)) for other in with_each_bit_flipped(tensor)]
+        assert len(flipped) == 8 * tensor.nbytes
+        assert len({tuple(before), *flipped}) == 1 + len(flipped)
     assert fingerprint(tensor.reshape(*shape, 1)) != before
     if tensor.numel() > 4 and dtype != torch.bool:
         assert fingerprint(tensor.flatten().flip(0).reshape(shape)) != before
@@ -661,14 +759,30 @@ def test_a_fingerprint_changes_with_any_bit_and_with_order_and_shape(
         assert fingerprint(-tensor) != before
 
 
+def with_each_bit_flipped(tensor: Tensor) -> Iterator[Tensor]:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    for bit in range(8 * len(data)):
+        flipped = data.clone()
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield flipped.view(tensor.dtype).reshape(tensor.shape)
+
+
 def test_a_fingerprint_depends_on_values_and_not_on_layout_or_memory() -> None:
-    tensor = torch.randn(6, 4, 3, 3)
-    assert fingerprint(tensor.to(memory_format=torch.channels_last)) == fingerprint(tensor)
+    images = torch.randn(6, 4, 3, 3)
+    assert fingerprint(images.to(memory_format=torch.channels_last)) == fingerprint(images)
+
     halves = torch.arange(9, dtype=torch.bfloat16)
     assert fingerprint(halves[1:]) == fingerprint(halves[1:].clone())  # of another alignment
+
     assert fingerprint(torch.zeros(0, 3)) != fingerprint(torch.zeros(3, 0))
+
+
+def test_a_fingerprint_draws_no_random_number() -> None:
+    tensor = torch.randn(6)
     before = torch.get_rng_state()
+
     fingerprint(tensor)
+
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -678,33 +792,38 @@ def test_changes_that_cancel_in_plain_sums_change_a_fingerprint() -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
         i, j = torch.randint(len(tensor), (2,), generator=generator).tolist()
-        other = tensor.clone()
-        other[[i, j]] = other[[j, i]]
-        assert fingerprint(other) != before
-        other = tensor.clone()
-        other[[i, j]] *= -1.0
-        assert fingerprint(other) != before
+
+        swapped = tensor.clone()
+        swapped[[i, j]] = swapped[[j, i]]
+        assert fingerprint(swapped) != before
+
+        negated = tensor.clone()
+        negated[[i, j]] *= -1.0
+        assert fingerprint(negated) != before
 
 
 def test_a_sharded_tensor_is_left_out_only_if_no_rank_has_changed_its_rows(tmp_path: Path) -> None:
-    class Ranks(World):
+    class TwoRanks(World):
         """Two ranks, of which the other one has the same rows of `same` only."""
 
         def gathered(self, value: Any) -> list[Any]:
             return [value, [["model", "same"]]]
 
     store = Store(tmp_path)
-    world = Ranks(torch.device("cpu"))
-    frozen = FrozenTensors(store, world)
+    frozen = FrozenTensors(store, TwoRanks(torch.device("cpu")))
     rows: Any = object()
     tensors = {name: torch.randn(3) for name in ("same", "changed", "replicated")}
     live = {
         "model": {
-            name: (each, None if name == "replicated" else rows) for name, each in tensors.items()
+            "same": (tensors["same"], rows),
+            "changed": (tensors["changed"], rows),
+            "replicated": (tensors["replicated"], None),
         }
     }
     assert frozen.bases(0, live) == []
     store.save(Checkpoint(0, {"model": tensors}))
     frozen.saved(0)
+
     (base,) = frozen.bases(2, live)
+
     assert base.tensors == {"model": ["replicated", "same"]}
