@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 
 import surefoot as sf
 from gallery import example
-from surefoot.optim.clipping import Clipping
 
 SAMPLES, FEATURES, CLASSES = 101, 6, 3
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -43,7 +42,9 @@ class Augmented:
     def __getitem__(self, sample: int) -> tuple[Tensor, Tensor, int]:
         noise = random.random() + float(np.random.rand()) + torch.rand(FEATURES)
         inputs = (self.inputs[sample] + 0.1 * noise).to(torch.get_default_dtype())
-        return inputs * (float("nan") if sample == self.bad else 1.0), self.labels[sample], sample
+        if sample == self.bad:
+            inputs = torch.full_like(inputs, torch.nan)
+        return inputs, self.labels[sample], sample
 
 
 class Batches:
@@ -65,21 +66,21 @@ class Net(nn.Module):
         self.out = nn.Linear(16, CLASSES)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        seen = torch.relu(self.norm(self.into(inputs)))
-        mask = F.dropout(torch.ones_like(seen), 0.25, training=self.training)
-        return self.out(torch.relu(self.hidden(seen * mask))), mask
+        features = torch.relu(self.norm(self.into(inputs)))
+        mask = F.dropout(torch.ones_like(features), 0.25, training=self.training)
+        return self.out(torch.relu(self.hidden(features * mask))), mask
 
 
 def loss(model: Any, batch: Any) -> Any:
     inputs, labels, _ = batch
     logits, mask = model(inputs)
-    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64, device=mask.device).reshape(
-        mask.shape
-    )
+    correct_count = (logits.argmax(1) == labels).sum()
     # whole numbers, whose sum is the same in any order
+    places = torch.arange(1, mask.numel() + 1, dtype=torch.float64, device=mask.device)
+    sum_of_places = ((mask > 0) * places.reshape(mask.shape)).sum()
     return F.cross_entropy(logits, labels), {
-        "accuracy": sf.Mean((logits.argmax(1) == labels).sum(), len(labels)),
-        "mask": sf.Mean(((mask > 0) * places).sum(), len(labels)),
+        "accuracy": sf.Mean(correct_count, len(labels)),
+        "mask": sf.Mean(sum_of_places, len(labels)),
     }
 
 
@@ -92,16 +93,17 @@ def built(
     run_dir: str | None = None,
     **changes: Any,
 ) -> sf.Run:
-    torch.set_default_dtype(torch.float64 if double else torch.float32)
+    dtype = torch.float64 if double else torch.float32
+    torch.set_default_dtype(dtype)
     data = Augmented(bad)
+    held_out = data.inputs[:37].to(dtype), data.labels[:37], torch.arange(37)
+    if isinstance(optimizer, str):
+        optimizer = OPTIMIZERS[optimizer]()
     if isinstance(changes.get("order"), list):
         changes["order"] = sf.data.Weighted(changes["order"])
     if changes.pop("listed", False):
-        changes |= {
-            "train_data": DataLoader(data, batch_sampler=Batches(), num_workers=1),
-            "batch_size": None,
-        }  # type: ignore[arg-type]
-    held_out = data.inputs[:37].to(torch.get_default_dtype()), data.labels[:37], torch.arange(37)
+        changes["train_data"] = DataLoader(data, batch_sampler=Batches(), num_workers=1)  # type: ignore[arg-type]
+        changes["batch_size"] = None
     settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
@@ -109,7 +111,7 @@ def built(
         "batch_size": 16,
         "micro_batch_size": 4,
         "length": f"{steps} steps",
-        "optimizer": OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer,
+        "optimizer": optimizer,
         "schedule": sf.schedules.cosine(warmup="10%"),
         "clip": "norm 0.5",
         "ema": 0.9,
@@ -130,25 +132,16 @@ def trained(**changes: Any) -> dict[str, Any]:
     statistics, scores.
     """
     run = built(**changes)
-    world = run.parts.world
-    seen: list[Any] = []
+    steps: list[Any] = []
     with run:
         for step in run:
-            own = [
-                [each.index, each.sample_ids.tolist()]
-                for each in step.micro_batches
-                if not each.is_padding
-            ]
             assert step.loss is not None
             assert step.grad_norm is not None
             assert step.skipped is not None
-            masks = float(run.parts.run_state.meter.logged[-1][1].get("mask", sf.Mean(0, 0)).total)
-            told = world.gathered({"samples": own, "mask": masks})
-            everybody = sorted(piece for other in told for piece in other["samples"])
-            seen.append(
+            steps.append(
                 {
-                    "samples": everybody,
-                    "mask": sum(other["mask"] for other in told),
+                    "samples": samples_of_all_ranks(run, step),
+                    "mask": mask_of_all_ranks(run),
                     "loss": float(step.loss),
                     "grad_norm": float(step.grad_norm),
                     "skipped": float(step.skipped),
@@ -156,28 +149,62 @@ def trained(**changes: Any) -> dict[str, Any]:
                 }
             )
         scores = run.evaluate()
-    return {"steps": seen, "scores": scores, "weights": weights(run)}
+    return {"steps": steps, "scores": scores, "weights": weights(run)}
+
+
+def samples_of_all_ranks(run: sf.Run, step: sf.Step) -> list[list[Any]]:
+    """The index and the samples of each micro-batch, in order."""
+    on_this_rank = [
+        [micro_batch.index, micro_batch.sample_ids.tolist()]
+        for micro_batch in step.micro_batches
+        if not micro_batch.is_padding
+    ]
+    micro_batches = []
+    for on_one_rank in run.parts.world.gathered(on_this_rank):
+        micro_batches += on_one_rank
+    return sorted(micro_batches)
+
+
+def mask_of_all_ranks(run: sf.Run) -> float:
+    """The sum that `loss` returns of the dropout masks of the newest step."""
+    _, logged_means = run.parts.run_state.meter.logged[-1]
+    mask_sum = logged_means.get("mask", sf.Mean(0, 0)).total
+    return sum(run.parts.world.gathered(float(mask_sum)))
 
 
 def weights(run: sf.Run) -> dict[str, Tensor]:
-    """The whole model and its average, on the host, as every rank holds or gathers it."""
-    found = {f"model {name}": held for name, held in run.state.models["model"].state_dict().items()}
+    """The whole model and its average, on the host, as every rank has or gathers it."""
+    tensors = {}
+    for name, tensor in run.state.models["model"].state_dict().items():
+        tensors[f"model {name}"] = whole(tensor)
     for average in run.state.ema_models.values():
-        found |= {f"average {name}": held for name, held in average.model.state_dict().items()}
-    return {name: whole(held) for name, held in found.items()}
+        for name, tensor in average.model.state_dict().items():
+            tensors[f"average {name}"] = whole(tensor)
+    return tensors
 
 
-def whole(held: Tensor) -> Tensor:
+def weights_of_models(run: sf.Run) -> dict[str, Tensor]:
+    """Those of a run of several models."""
+    tensors = {}
+    for model_name, model in run.state.models.items():
+        for name, tensor in model.state_dict().items():
+            tensors[f"{model_name} {name}"] = whole(tensor)
+    return tensors
+
+
+def whole(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
-    return (held.full_tensor() if isinstance(held, DTensor) else held).detach().cpu().clone()
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.detach().cpu().clone()
 
 
-class Remembered:
+class FirstGradients:
     """A way to limit gradients that limits none, and keeps those of the first step."""
 
     def __init__(self) -> None:
-        self.remembered: dict[str, Tensor] = {}
+        self.remembered: dict[str, Tensor] = {}  # nothing that a checkpoint should have
         self.first: list[Tensor] = []
 
     def apply(
@@ -191,11 +218,10 @@ class Remembered:
 
 def first_gradients(**changes: Any) -> list[Tensor]:
     run = built(steps=1, double=False, clip="off", optimizer="sgd", **changes)
-    kept: Clipping = Remembered()
-    run.state.optimizers["model"].clipping = kept
+    gradients = FirstGradients()
+    run.state.optimizers["model"].clipping = gradients
     run.train()
-    assert isinstance(kept, Remembered)
-    return kept.first
+    return gradients.first
 
 
 def called(*, function: str, **arguments: Any) -> Any:
@@ -205,7 +231,9 @@ def called(*, function: str, **arguments: Any) -> Any:
 
 
 def trained_with(*, strategy: Any = None, **changes: Any) -> dict[str, Any]:
-    return trained(**changes, **({} if strategy is None else {"parallel": sf.ddp(sync=strategy)}))
+    if strategy is not None:
+        changes["parallel"] = sf.ddp(sync=strategy)
+    return trained(**changes)
 
 
 def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
@@ -234,19 +262,20 @@ def with_few_targets(*, counts_itself: bool = False) -> dict[str, Any]:
         micro_batch_size=2,
         count_fn=None if counts_itself else lambda batch: int((batch[1] >= 0).sum()),
         length="5 steps",
-        optimizer=sf.optim.sgd(
-            lr=0.1
-        ),  # of two samples batch normalisation leaves a sign: Adam would amplify rounding
+        # of two samples batch normalization leaves a sign: Adam would amplify rounding
+        optimizer=sf.optim.sgd(lr=0.1),
         device="cpu",
         precision="fp32",
         console=False,
     )
+    losses = []
+    counts = []
     with run:
-        found = [
-            (float(step.loss), float(step.target_count)) for step in run if step.loss is not None
-        ]
-    losses, counts = zip(*found, strict=True)
-    return {"losses": list(losses), "counts": list(counts), "weights": weights(run)}
+        for step in run:
+            assert step.loss is not None
+            losses.append(float(step.loss))
+            counts.append(float(step.target_count))
+    return {"losses": losses, "counts": counts, "weights": weights(run)}
 
 
 class Lengthy:
@@ -270,8 +299,9 @@ def by_tokens() -> dict[str, Any]:
         return nn.utils.rnn.pad_sequence(samples, batch_first=True)[..., None]
 
     def of_rows(model: Any, rows: Tensor) -> sf.Mean:
-        real = rows[..., 0] > 0
-        return sf.Mean(((model(rows)[..., 0] - 1) ** 2 * real).sum(), real.sum())
+        is_token = rows[..., 0] > 0
+        squares = (model(rows)[..., 0] - 1) ** 2
+        return sf.Mean((squares * is_token).sum(), is_token.sum())
 
     run = sf.Run(
         model=lambda: nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)),
@@ -341,18 +371,14 @@ def scored(*, samples: int) -> dict[str, float]:
 
 def logged() -> list[float]:
     """The mean over ranks and steps of what each rank logged in its body."""
-    found = []
     run = built(steps=4, log_every="1 steps", splits={})
-    rank = run.parts.world.rank
-    written = []
+    written: list[Any] = []
     with run:
         assert run.session is not None
-        journal = run.session.journal
-        journal.sinks.append(Kept(written))
+        run.session.journal.sinks.append(Kept(written))
         for step in run:
-            step.log(mine=float(rank + step.index))
-    found += [record["mine"] for record in written if "mine" in record]
-    return found
+            step.log(mine=float(run.rank + step.index))
+    return [record["mine"] for record in written if "mine" in record]
 
 
 class Kept:
@@ -385,8 +411,9 @@ def of_recipe(
         "device": "cpu",
         "run_dir": None,
     }
-    settings |= {"log_every": "1 steps"} | written_for(recipe, Path(texts)) | changes
-    run = module.build(layered(module.Config, [("test", settings)])[0])
+    settings |= {"log_every": "1 steps"} | tiny_settings(recipe, Path(texts)) | changes
+    config, _ = layered(module.Config, [("test", settings)])
+    run = module.build(config)
     losses = []
     samples = []
     scores = {}
@@ -394,39 +421,40 @@ def of_recipe(
         for step in run:
             assert step.loss is not None
             losses.append(float(step.loss))
-            told = run.parts.world.gathered(
-                [[piece.index, piece.sample_ids.tolist()] for piece in step.micro_batches]
-            )
-            samples.append(sorted(piece for other in told for piece in other))
+            samples.append(samples_of_all_ranks(run, step))
             scores |= step.metrics
     return {"losses": losses, "samples": samples, "scores": scores, "weights": weights(run)}
 
 
-def written_for(recipe: str, place: Path) -> dict[str, Any]:
-    """Small data for a recipe, written where they are not there yet, and settings for models of a
-    few thousand numbers.
-    """
-    digits = {
-        "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
-        "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
-    }
-    lines = {
-        language: "".join(
-            " ".join(names[int(digit)] for digit in str(n * n)) + ".\n" for n in range(400)
-        )
-        for language, names in digits.items()
-    }
-    for name, text in (
-        ("text.txt", lines["en"]),
-        *((f"numbers.{language}", text) for language, text in lines.items()),
-    ):
-        beside = place / f"{name}-{os.getpid()}"
-        beside.write_text(text)
-        beside.replace(place / name)
+DIGITS = {
+    "en": ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"],
+    "de": ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"],
+}
+
+
+def spelled_squares(language: str) -> str:
+    """The squares of 0 to 399, a line each: "one six." is 16."""
+    lines = []
+    for n in range(400):
+        words = [DIGITS[language][int(digit)] for digit in str(n * n)]
+        lines.append(" ".join(words) + ".\n")
+    return "".join(lines)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Other ranks, which write the same, see the whole file or none."""
+    unfinished = path.with_name(f"{path.name}-{os.getpid()}")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def tiny_settings(recipe: str, place: Path) -> dict[str, Any]:
+    """Settings for models of a few thousand numbers; small data for them is written to `place`."""
     match recipe:
         case "gpt":
+            write_whole(place / "squares.txt", spelled_squares("en"))
             return {
-                "data.path": str(place / "text.txt"),
+                "data.path": str(place / "squares.txt"),
                 "data.tokenizer": "bytes",
                 "model.layers": 2,
                 "model.width": 32,
@@ -438,8 +466,10 @@ def written_for(recipe: str, place: Path) -> dict[str, Any]:
                 "cloze_questions": 0,
             }
         case "translation":
+            for language in DIGITS:
+                write_whole(place / f"squares.{language}", spelled_squares(language))
             return {
-                "data.path": str(place / "numbers"),
+                "data.path": str(place / "squares"),
                 "data.vocab_size": 300,
                 "data.val_fraction": 0.05,
                 "model.width": 32,
@@ -507,10 +537,10 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             self.flag = images.sum() > 0
             return super().forward(images)  # type: ignore[no-any-return]
 
-    classifier = lambda: nn.Sequential(  # noqa: E731
-        convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)
-    )
-    two = {"a": lambda: convolution(3, 4), "b": lambda: convolution(4, 3)}
+    def classifier() -> nn.Module:
+        return nn.Sequential(convolution(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
+
+    two_models = {"a": lambda: convolution(3, 4), "b": lambda: convolution(4, 3)}
     cases: dict[str, dict[str, Any]] = {
         "channels last": {
             "model": classifier,
@@ -518,14 +548,14 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
             "batch_size": 24,
         },  # 3 micro-batches on each of two ranks
         "two models": {
-            "model": two,
+            "model": two_models,
             "loss": of_both,
             "batch_size": 8,
             "optimizer": dict.fromkeys("ab", OPTIMIZERS["adamw"]()),
         },
         "two passes": {"model": classifier, "loss": classify, "batch_size": 16},
         "no targets on a rank": {
-            "model": two,
+            "model": two_models,
             "loss": of_both,
             "batch_size": 8,
             "order": "sequential",
@@ -560,8 +590,10 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
         "console": False,
         "report": False,
     }
-    spread = {"parallel": sf.fsdp(find_unused_parameters=name == "seldom used")} if sharded else {}
-    run = sf.Run(**(common | cases[name] | spread))
+    settings = common | cases[name]
+    if sharded:
+        settings["parallel"] = sf.fsdp(find_unused_parameters=name == "seldom used")
+    run = sf.Run(**settings)
     with run:
         if name == "two passes":
             for step in run.steps():
@@ -571,11 +603,7 @@ def of_corner(*, name: str, sharded: bool = False) -> dict[str, Tensor]:
         else:
             for _ in run:
                 pass
-    return {
-        f"{name} {place}": whole(held)
-        for name, model in run.state.models.items()
-        for place, held in model.state_dict().items()
-    }
+    return weights_of_models(run)
 
 
 def of_two_models(*, sometimes: bool, **changes: Any) -> dict[str, Tensor]:
@@ -583,26 +611,22 @@ def of_two_models(*, sometimes: bool, **changes: Any) -> dict[str, Tensor]:
 
     def of_both(models: Any, batch: Any) -> Tensor:
         inputs, labels, samples = batch
-        found = F.cross_entropy(models["first"](inputs)[0], labels)
+        loss_of_first = F.cross_entropy(models["first"](inputs)[0], labels)
         if sometimes and int(samples[0]) % 2:
-            return found
-        return found + F.cross_entropy(models["second"](inputs)[0], labels)
+            return loss_of_first
+        return loss_of_first + F.cross_entropy(models["second"](inputs)[0], labels)
 
     two = {"first": Net, "second": Net}
     run = built(model=two, loss=of_both, steps=3, optimizer="sgd", ema=None, splits={}, **changes)
     run.train()
-    return {
-        f"{name} {place}": held.detach().clone()
-        for name, model in run.state.models.items()
-        for place, held in model.named_parameters()
-    }
+    return weights_of_models(run)
 
 
 def of_two_models_with(*, strategy: Any, sometimes: bool) -> dict[str, Tensor] | str:
     try:
         return of_two_models(sometimes=sometimes, parallel=sf.ddp(**strategy))
     except sf.ConfigError as refused:
-        return str(refused)
+        return refused.code
 
 
 def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
@@ -619,11 +643,7 @@ def of_example(*, name: str, **changes: Any) -> dict[str, Any]:
     }
     run = module.build(**(settings | {"batch_size": 16, "micro_batch_size": 4} | changes))
     module.train(run)
-    return {
-        f"{model} {name}": whole(held)
-        for model, module in run.state.models.items()
-        for name, held in module.state_dict().items()
-    }
+    return weights_of_models(run)
 
 
 def of_word_lm() -> dict[str, Tensor]:
@@ -642,17 +662,17 @@ def of_word_lm() -> dict[str, Tensor]:
 def exchange_lanes(carried: Tensor, run: sf.Run) -> None:
     """Give each rank the state of all lanes, as `docs/guides/data.md` shows: rank 0 saves them."""
     if run.world_size > 1:
-        parts = [torch.empty_like(part) for part in carried.chunk(run.world_size, dim=1)]
-        torch.distributed.all_gather(
-            parts, carried.chunk(run.world_size, dim=1)[run.rank].contiguous()
-        )
-        carried.copy_(torch.cat(parts, dim=1))
+        lanes_of_ranks = carried.chunk(run.world_size, dim=1)
+        received = [torch.empty_like(lanes) for lanes in lanes_of_ranks]
+        torch.distributed.all_gather(received, lanes_of_ranks[run.rank].contiguous())
+        carried.copy_(torch.cat(received, dim=1))
 
 
 def word_lm(**changes: Any) -> sf.Run:
     """The example, on 43 windows in 8 lanes."""
     module = example("word_lm")
-    module.LANES, module.WORDS = 8, 50
+    module.LANES = 8
+    module.WORDS = 50
     words = torch.randint(50, (43 * module.WINDOW + 1,), generator=torch.Generator().manual_seed(0))
     module.topics = {"text": " ".join(str(word) for word in words.tolist())}
     run: sf.Run = module.build(micro_batch_size=2, console=False, **changes)
