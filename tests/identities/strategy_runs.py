@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ class Net(nn.Module):
             Block(shared if place < 2 else nn.Linear(WIDTH, WIDTH)) for place in range(3)
         )
         self.blocks[2].norm.weight.requires_grad_(False)
-        self.back, self.again = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.back = nn.Linear(WIDTH, WIDTH)
+        self.again = nn.Linear(WIDTH, WIDTH)
         self.again.weight = self.back.weight
         self.out = nn.Linear(WIDTH, world_runs.CLASSES)
 
@@ -70,23 +71,31 @@ class Net(nn.Module):
         return self.out(self.again(torch.tanh(self.back(hidden)))), mask
 
 
-def trained(
+def built(
     *,
     sharding: Mapping[str, Any] | None = None,
-    parallel: Any = "auto",
-    optimizer: str = "adamw",
+    replicated: Mapping[str, Any] | None = None,
+    optimizer: Any = "adamw",
     rounds: int = 1,
     **changes: Any,
-) -> dict[str, Any]:
-    """As `world_runs.trained`, of this model; `sharding` are the settings of FSDP."""
-    settings: dict[str, Any] = {
-        "model": lambda: Net(rounds),
-        "parallel": parallel if sharding is None else sf.fsdp(**sharding),
-    }
+) -> sf.Run:
+    """As `world_runs.built`, of this model; `sharding` has the settings of FSDP, `replicated` those
+    of DDP.
+    """
+    settings: dict[str, Any] = {"model": lambda: Net(rounds)} | changes
+    if sharding is not None:
+        settings["parallel"] = sf.fsdp(**sharding)
+    if replicated is not None:
+        settings["parallel"] = sf.ddp(**replicated)
     if optimizer == "schedule_free":
         settings |= {"ema": None, "schedule": None}
-    world_runs.OPTIMIZERS = OPTIMIZERS
-    return world_runs.trained(**settings, optimizer=optimizer, **changes)
+    if isinstance(optimizer, str):
+        optimizer = OPTIMIZERS[optimizer]()
+    return world_runs.built(optimizer=optimizer, **settings)
+
+
+def trained(**changes: Any) -> dict[str, Any]:
+    return world_runs.train(built(**changes))
 
 
 class Through(nn.Module):
@@ -111,14 +120,11 @@ def trained_as_chosen(*, really: bool, **changes: Any) -> dict[str, Any]:
     if not really:
         build.compiled = lambda models: {name: Through(model) for name, model in models.items()}
         torch.compile = lambda model, **_: model  # what scores
-    found: list[sf.Run] = []
-    built = world_runs.built
-    world_runs.built = lambda **settings: found.append(built(**settings)) or found[-1]
-    try:
-        run = trained(compile="auto", **changes)
-    finally:
-        world_runs.built = built
-    return run | {"compiled": found[-1].parts.plan.identity["compile"], "called": Through.calls}
+    run = built(compile="auto", **changes)
+    result = world_runs.train(run)
+    result["compiled"] = run.parts.plan.identity["compile"]
+    result["called"] = Through.calls
+    return result
 
 
 def of_each_optimizer(names: list[str], **changes: Any) -> dict[str, Any]:
@@ -128,19 +134,17 @@ def of_each_optimizer(names: list[str], **changes: Any) -> dict[str, Any]:
 
 def of_each_limit(limits: list[str], **changes: Any) -> dict[str, Any]:
     """What each way to limit gradients comes to, and how much it limited."""
-    found = {}
+    results = {}
     for clip in limits:
+        run = built(clip=clip, steps=4, splits={}, **changes)
         fractions = []
-
-        def note(step: sf.Step, kept: list[float] = fractions) -> None:
-            kept += [float(share) for share in step.clip_fractions.values() if share is not None]
-
-        run = _run(clip=clip, steps=4, splits={}, **changes)
         with run:
             for step in run:
-                note(step)
-        found[clip] = {"clip_fraction": fractions, "weights": world_runs.weights(run)}
-    return found
+                for fraction in step.clip_fractions.values():
+                    if fraction is not None:
+                        fractions.append(float(fraction))
+        results[clip] = {"clip_fraction": fractions, "weights": world_runs.weights(run)}
+    return results
 
 
 def sampled(**changes: Any) -> dict[str, Any]:
@@ -149,32 +153,29 @@ def sampled(**changes: Any) -> dict[str, Any]:
     """
     calls = []
 
-    def sample(model: nn.Module) -> str:
+    def sample(model: Any) -> str:
         calls.append(1)
-        inputs = torch.ones(1, world_runs.FEATURES, dtype=torch.float64)
-        return repr(
-            float(model(inputs)[0].sum())
-            + sum(float(block(torch.ones(1, WIDTH)).sum()) for block in model.blocks)
-        )
+        logits, _ = model(torch.ones(1, world_runs.FEATURES, dtype=torch.float64))
+        total = float(logits.sum())
+        for block in model.blocks:
+            total += float(block(torch.ones(1, WIDTH)).sum())
+        return repr(total)
 
     def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         for _ in range(int(batch[2][0]) % 3):
             model(batch[0])
         return model(batch[0])[0].sum(1), batch[1]
 
-    def added(outputs: Any, targets: Any) -> float:
+    def sum_of_outputs(outputs: Any, targets: Any) -> float:
         return float(outputs.sum())
 
-    held_out = (
-        world_runs.Augmented().inputs[:11].double(),
-        torch.zeros(11, dtype=torch.long),
-        torch.arange(11),
-    )
+    inputs = world_runs.Augmented().inputs[:11].double()
+    held_out = inputs, torch.zeros(11, dtype=torch.long), torch.arange(11)
     splits = {
         "val": sf.Split(held_out, batch_size=3),
         "used": sf.Split(
             held_out,
-            metrics=sf.metrics.whole_split(added),
+            metrics=sf.metrics.whole_split(sum_of_outputs),
             batch_size=2,
             predict=predict,
             loss=False,
@@ -182,13 +183,11 @@ def sampled(**changes: Any) -> dict[str, Any]:
     }
 
     def panels(model: nn.Module) -> list[sf.report.Curves]:
-        return [
-            sf.report.Curves(
-                title="said", legend="", curves={"said": ((0, round(float(sample(model)), 6)),)}
-            )
-        ]
+        value = round(float(sample(model)), 6)
+        return [sf.report.Curves(title="sample", legend="", curves={"sample": ((0, value),)})]
 
-    run = _run(
+    run = built(
+        steps=5,
         sample_fn=sample,
         sample_every="2 steps",
         panels_fn=panels,
@@ -198,15 +197,14 @@ def sampled(**changes: Any) -> dict[str, Any]:
     )
     with run:
         scores = [dict(step.metrics) for step in run]
-        said = run.sample()
-        shown = run.make_panels().to_json()
-    written = sf.load(changes["run_dir"]).panels() if "run_dir" in changes else None
+        last_sample = run.sample()
+        last_panels = run.make_panels().to_json()
     return {
         "scores": scores,
-        "said": said,
-        "panels": [shown, None if written is None else written.to_json()],
+        "last_sample": last_sample,
+        "last_panels": last_panels,
         "weights": world_runs.weights(run),
-        "sampled": len(calls),
+        "sample_calls": len(calls),
     }
 
 
@@ -244,13 +242,13 @@ def with_calls_beside(**changes: Any) -> dict[str, Any]:
             models["teacher"](inputs)
             return outputs.detach() + slope.sum(1, keepdim=True), batch[1]
 
-    def added(outputs: Any, _: Any) -> float:
+    def sum_of_outputs(outputs: Any, _: Any) -> float:
         return float(outputs.sum())
 
-    held_out = tuple(
-        each[:11] for each in (world_runs.Augmented().inputs, world_runs.Augmented().labels)
-    )
-    run = _run(
+    data = world_runs.Augmented()
+    held_out = data.inputs[:11], data.labels[:11]
+    run = built(
+        steps=5,
         model={
             "student": Student,
             "teacher": Student,
@@ -264,7 +262,7 @@ def with_calls_beside(**changes: Any) -> dict[str, Any]:
         splits={
             "val": sf.Split(
                 held_out,
-                metrics=sf.metrics.whole_split(added),
+                metrics=sf.metrics.whole_split(sum_of_outputs),
                 predict=predict,
                 loss=False,
                 batch_size=4,
@@ -275,37 +273,28 @@ def with_calls_beside(**changes: Any) -> dict[str, Any]:
         ema=None,
         **changes,
     )
+    student = run.state.models["student"]
+    teacher = run.state.models["teacher"]
     inputs = torch.ones(2, world_runs.FEATURES, dtype=torch.float64)
 
-    def called() -> float:
-        return float(run.state.models["student"](inputs).sum())
+    def log_output_of(model: nn.Module) -> None:
+        logged.append(float(model(inputs).sum()))
 
     with run:
         for step in run.steps():
             sf.forward_backward(step, loss)
-            before = called()
+            log_output_of(student)
             sf.update(step, "student")
-            logged += [before, called(), float(run.state.models["teacher"](inputs).sum())]
-            for old, new in zip(
-                run.state.models["teacher"].parameters(),
-                run.state.models["student"].parameters(),
-                strict=True,
-            ):
-                with torch.no_grad():
+            log_output_of(student)
+            log_output_of(teacher)
+            with torch.no_grad():
+                for old, new in zip(teacher.parameters(), student.parameters(), strict=True):
                     old.lerp_(new, 0.1)
             sf.forward_backward(step, critic_loss)
             sf.update(step, "critic")
-            logged.append(called())
+            log_output_of(student)
         scores = run.evaluate()
-    return {
-        "logged": logged,
-        "scores": scores,
-        "weights": {
-            f"{name} {place}": world_runs.whole(held)
-            for name, model in run.state.models.items()
-            for place, held in model.state_dict().items()
-        },
-    }
+    return {"logged": logged, "scores": scores, "weights": world_runs.weights_of_models(run)}
 
 
 def with_unused(**changes: Any) -> dict[str, Any]:
@@ -319,12 +308,17 @@ def with_unused(**changes: Any) -> dict[str, Any]:
             self.never = nn.Linear(2, 2)
 
         def forward(self, inputs: Tensor, *, both: bool) -> Tensor:
-            return self.always(inputs) + (self.sometimes(inputs) if both else 0)
+            logits: Tensor = self.always(inputs)
+            if both:
+                logits = logits + self.sometimes(inputs)
+            return logits
 
     def loss(model: Any, batch: Any) -> Tensor:
-        return F.cross_entropy(model(batch[0], both=bool(batch[2][0] % 7 == 0)), batch[1])
+        inputs, labels, samples = batch
+        both = int(samples[0]) % 7 == 0
+        return F.cross_entropy(model(inputs, both=both), labels)
 
-    run = _run(model=Sometimes, loss=loss, steps=4, splits={}, **changes)
+    run = built(model=Sometimes, loss=loss, steps=4, splits={}, **changes)
     run.train()
     return world_runs.weights(run)
 
@@ -347,15 +341,16 @@ def routed(**changes: Any) -> dict[str, Tensor]:
             share, chosen = weights.max(1)
             outputs = inputs.new_zeros(len(inputs), world_runs.CLASSES)
             for index, expert in enumerate(self.experts):
-                (own,) = (chosen == index).nonzero(as_tuple=True)
-                if len(own):
-                    outputs = outputs.index_add(0, own, expert(inputs[own]) * share[own, None])
+                (rows,) = (chosen == index).nonzero(as_tuple=True)
+                if len(rows):
+                    weighted = expert(inputs[rows]) * share[rows, None]
+                    outputs = outputs.index_add(0, rows, weighted)
             return outputs
 
     def loss(model: Any, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    run = _run(model=Mixture, loss=loss, steps=5, splits={}, ema=None, **changes)
+    run = built(model=Mixture, loss=loss, steps=5, splits={}, ema=None, **changes)
     run.train()
     return world_runs.weights(run)
 
@@ -383,8 +378,8 @@ def generated(**changes: Any) -> dict[str, Any]:
 
     def predict(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
         length = 2 + int(batch["input_ids"].sum()) % 3  # other lengths on other ranks
-        made = continued(model, batch["input_ids"][:, :3], length)
-        return made[:, 3:5], batch["labels"][:, 3:5]
+        tokens = continued(model, batch["input_ids"][:, :3], length)
+        return tokens[:, 3:5], batch["labels"][:, 3:5]
 
     def equal(outputs: Tensor, targets: Tensor) -> sf.Mean:
         return sf.Mean((outputs == targets).double().mean(1).sum(), len(outputs))
@@ -417,66 +412,70 @@ def of_gathered_halves() -> dict[str, Any]:
     """Weights that travel and are computed with in bfloat16, beside those that are not; of a model
     with batch statistics.
     """
-    plain, halved = (
-        _run(parallel=sf.fsdp(gather_dtype=form), steps=4, ema=None, double=False)
-        for form in ("fp32", "bf16")
-    )
-    for run in (plain, halved):
+
+    def weights_gathered_in(dtype: str) -> dict[str, Tensor]:
+        run = built(sharding={"gather_dtype": dtype}, steps=4, ema=None, double=False)
         run.train()
-    return {"plain": world_runs.weights(plain), "halved": world_runs.weights(halved)}
+        return world_runs.weights(run)
+
+    return {"plain": weights_gathered_in("fp32"), "halved": weights_gathered_in("bf16")}
 
 
 def read_on_the_host(**changes: Any) -> int:
     """Steps, all of them watched, under the guards of law 12, which raise where one reads a tensor;
-    how many were made.
+    returns how many ended.
     """
     from identities.test_law_12_no_waiting import NothingDue, layers, nothing_read
     from surefoot.train.layer_stats import LayerWatch
     from surefoot.train.loop import steps
 
     count = 3
-    run = _run(bad=97, **changes)
+    run = built(bad=97, steps=5, **changes)
     feed = run.parts.pipeline.feed(workers=0)
     feed.start(0, stop=count)
-    fed = [feed.micro_batches(step) for step in range(count)]
-    looking = layers(run)
-    settings: dict[str, Any] = {
-        "record": run.parts.run_state.meter.add,
-        "clock": lambda phase: None,
-        "periodic": NothingDue(),
-        "watch": lambda index: LayerWatch(index, looking),
-    }
+    micro_batches = [feed.micro_batches(step) for step in range(count)]
+    watched_layers = layers(run)
+    loop = steps(
+        run.parts.task,
+        run.state,
+        feed=micro_batches.__getitem__,
+        length=count,
+        record=run.parts.run_state.meter.add,
+        clock=lambda phase: None,
+        periodic=NothingDue(),
+        watch=lambda index: LayerWatch(index, watched_layers),
+    )
+
     with nothing_read():
-        made = len(
-            list(steps(run.parts.task, run.state, feed=fed.__getitem__, length=count, **settings))
-        )
-    assert run.parts.run_state.meter.read()[0]["skipped"] > 0
-    return made
+        ended_count = len(list(loop))
+    means, *_ = run.parts.run_state.meter.read()
+    assert means["skipped"] > 0
+    return ended_count
 
 
-def refused(*, optimizer: str) -> str:
+class Mine(torch.optim.SGD):
+    """An optimizer of the user's own."""
+
+
+def muon_of_torch(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    matrices = []
+    for group in groups:
+        matrices += [parameter for parameter in group["params"] if parameter.ndim == 2]
+    return torch.optim.Muon(matrices, lr=0.1)
+
+
+OF_WHOLE_PARAMETERS: dict[str, Callable[[], Any]] = {
+    "adafactor": sf.optim.adafactor,
+    "adamw8bit": lambda: sf.optim.adamw8bit(lr=1e-3),
+    "Muon": lambda: muon_of_torch,
+    "Mine": lambda: lambda groups: Mine(groups, lr=0.1),
+}
+
+
+def refusal_of(*, optimizer: str) -> tuple[str, str] | None:
     """The code and the value of the refusal of an optimizer that needs whole parameters."""
-    own = {
-        "adafactor": sf.optim.adafactor(),
-        "adamw8bit": sf.optim.adamw8bit(lr=1e-3),
-        "Muon": lambda groups: torch.optim.Muon(
-            [p for g in groups for p in g["params"] if p.ndim == 2], lr=0.1
-        ),
-        "Mine": lambda groups: type("Mine", (torch.optim.SGD,), {})(groups, lr=0.1),
-    }
-    world_runs.OPTIMIZERS = {optimizer: lambda: own[optimizer]}
     try:
-        world_runs.built(parallel="fsdp", optimizer=optimizer)
-    except sf.ConfigError as problem:
-        return f"{problem.code} {problem.fields['value']}"
-    return "nothing"
-
-
-def _run(**changes: Any) -> sf.Run:
-    world_runs.OPTIMIZERS = OPTIMIZERS
-    sharding, replicated = changes.pop("sharding", None), changes.pop("replicated", None)
-    if sharding is not None:
-        changes["parallel"] = sf.fsdp(**sharding)
-    if replicated is not None:
-        changes["parallel"] = sf.ddp(**replicated)
-    return world_runs.built(**({"model": Net, "steps": 5} | changes))
+        world_runs.built(parallel="fsdp", optimizer=OF_WHOLE_PARAMETERS[optimizer]())
+    except sf.ConfigError as error:
+        return error.code, error.fields["value"]
+    return None

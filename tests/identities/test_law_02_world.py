@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from identities import strategy_runs, world_runs
+from identities.world_runs import largest_difference, values_of_steps
 from rank_processes import Ranks
 
 SPLITS = [
@@ -127,19 +127,6 @@ def results_of(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Result
         return run_cases(size, [name])[name]
 
     return run_case
-
-
-def values_of_steps(result: dict[str, Any], name: str) -> list[Any]:
-    return [step[name] for step in result["steps"]]
-
-
-def largest_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    """Between any two numbers of two models."""
-    assert first.keys() == second.keys()
-    differences = [
-        float((first[name].double() - second[name].double()).abs().max()) for name in first
-    ]
-    return max(differences)
 
 
 def assert_same_run(together: dict[str, Any], alone: dict[str, Any]) -> None:

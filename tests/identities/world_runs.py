@@ -128,10 +128,13 @@ def built(
 
 
 def trained(**changes: Any) -> dict[str, Any]:
+    return train(built(**changes))
+
+
+def train(run: sf.Run) -> dict[str, Any]:
     """All that may not depend on who made the steps: samples, masks, losses, weights, averages,
     statistics, scores.
     """
-    run = built(**changes)
     steps: list[Any] = []
     with run:
         for step in run:
@@ -150,6 +153,19 @@ def trained(**changes: Any) -> dict[str, Any]:
             )
         scores = run.evaluate()
     return {"steps": steps, "scores": scores, "weights": weights(run)}
+
+
+def values_of_steps(result: dict[str, Any], name: str) -> list[Any]:
+    return [step[name] for step in result["steps"]]
+
+
+def largest_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """Between any two numbers of two models."""
+    assert first.keys() == second.keys()
+    differences = [
+        float((first[name].double() - second[name].double()).abs().max()) for name in first
+    ]
+    return max(differences)
 
 
 def samples_of_all_ranks(run: sf.Run, step: sf.Step) -> list[list[Any]]:

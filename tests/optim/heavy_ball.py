@@ -51,6 +51,5 @@ KINDS = (
 
 def trained(**changes: Any) -> dict[str, Any]:
     """What few steps come to, of which one is bad; on every rank."""
-    strategy_runs.OPTIMIZERS = {"heavy_ball": lambda: heavy_ball(0.01)}
     with added():
-        return strategy_runs.trained(optimizer="heavy_ball", steps=5, bad=40, **changes)
+        return strategy_runs.trained(optimizer=heavy_ball(0.01), steps=5, bad=40, **changes)
