@@ -4,12 +4,15 @@ About 9 s of CPU.
 
 from __future__ import annotations
 
+import errno
+import gc
 import itertools
 import json
 import os
 import random
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -36,6 +39,10 @@ from surefoot.data.streams.rows import NotRecordableError, decode, encode
 from surefoot.data.streams.shards import Shards
 from surefoot.errors import ConfigError, DataError
 from surefoot.tools import leakage_check
+from surefoot.tools.plan.summary import batch_arithmetic
+from surefoot.tools.replay.replay import replay_step
+from surefoot.tools.verify.files import check_files
+from surefoot.tools.verify.verify import verify
 from waiting import wait_until
 
 SIGKILLED = -signal.SIGKILL
@@ -47,19 +54,42 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return train(build(tmp_path_factory.mktemp("uninterrupted") / "run"))
 
 
+def input_and_label(recorded: dict[str, Any]) -> tuple[torch.Tensor, int]:
+    """A `decode_fn` that draws nothing."""
+    return recorded["x"], recorded["y"]
+
+
+AS_RECORDED = {"decode_fn": input_and_label}
+
+
+def rows_read(steps: list[Any]) -> list[int]:
+    """The numbers of the rows that steps have read, in their order."""
+    numbers = []
+    for _, _, micro_batches in steps:
+        for sample_ids in micro_batches:
+            numbers += sample_ids
+    return numbers
+
+
+def val_losses(run_dir: Path) -> list[float]:
+    return [record["val/loss"] for record in sf.load(run_dir).records("eval")]
+
+
+def read_printed(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed, as one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
 def equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return (
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
-        )
+        same_form = a.dtype == b.dtype and a.shape == b.shape
+        return same_form and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict):
-        return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
+        return list(a) == list(b) and equal(list(a.values()), list(b.values()))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(equal, a, b))
     return bool(a == b) or repr(a) == repr(b)
@@ -101,7 +131,7 @@ def test_a_row_comes_back_as_it_was(recorded: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recorded", "named"),
+    ("recorded", "pattern"),
     [
         ({"a": [1, {2}]}, r"the row\['a'\]\[1\] is a set"),
         (torch.nn.Parameter(torch.ones(1)), "Parameter"),
@@ -114,15 +144,15 @@ def test_a_row_comes_back_as_it_was(recorded: Any) -> None:
         ([10**5000], "digits"),
     ],
 )
-def test_a_row_that_no_tape_can_hold_is_named(recorded: Any, named: str) -> None:
-    with pytest.raises(NotRecordableError, match=named):
+def test_a_row_that_no_tape_can_hold_is_named(recorded: Any, pattern: str) -> None:
+    with pytest.raises(NotRecordableError, match=pattern):
         encode(recorded)
 
 
 def test_damaged_bytes_of_a_row_are_an_error_and_nothing_else() -> None:
     """Law 10: a row is data."""
     generator = random.Random(3)
-    good = encode({"x": torch.ones(3), "a": np.ones(2), "t": ("b", b"c", [1, None])})
+    intact = encode({"x": torch.ones(3), "a": np.ones(2), "t": ("b", b"c", [1, None])})
     hostile = [
         b'["a","|O8",[1]]',
         b'["t","F32",[1099511627776]]',
@@ -133,47 +163,35 @@ def test_damaged_bytes_of_a_row_are_an_error_and_nothing_else() -> None:
     ]
     damaged = [len(text).to_bytes(4, "little") + text + bytes(64) for text in hostile]
     for _ in range(500):
-        torn = bytearray(good)
-        torn[generator.randrange(len(torn))] ^= 1 << generator.randrange(8)
-        damaged += [bytes(torn), good[: generator.randrange(len(good))]]
-    for each in damaged:
+        flipped = bytearray(intact)
+        flipped[generator.randrange(len(flipped))] ^= 1 << generator.randrange(8)
+        cut = intact[: generator.randrange(len(intact))]
+        damaged += [bytes(flipped), cut]
+
+    for encoded in damaged:
         with suppress(ValueError):
-            decode(bytearray(each))
+            decode(bytearray(encoded))
 
 
 # --- what a run sees ------------------------------------------------------------------------------
 
 
 def test_steps_see_the_rows_in_the_order_of_their_arrival(tmp_path: Path) -> None:
-    seen: list[Any] = []
-    run = build(
-        tmp_path / "run",
-        stream={"decode_fn": lambda each: (each["x"], each["y"])},
-        length="3 steps",
-    )
-    with run:
+    inputs: list[torch.Tensor] = []
+    micro_batches: list[list[int]] = []
+
+    with build(tmp_path / "run", stream=AS_RECORDED, length="3 steps") as run:
         for step in run:
-            seen += [part.batch[0] for part in step.micro_batches]
-            assert [part.sample_ids.tolist() for part in step.micro_batches] == [
-                list(range(8 * step.index, 8 * step.index + 4)),
-                list(range(8 * step.index + 4, 8 * step.index + 8)),
-            ]
-    torch.testing.assert_close(
-        torch.cat(seen), torch.stack([row(number)["x"] for number in range(24)]), rtol=0, atol=0
-    )
+            inputs += [micro_batch.batch[0] for micro_batch in step.micro_batches]
+            micro_batches += [part.sample_ids.tolist() for part in step.micro_batches]
 
-
-class Iterated(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return (stream_runs.noisy(each) for each in endless())
-
-
-def collate(rows: list[Any]) -> Any:
-    return torch.stack([each["x"] for each in rows]), torch.tensor([each["y"] for each in rows])
+    assert micro_batches == [list(range(first, first + 4)) for first in range(0, 24, 4)]
+    arrived = torch.stack([row(number)["x"] for number in range(24)])
+    torch.testing.assert_close(torch.cat(inputs), arrived, rtol=0, atol=0)
 
 
 def plain() -> Iterator[tuple[torch.Tensor, int]]:
-    return ((each["x"], each["y"]) for each in endless())
+    return map(input_and_label, endless())
 
 
 class Plain(IterableDataset[Any]):
@@ -205,10 +223,9 @@ class Iterable:
     ],
 )
 def test_every_kind_of_source_is_training_data(source: Any) -> None:
-    losses = train(build(None, train_data=source, length="4 steps"))
-    assert losses == train(
-        build(None, stream={"decode_fn": lambda each: (each["x"], each["y"])}, length="4 steps")
-    )
+    expected = train(build(None, stream=AS_RECORDED, length="4 steps"))
+
+    assert train(build(None, train_data=source, length="4 steps")) == expected
 
 
 @pytest.mark.slow
@@ -223,9 +240,11 @@ def test_draws_of_the_source_neither_change_nor_follow_those_of_the_training(
     uninterrupted: list[Any],
 ) -> None:
     def drawing() -> Iterator[dict[str, Any]]:
-        for each in endless():
-            random.random(), np.random.rand(), torch.rand(3)
-            yield each
+        for recorded in endless():
+            random.random()
+            np.random.rand()
+            torch.rand(3)
+            yield recorded
 
     assert train(build(None, drawing)) == uninterrupted
     assert train(build(None, drawing, seed=1)) != uninterrupted
@@ -237,24 +256,27 @@ def drawn() -> Iterator[dict[str, Any]]:
 
 
 def test_a_source_that_draws_its_rows_repeats_under_the_seed_of_the_run() -> None:
-    first, second = (
-        train(build(None, drawn, length="2 steps", check_state=False)) for _ in range(2)
-    )
-    assert first == second
+    def draw_and_train() -> list[Any]:
+        return train(build(None, drawn, length="2 steps", check_state=False))
+
+    assert draw_and_train() == draw_and_train()
 
 
 @pytest.mark.slow
 def test_a_source_that_draws_its_rows_goes_on_after_a_resume(tmp_path: Path) -> None:
-    first = train(build(tmp_path / "a", drawn))
-    resumed = train(build(tmp_path / "b", drawn, stop_after="5 steps"))
-    assert resumed + train(build(tmp_path / "b", drawn)) == first
+    whole = train(build(tmp_path / "a", drawn))
+
+    steps = train(build(tmp_path / "b", drawn, stop_after="5 steps"))
+    steps += train(build(tmp_path / "b", drawn))
+
+    assert steps == whole
 
 
 @pytest.mark.slow
 def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
     def sets() -> Iterator[Any]:
-        for each in endless():
-            yield {*each["x"].tolist()}
+        for recorded in endless():
+            yield {*recorded["x"].tolist()}
 
     with refused("stream-row-not-recordable", DataError, row=0):
         build(None, train_data=sets)
@@ -265,15 +287,21 @@ def test_a_row_needs_encode_and_decode_if_no_tape_can_hold_it() -> None:
 # --- killed ---------------------------------------------------------------------------------------
 
 
-def lines(run_dir: Path) -> dict[int, Any]:
-    return {
-        each[0]: each
-        for each in map(json.loads, run_dir.with_suffix(".ids").read_text().splitlines())
-    }
+def by_index(steps: list[Any]) -> dict[int, Any]:
+    """Steps by their index: of a step that was repeated, the last."""
+    return {step[0]: step for step in steps}
+
+
+def steps_of(run_dir: Path) -> dict[int, Any]:
+    """What all sessions of a run have noted of its steps."""
+    lines = run_dir.with_suffix(".ids").read_text().splitlines()
+    return by_index([json.loads(line) for line in lines])
 
 
 @pytest.fixture(scope="module")
 def session(ranks: Ranks) -> Callable[..., int]:
+    """Start a run in a process of its own; the status with which this ends."""
+
     def run(run_dir: Path, **spec: Any) -> int:
         place = ranks.start(1, stream_runs.session, spec={"run_dir": str(run_dir), **spec})
         (outcome,) = ranks.outcomes(place)
@@ -306,17 +334,18 @@ def test_killed_anywhere_a_run_ends_with_the_same_bits(
     kill: dict[str, Any], session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
+
     assert session(run_dir, **kill) == SIGKILLED
     assert session(run_dir) == 0
-    assert lines(run_dir) == {each[0]: each for each in uninterrupted}
-    assert Shards(run_dir / "tape").intact() == (Shards(run_dir / "tape").look(), None)
+
+    assert steps_of(run_dir) == by_index(uninterrupted)
+    tape = Shards(run_dir / "tape")
+    assert tape.intact() == (tape.look(), None)
 
 
 END = {"rows": 19}  # the third step has three rows of the first epoch, and five of the second
-FULL = {
-    "heavy": 8_000,
-    "stream": {"tape_size": "1 MB"},
-}  # shards of 125 kB, of which the oldest are dropped
+# shards of 125 kB, of which the oldest are dropped
+FULL = {"heavy": 8_000, "stream": {"tape_size": "1 MB"}}
 
 
 @pytest.mark.slow
@@ -333,11 +362,13 @@ FULL = {
 def test_killed_at_the_end_of_a_stream_or_at_a_border_of_shards_a_run_ends_with_the_same_bits(
     kill: dict[str, Any], session: Callable[..., int], tmp_path: Path
 ) -> None:
-    again = {key: setting for key, setting in kill.items() if key in (*END, *FULL)}
-    assert session(tmp_path / "whole", **again) == 0
+    settings = {key: setting for key, setting in kill.items() if key in (*END, *FULL)}
+    assert session(tmp_path / "whole", **settings) == 0
+
     assert session(tmp_path / "run", **kill) == SIGKILLED
-    assert session(tmp_path / "run", **again) == 0
-    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert session(tmp_path / "run", **settings) == 0
+
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -345,27 +376,38 @@ def test_several_kills_in_one_run(
     session: Callable[..., int], uninterrupted: list[Any], tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    for kill in (
+    kills: list[dict[str, Any]] = [
         {"torn_append": 2},
         {"torn_append": 9},
         {"pass": 5},
         {"source_kills_at": 90, "workers": 2},
         {"pass": 12},
-    ):
+    ]
+
+    for kill in kills:
         assert session(run_dir, **kill) == SIGKILLED
     assert session(run_dir) == 0
-    assert lines(run_dir) == {each[0]: each for each in uninterrupted}
+
+    assert steps_of(run_dir) == by_index(uninterrupted)
+
+
+def send_when_stalled(ranks: Ranks, sent: int, place: Path, waits: Path) -> list[int]:
+    """Send a signal to rank 0 when the run waits for a row; the statuses of all ranks."""
+    assert wait_until(lambda: waits.exists() or (place / "status-0").exists())
+    os.kill(int((place / "pid-0").read_text()), sent)
+    return [outcome.status for outcome in ranks.outcomes(place)]
 
 
 @pytest.mark.parametrize(
-    ("number", "workers"),
+    ("sent", "workers"),
     [
         (signal.SIGTERM, 0),
-        *(pytest.param(signal.SIGINT, count, marks=pytest.mark.slow) for count in (0, 2)),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_a_run_whose_source_gives_no_row(
-    number: int,
+    sent: int,
     workers: int,
     ranks: Ranks,
     session: Callable[..., int],
@@ -375,26 +417,31 @@ def test_a_signal_ends_a_run_whose_source_gives_no_row(
     run_dir = tmp_path / "run"
     spec = {"run_dir": str(run_dir), "stalls_at": 50, "workers": workers}
     place = ranks.start(1, stream_runs.session, spec=spec)
-    assert wait_until(lambda: (tmp_path / "run.waits").exists() or (place / "status-0").exists())
-    os.kill(int((place / "pid-0").read_text()), number)
-    assert ranks.outcomes(place)[0].status == 128 + number
-    assert list(lines(run_dir)) == list(range(6))
+
+    statuses = send_when_stalled(ranks, sent, place, tmp_path / "run.waits")
+
+    assert statuses == [128 + sent]
+    assert list(steps_of(run_dir)) == list(range(6))
     assert session(run_dir) == 0
-    assert lines(run_dir) == {each[0]: each for each in uninterrupted}
+    assert steps_of(run_dir) == by_index(uninterrupted)
 
 
 def test_rows_that_a_power_failure_tore_are_read_again(
     uninterrupted: list[Any], tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    losses = train(build(run_dir, stop_after="9 steps"))
-    data = max((run_dir / "tape").glob("rows-*.bin"), key=lambda file: file.stat().st_size)
+    tape = run_dir / "tape"
+    steps = train(build(run_dir, stop_after="9 steps"))
+    data = max(tape.glob("rows-*.bin"), key=lambda file: file.stat().st_size)
     torn = bytearray(data.read_bytes())
     torn[-1000:] = bytes(1000)  # entries reached the disk, and their rows did not
     data.write_bytes(torn)
-    assert Shards(run_dir / "tape").intact(72)[1] is not None
-    assert losses + train(build(run_dir)) == uninterrupted
-    assert Shards(run_dir / "tape").intact()[1] is None
+    assert Shards(tape).intact(72)[1] is not None
+
+    steps += train(build(run_dir))
+
+    assert steps == uninterrupted
+    assert Shards(tape).intact()[1] is None
 
 
 @pytest.mark.slow
@@ -409,45 +456,58 @@ def test_a_damaged_first_step_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_or_no_tape_is_refused(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    other = tmp_path / "other"
-    train(build(run_dir, stop_after="9 steps"))
-    train(
-        build(
-            other,
-            lambda: (row(number if number < 20 else 0) for number in itertools.count()),
-            stop_after="9 steps",
-        )
-    )
-    mine = (run_dir / "tape").rename(tmp_path / "tape")
-    code = "stream-tape-not-of-checkpoint"
-    with refused(code, DataError, rows=72, known=0):
-        train(build(run_dir))
-    assert not (run_dir / "tape" / "tape.json").exists()
-    (other / "tape").rename(run_dir / "tape")
-    with refused(code, DataError, rows=72):
-        train(build(run_dir))
-    (run_dir / "tape").rename(other / "tape")
-    mine.rename(run_dir / "tape")
-    assert len(train(build(run_dir))) == 11
+    def others() -> Iterator[dict[str, Any]]:
+        yield from itertools.islice(endless(), 20)
+        while True:
+            yield row(0)
+
+    tape = tmp_path / "run" / "tape"
+    train(build(tmp_path / "run", stop_after="9 steps"))
+    train(build(tmp_path / "other", others, stop_after="9 steps"))
+
+    hidden = tape.rename(tmp_path / "tape")
+    with refused("stream-tape-not-of-checkpoint", DataError, rows=72, known=0):
+        train(build(tmp_path / "run"))
+    assert not (tape / "tape.json").exists()
+
+    foreign = (tmp_path / "other" / "tape").rename(tape)
+    with refused("stream-tape-not-of-checkpoint", DataError, rows=72):
+        train(build(tmp_path / "run"))
+
+    foreign.rename(tmp_path / "other" / "tape")
+    hidden.rename(tape)
+    assert len(train(build(tmp_path / "run"))) == 11
 
 
-def test_without_its_tape_or_with_another_decode_fn_a_run_is_not_resumed(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    train(build(run_dir, stop_after="2 steps", check_state=False))
+@pytest.fixture
+def stopped_run(tmp_path: Path) -> Path:
+    """The directory of a run that has done two steps."""
+    train(build(tmp_path / "run", stop_after="2 steps", check_state=False))
+    return tmp_path / "run"
+
+
+def test_with_another_decode_fn_a_run_is_not_resumed(stopped_run: Path) -> None:
+    doubled = {"decode_fn": lambda recorded: (recorded["x"] * 2, recorded["y"])}
+
     with refused("program-changed", sf.CheckpointError):
-        train(build(run_dir, stream={"decode_fn": lambda each: (each["x"] * 2, each["y"])}))
-    (run_dir / "tape").rename(tmp_path / "tape")
-    code = "stream-tape-not-of-checkpoint"
-    with refused(code, DataError, rows=16, known=0):
-        train(build(run_dir))
-    assert not (run_dir / "tape").exists()
-    (tmp_path / "tape").rename(run_dir / "tape")
-    for file in (run_dir / "tape").glob("rows-*"):
+        train(build(stopped_run, stream=doubled))
+
+
+def test_without_its_tape_a_run_is_not_resumed(stopped_run: Path) -> None:
+    (stopped_run / "tape").rename(stopped_run.parent / "tape")
+
+    with refused("stream-tape-not-of-checkpoint", DataError, rows=16, known=0):
+        train(build(stopped_run))
+    assert not (stopped_run / "tape").exists()
+
+
+def test_without_the_last_rows_of_its_tape_a_run_is_not_resumed(stopped_run: Path) -> None:
+    for file in (stopped_run / "tape").glob("rows-*"):
         if file.stem != "rows-000000000000":
             file.unlink()
-    with refused(code, DataError, rows=16, known=8):
-        train(build(run_dir))
+
+    with refused("stream-tape-not-of-checkpoint", DataError, rows=16, known=8):
+        train(build(stopped_run))
 
 
 # --- two ranks ------------------------------------------------------------------------------------
@@ -460,12 +520,17 @@ def on_rank(run_dir: str | None, **changes: Any) -> list[Any]:
 def test_two_ranks_read_the_tape_that_one_of_them_writes(
     ranks: Ranks, uninterrupted: list[Any], tmp_path: Path
 ) -> None:
-    first = ranks(2, on_rank, run_dir=str(tmp_path / "run"), stop_after="7 steps", workers=1)
-    second = ranks(2, on_rank, run_dir=str(tmp_path / "run"))
+    run_dir = str(tmp_path / "run")
+
+    first = ranks(2, on_rank, run_dir=run_dir, stop_after="7 steps", workers=1)
+    second = ranks(2, on_rank, run_dir=run_dir)
+
     for rank in (0, 1):
         for step, alone in zip(first[rank] + second[rank], uninterrupted, strict=True):
-            assert step[2] == [alone[2][rank]]
-            assert step[1] == pytest.approx(alone[1], abs=1e-5)
+            _, loss, sample_ids = step
+            _, loss_alone, sample_ids_alone = alone
+            assert sample_ids == [sample_ids_alone[rank]]
+            assert loss == pytest.approx(loss_alone, abs=1e-5)
 
 
 def on_rank_with_a_split(run_dir: str | None) -> list[float]:
@@ -493,14 +558,15 @@ def test_a_signal_stops_all_ranks_before_the_same_step(
 ) -> None:
     run_dir = tmp_path / "run"
     place = ranks.start(2, stream_runs.session, spec={"run_dir": str(run_dir), "stalls_at": 50})
-    assert wait_until(lambda: (tmp_path / "run.waits").exists() or (place / "status-0").exists())
-    os.kill(int((place / "pid-0").read_text()), signal.SIGTERM)
-    assert [outcome.status for outcome in ranks.outcomes(place)] == 2 * [128 + signal.SIGTERM]
-    both = ranks(2, on_rank, run_dir=str(run_dir))
-    assert [step[0] for step in both[0]] == [step[0] for step in both[1]] == list(range(6, 20))
-    assert [step[1] for step in both[0]] == pytest.approx(
-        [step[1] for step in uninterrupted[6:]], abs=1e-5
-    )
+
+    statuses = send_when_stalled(ranks, signal.SIGTERM, place, tmp_path / "run.waits")
+    first, second = ranks(2, on_rank, run_dir=str(run_dir))
+
+    assert statuses == 2 * [128 + signal.SIGTERM]
+    assert list(by_index(first)) == list(by_index(second)) == list(range(6, 20))
+    losses = [loss for _, loss, _ in first]
+    expected = [loss for _, loss, _ in uninterrupted[6:]]
+    assert losses == pytest.approx(expected, abs=1e-5)
 
 
 def on_two_machines(run_dir: str) -> str:
@@ -517,9 +583,11 @@ def on_two_machines(run_dir: str) -> str:
 
 @pytest.mark.slow
 def test_machines_that_share_no_directory_are_refused(ranks: Ranks, tmp_path: Path) -> None:
-    for said in ranks(2, on_two_machines, run_dir=str(tmp_path / "run")):
-        assert "[stream-tape-invisible]" in said
-        assert "sf.data.Stream(source, directory=...)" in said
+    messages = ranks(2, on_two_machines, run_dir=str(tmp_path / "run"))
+
+    for message in messages:
+        assert "[stream-tape-invisible]" in message
+        assert "sf.data.Stream(source, directory=...)" in message
 
 
 def failing_on_rank(run_dir: str) -> Any:
@@ -536,14 +604,19 @@ def failing_on_rank(run_dir: str) -> Any:
 
 @pytest.mark.slow
 def test_an_error_of_the_source_reaches_every_rank(ranks: Ranks, tmp_path: Path) -> None:
-    outcomes = ranks.outcomes(ranks.start(2, failing_on_rank, run_dir=str(tmp_path / "run")))
-    assert outcomes[0].result == ("stream-row-failed", 40)
+    place = ranks.start(2, failing_on_rank, run_dir=str(tmp_path / "run"))
+
+    first, _ = ranks.outcomes(place)
+
+    assert first.result == ("stream-row-failed", 40)
 
 
 # --- the source after a resume --------------------------------------------------------------------
 
 
-def notes_of(run_dir: Path, source: Any, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+def train_and_read_notes(
+    run_dir: Path, source: Any, capsys: pytest.CaptureFixture[str], **changes: Any
+) -> str:
     capsys.readouterr()
     train(build(run_dir, source, console=True, **changes))
     return capsys.readouterr().out
@@ -585,17 +658,22 @@ class Skipped:
         return Skipped(self.log, self.first + n)
 
 
+def read_again(log: Path) -> Any:
+    """A source without a position: it has nothing to note."""
+    return endless
+
+
 @pytest.mark.parametrize(
-    ("kind", "how"),
+    ("make_source", "note"),
     [
         (Positioned, "its source has loaded the state of row"),
         pytest.param(Skipped, "its source has skipped", marks=pytest.mark.slow),
-        pytest.param(None, "were read again and discarded", marks=pytest.mark.slow),
+        pytest.param(read_again, "were read again and discarded", marks=pytest.mark.slow),
     ],
 )
 def test_after_a_resume_the_source_goes_on_behind_the_tape(
-    kind: Any,
-    how: str,
+    make_source: Callable[[Path], Any],
+    note: str,
     uninterrupted: list[Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -607,20 +685,18 @@ def test_after_a_resume_the_source_goes_on_behind_the_tape(
     monkeypatch.setattr("surefoot.data.streams.reader._WAITING_BYTES", 100)
     run_dir = tmp_path / "run"
     log = tmp_path / "log"
-    losses = train(
-        build(
-            run_dir, endless if kind is None else kind(log), stop_after="8 steps", length="20 steps"
-        )
-    )
+    steps = train(build(run_dir, make_source(log), stop_after="8 steps"))
     log.unlink(missing_ok=True)
-    text = notes_of(run_dir, endless if kind is None else kind(log), capsys)
-    assert how in text
-    assert "WARNING" not in text
-    assert (
-        losses + train(build(run_dir)) == uninterrupted[:8]
-    )  # the run is over, and read its rows from the tape
-    if kind is not None:
-        assert int(log.read_text().split()[0]) >= 40
+
+    notes = train_and_read_notes(run_dir, make_source(log), capsys)
+
+    assert note in notes
+    assert "WARNING" not in notes
+    assert steps == uninterrupted[:8]
+    assert train(build(run_dir)) == []  # the run is over
+    if log.exists():
+        first_given = int(log.read_text().split()[0])
+        assert first_given >= 40
 
 
 @pytest.mark.slow
@@ -628,19 +704,30 @@ def test_a_source_that_gives_other_rows_after_a_resume_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "run"
-    train(build(run_dir, finite(100), stop_after="4 steps", length="9 steps"))
-
-    def others() -> Iterator[Any]:
-        return (row(number if number < 5 else 1000 + number) for number in itertools.count())
-
-    text = notes_of(run_dir, others, capsys, length="9 steps")
-    assert "WARNING: " not in text  # all are on the tape
-    run_dir = tmp_path / "second"
     with refused("stream-row-failed", DataError, row=50):
         train(build(run_dir, broken_after(50), length="9 steps"))
-    text = notes_of(run_dir, others, capsys, length="9 steps")
-    (warning,) = re.findall("WARNING: .*", text)
+
+    notes = train_and_read_notes(run_dir, other_rows, capsys, length="9 steps")
+
+    (warning,) = re.findall("WARNING: .*", notes)
     assert 50 in numbers_in(warning)
+
+
+@pytest.mark.slow
+def test_a_source_that_gives_other_rows_is_not_named_where_all_are_on_the_tape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    train(build(run_dir, finite(100), stop_after="4 steps", length="9 steps"))
+
+    notes = train_and_read_notes(run_dir, other_rows, capsys, length="9 steps")
+
+    assert "WARNING: " not in notes
+
+
+def other_rows() -> Iterator[Any]:
+    yield from itertools.islice(endless(), 5)
+    yield from map(row, itertools.count(1005))
 
 
 def broken_after(rows: int) -> Any:
@@ -655,16 +742,17 @@ def test_an_error_of_the_source_names_the_row_and_the_run_goes_on(
     uninterrupted: list[Any], tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
-    ids = tmp_path / "ids"
+    noted = run_dir.with_suffix(".ids")
+
     with refused("stream-row-failed", DataError, row=50) as raised:
-        train(build(run_dir, broken_after(50)), ids)
+        train(build(run_dir, broken_after(50)), noted)
     (trace,) = raised.value.__notes__  # of the source alone
     assert trace.count("Traceback") == 1
     assert trace.endswith("OSError: broken\n")
-    assert [json.loads(line) for line in ids.read_text().splitlines()] == uninterrupted[:6]
-    train(build(run_dir), ids)
-    together = {each[0]: each for each in map(json.loads, ids.read_text().splitlines())}
-    assert list(together.values()) == uninterrupted
+    assert steps_of(run_dir) == by_index(uninterrupted[:6])
+
+    train(build(run_dir), noted)
+    assert steps_of(run_dir) == by_index(uninterrupted)
 
 
 def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
@@ -681,12 +769,12 @@ def test_a_reader_that_is_killed_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_behind_its_end_a_stream_begins_again_on_the_tape(tmp_path: Path) -> None:
-    losses = train(build(tmp_path / "run", finite(20), length="6 steps"))
-    ids = [sample for _, _, parts in losses for part in parts for sample in part]
-    assert ids == [position % 20 for position in range(48)]
-    resumed = train(build(tmp_path / "b", finite(20), length="6 steps", stop_after="4 steps"))
-    resumed += train(build(tmp_path / "b", finite(20), length="6 steps", workers=2))
-    assert resumed == losses
+    whole = train(build(tmp_path / "a", finite(20), length="6 steps"))
+    steps = train(build(tmp_path / "b", finite(20), length="6 steps", stop_after="4 steps"))
+    steps += train(build(tmp_path / "b", finite(20), length="6 steps", workers=2))
+
+    assert rows_read(whole) == [position % 20 for position in range(48)]
+    assert steps == whole
 
 
 @pytest.mark.parametrize("declared", [None, 20])
@@ -694,12 +782,21 @@ def test_that_every_epoch_has_one_order_is_said_once(
     declared: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = {"samples": declared}
+
     train(build(None, finite(20), stream=stream, length="6 steps", console=True))
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("every epoch") == 1
-    rows = numbers_in(said.partition(" data ")[2].partition(" plan ")[0])
-    assert ({20, 2.4} <= {*rows}) == (not declared)  # rows of the stream, read so often
+
+    printed = read_printed(capsys)
+    assert printed.count("every epoch") == 1
+    numbers_of_data = numbers_in(printed.partition(" data ")[2].partition(" plan ")[0])
+    states_repeats = {20, 2.4} <= {*numbers_of_data}  # rows of the stream, read so often
+    assert states_repeats == (declared is None)
+
+
+def test_nothing_is_said_of_epochs_where_no_row_is_read_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     train(build(None, finite(20), length="2 steps", console=True))
+
     assert "every epoch" not in capsys.readouterr().out
 
 
@@ -708,23 +805,29 @@ def test_a_resumed_run_says_in_its_header_how_often_rows_are_read(
 ) -> None:
     train(build(tmp_path / "run", finite(25), length="10 steps", stop_after="4 steps"))
     run = build(tmp_path / "run", finite(25), length="10 steps", console=True)
-    words = run.parts.pipeline.tape.in_words()
-    assert [number for number in numbers_in(words) if number in (25, 3.2)] == [25, 3.2]
+
+    description = run.parts.pipeline.tape.in_words()
     train(run)
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("read 3.2 times") == 1
+
+    rows_and_times = [number for number in numbers_in(description) if number in (25, 3.2)]
+    assert rows_and_times == [25, 3.2]
+    assert read_printed(capsys).count("read 3.2 times") == 1
 
 
 @pytest.mark.slow
 def test_a_declared_number_of_rows_makes_epochs(tmp_path: Path) -> None:
-    run = build(
-        tmp_path / "run", stream={"samples": 24}, length="2 epochs", evaluate_every="1 epochs"
-    )
+    declared = {"samples": 24}
+    run = build(tmp_path / "run", stream=declared, length="2 epochs", evaluate_every="1 epochs")
+
+    steps = train(run)
+
     assert run.parts.length.steps == 6
-    assert [sample for _, _, parts in train(run) for part in parts for sample in part] == 2 * list(
-        range(24)
-    )
+    assert rows_read(steps) == 2 * list(range(24))
     assert Shards(tmp_path / "run" / "tape").look() == 24
+
+
+@pytest.mark.slow
+def test_fewer_rows_than_were_declared_are_refused() -> None:
     with refused("stream-ended-early", DataError, rows=20, samples=24):
         train(build(None, finite(20), stream={"samples": 24}, length="1 epochs"))
 
@@ -750,30 +853,65 @@ HEAVY = {
 }
 
 
-@pytest.mark.slow
-def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    expected = train(build(None, heavy, length="60 steps"))
-    losses = train(build(run_dir, heavy, stop_after="40 steps", **HEAVY))
-    losses += train(build(run_dir, heavy, **HEAVY))
-    assert losses == expected
-    sizes = [file.stat().st_size for file in (run_dir / "tape").glob("rows-*")]
-    assert sum(sizes) < 2_000_000 < 60 * 8 * 8_000
-    run = build(run_dir, heavy, **HEAVY)
-    first = run.parts.pipeline.tape.first_step(8)
-    assert 0 < first <= 55
-    from surefoot.tools.plan.summary import batch_arithmetic
-    from surefoot.tools.replay.replay import replay_step
-    from surefoot.tools.verify.files import check_files
-    from surefoot.tools.verify.verify import verify
+def build_heavy(run_dir: Path, **changes: Any) -> sf.Run:
+    """A run whose rows take three times the size of its tape."""
+    return build(run_dir, heavy, **(HEAVY | changes))
 
-    assert any(f"at step {first:,} or later" in line for line in batch_arithmetic(run.parts, None))
+
+@pytest.fixture(scope="module")
+def heavy_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A finished run that has dropped rows, and its steps."""
+    run_dir = tmp_path_factory.mktemp("heavy") / "run"
+    steps = train(build_heavy(run_dir, stop_after="40 steps"))
+    steps += train(build_heavy(run_dir))
+    return run_dir, steps
+
+
+@pytest.mark.slow
+def test_old_rows_are_dropped(heavy_run: tuple[Path, list[Any]]) -> None:
+    run_dir, steps = heavy_run
+
+    sizes = [file.stat().st_size for file in (run_dir / "tape").glob("rows-*")]
+
+    assert steps == train(build(None, heavy, length="60 steps"))
+    assert sum(sizes) < 2_000_000 < 60 * 8 * 8_000
+    assert 0 < build_heavy(run_dir).parts.pipeline.tape.first_step(8) <= 55
+
+
+@pytest.mark.slow
+def test_the_plan_says_from_which_step_on_the_rows_are_there(
+    heavy_run: tuple[Path, list[Any]],
+) -> None:
+    run = build_heavy(heavy_run[0])
+    first = run.parts.pipeline.tape.first_step(8)
+
+    lines = batch_arithmetic(run.parts, None)
+
+    assert any(f"at step {first:,} or later" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_step_whose_rows_are_dropped_is_not_replayed(heavy_run: tuple[Path, list[Any]]) -> None:
+    run_dir, _ = heavy_run
+    run = build_heavy(run_dir)
+    first = run.parts.pipeline.tape.first_step(8)
+
     with refused("stream-steps-dropped", DataError, first=first):
         replay_step(run.parts, first - 1, path=run_dir, samples=1, say=None)
-    again = replay_step(build(run_dir, heavy, **HEAVY).parts, 57, path=run_dir, samples=1, say=None)
-    assert again.logged is None or again.logged.equal
+    replayed = replay_step(build_heavy(run_dir).parts, 57, path=run_dir, samples=1, say=None)
+    assert replayed.logged is None or replayed.logged.equal
+
+
+@pytest.mark.slow
+def test_steps_whose_rows_are_dropped_are_not_proved(heavy_run: tuple[Path, list[Any]]) -> None:
+    run_dir, _ = heavy_run
+    run = build_heavy(run_dir)
+    first = run.parts.pipeline.tape.first_step(8)
+    saved = sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*"))
+    first_saved = next(step for step in saved if step >= first)
+
     verdict = verify(
-        build(run_dir, heavy, **HEAVY),
+        run,
         check_files(run_dir),
         steps="all",
         windows=5,
@@ -782,19 +920,20 @@ def test_old_rows_are_dropped_and_what_needs_them_says_so(tmp_path: Path) -> Non
         say=None,
         progress_fn=None,
     )
+
     assert not verdict.problems
-    saved = sorted(int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*"))
-    since = next(step for step in saved if step >= first)
-    told = [line for line in verdict.not_proved if line.startswith("steps 0 to ")]
-    assert len(told) == 1, "no advice to repeat what cannot be repeated"
-    assert told[0].startswith(f"steps 0 to {since}: ")
     assert verdict.outcomes
+    unproved = [line for line in verdict.not_proved if line.startswith("steps 0 to ")]
+    assert len(unproved) == 1, "no advice to repeat what cannot be repeated"
+    assert unproved[0].startswith(f"steps 0 to {first_saved}: ")
 
 
 @pytest.mark.slow
 def test_a_full_tape_asks_for_a_checkpoint(tmp_path: Path) -> None:
-    train(build(tmp_path / "run", heavy, **(HEAVY | {"save_every": "1000 steps"})))
-    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) > 3
+    train(build_heavy(tmp_path / "run", save_every="1000 steps"))
+
+    checkpoints = list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert len(checkpoints) > 3
 
 
 @pytest.mark.slow
@@ -805,13 +944,7 @@ def test_a_stream_that_ends_behind_dropped_rows_is_an_error(tmp_path: Path) -> N
 
 def test_epochs_that_do_not_fit_on_the_tape_are_an_error(tmp_path: Path) -> None:
     with refused("stream-tape-full", DataError, setting="tape_size"):
-        train(
-            build(
-                tmp_path / "run",
-                heavy,
-                **(HEAVY | {"stream": {"tape_size": "1 MB", "samples": 240}}),
-            )
-        )
+        train(build_heavy(tmp_path / "run", stream={"tape_size": "1 MB", "samples": 240}))
 
 
 @pytest.mark.slow
@@ -828,22 +961,24 @@ def test_the_reader_is_only_some_steps_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(
-    uninterrupted: list[Any], tmp_path: Path
-) -> None:
-    class Full(stream_runs.TornAppend):
-        def append(self, handle: int, data: memoryview) -> None:
-            import threading
+def test_a_disk_that_fails_is_an_error_and_the_run_goes_on(tmp_path: Path) -> None:
+    class FullAfterTwoAppends(stream_runs.Disk):
+        appends = 0
 
-            self.left -= threading.current_thread().name == "surefoot-tape"
-            if self.left <= 0 and threading.current_thread().name == "surefoot-tape":
-                raise OSError(28, "No space left on device")
-            stream_runs.Disk.append(self, handle, data)
+        def append(self, handle: int, data: memoryview) -> None:
+            if threading.current_thread().name == "surefoot-tape":
+                self.appends += 1
+                if self.appends >= 3:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().append(handle, data)
 
     run_dir = tmp_path / "run"
+
     with refused("stream-tape-not-written", DataError):
-        train(build(run_dir, heavy, disk=Full(3), length="60 steps"))
-    assert train(build(run_dir, heavy, length="60 steps"))[-1][0] == 59
+        train(build(run_dir, heavy, disk=FullAfterTwoAppends(), length="60 steps"))
+    steps = train(build(run_dir, heavy, length="60 steps"))
+
+    assert max(by_index(steps)) == 59
 
 
 # --- files and processes --------------------------------------------------------------------------
@@ -855,16 +990,24 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     run = build(tmp_path / "run")
     assert not (tmp_path / "run").exists()
     assert list(tmp_path.glob(f"{PREFIX}*"))
+
     run.train()
+
     assert not list(tmp_path.glob(f"{PREFIX}*"))
     assert not (tmp_path / "run" / "tape" / "failed.json").exists()
-    alone = build(None)
-    alone.train()
-    reader = alone.parts.pipeline.tape.recorder
-    assert reader is None
-    del alone, run
-    import gc
 
+
+@pytest.mark.slow
+def test_nothing_is_left_behind_by_a_run_without_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run = build(None)
+
+    run.train()
+    assert run.parts.pipeline.tape.recorder is None
+
+    del run
     gc.collect()
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
@@ -879,28 +1022,36 @@ def test_the_next_stream_removes_the_temporary_tape_of_a_killed_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with open(os.devnull, "w") as nowhere:
-        builds = [
-            partial(build, None, partial(stalling, tmp_path / name)) for name in ("killed", "alive")
-        ]
-        processes = [Forked(each, stdout=nowhere) for each in builds]
-    for each in processes:
-        each.stdin.close()
-    assert wait_until(lambda: all((tmp_path / name).exists() for name in ("killed", "alive")))
-    tapes = {tape.stat().st_mtime_ns: tape for tape in tmp_path.glob(f"{PREFIX}*")}
-    os.kill(processes[0].pid, signal.SIGTERM)
-    assert processes[0].wait() == -signal.SIGTERM
+
+    def start(marker: Path) -> Forked:
+        with open(os.devnull, "w") as nowhere:
+            process = Forked(partial(build, None, partial(stalling, marker)), stdout=nowhere)
+        process.stdin.close()
+        return process
+
+    def list_tapes() -> set[Path]:
+        return {*tmp_path.glob(f"{PREFIX}*")}
+
+    markers = [tmp_path / "killed", tmp_path / "alive"]
+    killed, alive = [start(marker) for marker in markers]
+    assert wait_until(lambda: all(marker.exists() for marker in markers))
+    tapes = list_tapes()
     assert len(tapes) == 2
+    os.kill(killed.pid, signal.SIGTERM)
+    assert killed.wait() == -signal.SIGTERM
+
     build(None)
-    assert {*tapes.values()} <= {*tmp_path.glob(f"{PREFIX}*")}  # too young to be removed
-    for tape in tapes.values():
+    assert tapes <= list_tapes()  # too young to be removed
+
+    for tape in tapes:
         os.utime(tape, (0, 0))
     build(None)
-    (left,) = {*tapes.values()} & {*tmp_path.glob(f"{PREFIX}*")}
-    os.kill(processes[1].pid, signal.SIGKILL)
-    processes[1].wait()
+    (of_alive,) = tapes & list_tapes()
+
+    os.kill(alive.pid, signal.SIGKILL)
+    alive.wait()
     build(None)
-    assert not left.exists()
+    assert not of_alive.exists()
 
 
 def late(marker: Path) -> Iterator[Any]:
@@ -912,72 +1063,96 @@ def test_a_stream_whose_first_row_is_late_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("surefoot.data.streams.tape._SLOW_S", 0.0)
+    announced = tmp_path / "announced"
     printed = list[str]()
-    monkeypatch.setattr(
-        "builtins.print",
-        lambda *text, **_: (printed.append(str(text[0])), (tmp_path / "go").touch()),
-    )
-    build(None, partial(late, tmp_path / "go"), console=True)
+
+    def note_and_go(*values: Any, **_: Any) -> None:
+        printed.append(str(values[0]))
+        announced.touch()
+
+    monkeypatch.setattr("builtins.print", note_and_go)
+
+    build(None, partial(late, announced), console=True)
+
     assert numbers_in(printed[0]) == [7]
 
 
-def test_batches_of_other_libraries_are_no_rows() -> None:
+def test_batches_of_hugging_face_are_no_rows() -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"x": list(range(12))}).to_iterable_dataset(num_shards=3)
-    for batches in (
-        rows.batch(4),
+    batched = rows.batch(4)
+    sources = [
+        batched,
         rows.with_format("torch").batch(4),
-        rows.batch(4).map(dict).shuffle(seed=0).take(2),
-    ):
+        batched.map(dict).shuffle(seed=0).take(2),
+    ]
+
+    for source in sources:
         with refused("stream-source-of-batches", DataError, batch_size=4):
-            sf.data.Stream(batches)
-    unbatched = rows.batch(4).map(
-        lambda batch: {"x": list(itertools.chain(*batch["x"]))}, batched=True
-    )
-    for single in (rows, rows.batch(by_column="x"), unbatched, lambda: iter(rows.batch(4))):
-        sf.data.Stream(single)
+            sf.data.Stream(source)
+
+
+def test_rows_of_hugging_face_are_taken() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": list(range(12))}).to_iterable_dataset(num_shards=3)
+    batched = rows.batch(4)
+
+    def join(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"x": list(itertools.chain(*batch["x"]))}
+
+    sf.data.Stream(rows)
+    sf.data.Stream(rows.batch(by_column="x"))
+    sf.data.Stream(batched.map(join, batched=True))
+    sf.data.Stream(lambda: iter(batched))
+
+
+def test_batches_of_webdataset_are_no_rows() -> None:
     webdataset = pytest.importorskip("webdataset")
-    shards = webdataset.WebDataset("rows.tar", shardshuffle=False).decode().to_tuple("x")
-    sf.data.Stream(shards.batched(4).unbatched())
-    for batches, size in (
-        (shards.batched(4), 4),
-        (shards.batched(batchsize=5), 5),
-        (webdataset.WebLoader(shards, batch_size=3), 3),
-    ):
-        with refused("stream-source-of-batches", DataError, batch_size=size):
-            sf.data.Stream(batches)
+    rows = webdataset.WebDataset("rows.tar", shardshuffle=False).decode().to_tuple("x")
+
+    with refused("stream-source-of-batches", DataError, batch_size=4):
+        sf.data.Stream(rows.batched(4))
+    with refused("stream-source-of-batches", DataError, batch_size=5):
+        sf.data.Stream(rows.batched(batchsize=5))
+    with refused("stream-source-of-batches", DataError, batch_size=3):
+        sf.data.Stream(webdataset.WebLoader(rows, batch_size=3))
+    sf.data.Stream(rows.batched(4).unbatched())
 
 
 @pytest.mark.slow
 def test_a_directory_of_ones_own_holds_the_tape(uninterrupted: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "tape").mkdir()
-    (tmp_path / "tape" / "mine.json").write_text("{}")
-    named = {"directory": tmp_path / "tape"}
-    losses = train(build(tmp_path / "run", stream=named, stop_after="7 steps"))
+    directory = tmp_path / "tape"
+    directory.mkdir()
+    (directory / "mine.json").write_text("{}")
+    stream = {"directory": directory}
+
+    steps = train(build(tmp_path / "run", stream=stream, stop_after="7 steps"))
+    steps += train(build(tmp_path / "run", stream=stream))
+    of_another_run = train(build(None, broken_after(0), stream=stream))
+
+    assert steps == uninterrupted
+    assert of_another_run == uninterrupted
     assert not (tmp_path / "run" / "tape").exists()
-    losses += train(build(tmp_path / "run", stream=named))
-    assert losses == uninterrupted
-    assert (
-        train(build(None, broken_after(0), stream=named)) == uninterrupted
-    )  # another run reads the same rows
-    assert (tmp_path / "tape" / "mine.json").read_text() == "{}"
-    with (
-        build(None, stream=named, length="30 steps"),
-        refused("stream-tape-locked", path=tmp_path / "tape"),
-    ):
-        build(None, stream=named, length="30 steps").train()
+    assert (directory / "mine.json").read_text() == "{}"
+
+
+@pytest.mark.slow
+def test_a_directory_in_use_holds_no_second_tape(tmp_path: Path) -> None:
+    stream = {"directory": tmp_path / "tape"}
+
+    with build(None, stream=stream), refused("stream-tape-locked", path=tmp_path / "tape"):
+        build(None, stream=stream).train()
 
 
 @pytest.mark.slow
 def test_only_runs_with_a_stream_have_a_tape_in_their_checkpoints(tmp_path: Path) -> None:
-    train(build(tmp_path / "stream", length="4 steps"))
-    train(build(tmp_path / "list", stream_runs.Drawn(40), length="4 steps"))
-    states = {
-        name: json.loads((tmp_path / name / "checkpoints/step-00000004/state.json").read_text())
-        for name in ("stream", "list")
-    }
-    assert states["stream"]["tape"]["rows"] == 32
-    assert "tape" not in states["list"]
+    def train_and_read_state(name: str, source: Any) -> dict[str, Any]:
+        train(build(tmp_path / name, source, length="4 steps"))
+        state = tmp_path / name / "checkpoints/step-00000004/state.json"
+        return json.loads(state.read_text())
+
+    assert train_and_read_state("stream", endless)["tape"]["rows"] == 32
+    assert "tape" not in train_and_read_state("list", Drawn(40))
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -1004,7 +1179,7 @@ def test_an_order_with_a_stream_is_refused(order: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "why"),
+    ("settings", "problem"),
     [
         ({"tape_size": "10"}, "[stream-tape-too-small]"),
         ({"tape_size": "much"}, "with a unit"),
@@ -1013,15 +1188,18 @@ def test_an_order_with_a_stream_is_refused(order: Any) -> None:
         ({"encode": len}, "encode_fn"),
     ],
 )
-def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], why: str) -> None:
+def test_a_wrong_setting_of_a_stream_is_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         sf.data.Stream(endless, **settings)
-    assert why in str(caught.value)
+    assert problem in str(caught.value)
 
 
-def test_a_class_and_a_loader_of_batches_are_no_stream() -> None:
+def test_a_loader_of_batches_is_no_stream() -> None:
     with refused("stream-source-of-batches", DataError, source="DataLoader", batch_size=4):
         sf.data.Stream(DataLoader(Plain(), batch_size=4))
+
+
+def test_a_class_is_no_stream() -> None:
     with refused("stream-source-is-class", DataError, source="Plain"):
         sf.data.Stream(Plain)
 
@@ -1033,11 +1211,12 @@ def test_a_class_and_a_loader_of_batches_are_no_stream() -> None:
 def test_a_stream_as_a_split_needs_a_number_of_rows_and_the_cure_can_be_typed(data: Any) -> None:
     with refused("split-stream-without-end", DataError, split="val") as caught:
         build(None, splits={"val": sf.Split(data)})
-    (cure,) = caught.value.remedies
-    if isinstance(data, sf.data.Stream):
-        data = data.source
-    split = eval(cure.partition(": ")[2].replace("1000", "3"), {"sf": sf, "data": data})
-    run = build(None, splits={"val": split})
+    (remedy,) = caught.value.remedies
+    source = data.source if isinstance(data, sf.data.Stream) else data
+
+    typed = remedy.partition(": ")[2].replace("1000", "3")
+    run = build(None, splits={"val": eval(typed, {"sf": sf, "data": source})})
+
     assert len(run.parts.evaluator.splits["val"].data) == 3
     run.parts.pipeline.close()
 
@@ -1058,31 +1237,30 @@ def scored(source: Any, rows: int) -> dict[str, Any]:
     return {"splits": {"val": sf.Split(stream)}, "evaluate_every": "4 steps"}
 
 
-def test_a_stream_may_be_a_split_whose_first_rows_are_recorded_once(tmp_path: Path) -> None:
-    listed = build(
-        tmp_path / "list",
-        splits={"val": sf.Split(Drawn(10))},
-        evaluate_every="4 steps",
-        length="8 steps",
-    )
+def test_rows_of_a_stream_as_a_split_are_scored_as_those_of_a_list(tmp_path: Path) -> None:
+    listed = {"splits": {"val": sf.Split(Drawn(10))}, "evaluate_every": "4 steps"}
+    train(build(tmp_path / "list", **listed, length="8 steps"))
+
+    train(build(tmp_path / "run", **scored(finite(30), 10), length="8 steps"))
+
+    assert len(val_losses(tmp_path / "list")) == 2
+    assert val_losses(tmp_path / "run") == val_losses(tmp_path / "list")
+
+
+def test_the_first_rows_of_a_split_are_recorded_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    run = build(tmp_path / "run", **scored(counted(30, log), 10), length="8 steps")
-    temporary = run.parts.evaluator.splits["val"].data.tape.directory
+    settings = scored(counted(30, log), 10) | {"length": "2 steps", "evaluate_every": "2 steps"}
+    run = build(tmp_path / "run", **settings)
+    recorded = run.parts.evaluator.splits["val"].data
+    temporary = recorded.tape.directory
     assert temporary.exists()
-    for each in (listed, run):
-        train(each)
-    scores = [
-        [record["val/loss"] for record in sf.load(tmp_path / name).records("eval")]
-        for name in ("list", "run")
-    ]
-    assert scores[0] == scores[1]
-    assert len(scores[0]) == 2
-    assert log.read_text() == "x"
-    assert Shards(tmp_path / "run" / "tapes" / "split-val").look() == 10
-    again = build(tmp_path / "run", **scored(counted(30, log), 10), length="8 steps")
-    splits = [each.parts.evaluator.splits["val"].data for each in (run, again)]
-    assert fingerprint(splits[0]) == fingerprint(splits[1])
+
+    train(run)
+    read = build(tmp_path / "run", **settings).parts.evaluator.splits["val"].data
+
     assert log.read_text() == "x"  # the rows are those of the start, whatever the source gives
+    assert Shards(tmp_path / "run" / "tapes" / "split-val").look() == 10
+    assert fingerprint(read) == fingerprint(recorded)
     assert not temporary.exists()
 
 
@@ -1091,14 +1269,12 @@ def test_a_stopped_run_goes_on_with_the_rows_of_its_split(tmp_path: Path) -> Non
     settings = scored(counted(30, log), 10) | {"length": "8 steps"}
     whole = train(build(tmp_path / "a", **settings))
     log.unlink()
-    parts = train(build(tmp_path / "b", **settings, stop_after="4 steps"))
-    parts += train(build(tmp_path / "b", **settings, workers=2))
-    assert parts == whole
-    scores = [
-        [record["val/loss"] for record in sf.load(tmp_path / name).records("eval")]
-        for name in ("a", "b")
-    ]
-    assert scores[0] == scores[1]
+
+    steps = train(build(tmp_path / "b", **settings, stop_after="4 steps"))
+    steps += train(build(tmp_path / "b", **settings, workers=2))
+
+    assert steps == whole
+    assert val_losses(tmp_path / "b") == val_losses(tmp_path / "a")
 
 
 def test_more_rows_of_a_split_than_were_recorded_are_refused(tmp_path: Path) -> None:
@@ -1112,9 +1288,13 @@ def test_a_split_of_a_stream_that_ends_early_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     train(build(None, **scored(finite(6), 10), length="2 steps", console=True))
-    said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"split 'val': .*\b6 rows of finite\.<locals>\.<lambda>", said)
-    assert "samples = 10" in said
+
+    printed = read_printed(capsys)
+    assert re.search(r"split 'val': .*\b6 rows of finite\.<locals>\.<lambda>", printed)
+    assert "samples = 10" in printed
+
+
+def test_a_split_of_an_empty_stream_is_refused() -> None:
     with refused("stream-empty", DataError):
         build(None, **scored(finite(0), 10))
 
@@ -1133,15 +1313,23 @@ def test_a_loader_of_a_stream_is_no_split_and_the_cure_can_be_typed() -> None:
     loader = DataLoader(Plain(), batch_size=4)
     with refused("split-loader-of-stream") as caught:
         sf.Split(loader)
-    (cure,) = caught.value.remedies
-    split = eval(cure.partition(": ")[2].replace("1000", "3"), {"sf": sf, "loader": loader})
-    assert (split.batch_size, split.data.samples) == (4, 3)
+    (remedy,) = caught.value.remedies
+
+    typed = remedy.partition(": ")[2].replace("1000", "3")
+    split = eval(typed, {"sf": sf, "loader": loader})
+
+    assert split.batch_size == 4
+    assert split.data.samples == 3
 
 
 def test_a_decode_fn_with_a_generator_of_its_own_is_refused() -> None:
-    own = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
+
+    def augment(recorded: dict[str, Any]) -> tuple[torch.Tensor, int]:
+        return recorded["x"] + generator.random(), recorded["y"]
+
     with refused("sample-not-repeatable", DataError):
-        build(None, stream={"decode_fn": lambda each: (each["x"] + own.random(), each["y"])})
+        build(None, stream={"decode_fn": augment})
 
 
 def test_batches_in_tokens_are_refused() -> None:
@@ -1153,22 +1341,15 @@ def test_rows_of_a_split_in_the_first_rows_of_the_stream_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leakage_check, "perf_counter", lambda: 0.0)  # however busy the machine is
-    plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
-    held_out = [(row(number)["x"], row(number)["y"]) for number in range(4)]
-    train(
-        build(
-            tmp_path / "run",
-            stream=plain_rows,
-            splits={"val": sf.Split(held_out)},
-            length="2 steps",
-        )
-    )
+    held_out = [input_and_label(row(number)) for number in range(4)]
+    splits = {"val": sf.Split(held_out)}
+
+    train(build(tmp_path / "run", stream=AS_RECORDED, splits=splits, length="2 steps"))
+
     (record,) = sf.load(tmp_path / "run").records("data_check")
-    assert (record["samples"], record["checked"], record["overlap"]["val"]["overlapping"]) == (
-        16,
-        8,
-        4,
-    )
+    assert record["samples"] == 16
+    assert record["checked"] == 8
+    assert record["overlap"]["val"]["overlapping"] == 4
 
 
 # --- other libraries ------------------------------------------------------------------------------
@@ -1179,43 +1360,40 @@ def test_streaming_data_sets_of_hugging_face(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    texts = {
+    columns = {
         "x": [row(number)["x"].tolist() for number in range(200)],
         "y": [number % 3 for number in range(200)],
     }
-    streamed = (
-        datasets.Dataset.from_dict(texts)
-        .to_iterable_dataset(num_shards=3)
-        .shuffle(seed=3, buffer_size=20)
-    )
-    stream = {"decode_fn": lambda each: (torch.tensor(each["x"]), each["y"])}
-    losses = train(build(tmp_path / "a", streamed, stream=stream))
-    broken = tmp_path / "b"
-    train(build(broken, streamed, stream=stream, stop_after="5 steps"))
-    text = notes_of(broken, streamed, capsys, stream=stream)
-    assert "WARNING" not in text
-    ids = [sample for _, _, parts in losses for part in parts for sample in part]
-    assert ids == list(range(160))
-    from surefoot.data.streams.shards import Shards as Read
+    rows = datasets.Dataset.from_dict(columns).to_iterable_dataset(num_shards=3)
+    shuffled = rows.shuffle(seed=3, buffer_size=20)
+    stream = {"decode_fn": lambda recorded: (torch.tensor(recorded["x"]), recorded["y"])}
+    steps = train(build(tmp_path / "a", shuffled, stream=stream))
+    train(build(tmp_path / "b", shuffled, stream=stream, stop_after="5 steps"))
 
-    assert Read(broken / "tape").entry_before(160) == Read(tmp_path / "a" / "tape").entry_before(
-        160
-    )
+    notes = train_and_read_notes(tmp_path / "b", shuffled, capsys, stream=stream)
+
+    assert "WARNING" not in notes
+    assert rows_read(steps) == list(range(160))
+    uninterrupted_tape = Shards(tmp_path / "a" / "tape")
+    assert Shards(tmp_path / "b" / "tape").entry_before(160) == uninterrupted_tape.entry_before(160)
 
 
 @pytest.mark.slow
 def test_webdataset(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
-    with webdataset.TarWriter(str(tmp_path / "rows-0.tar")) as tar:
+    file = str(tmp_path / "rows-0.tar")
+    with webdataset.TarWriter(file) as tar:
         for number in range(40):
-            tar.write(
-                {"__key__": f"{number:04d}", "x.npy": row(number)["x"].numpy(), "y.cls": number % 3}
-            )
-    shards = webdataset.WebDataset(str(tmp_path / "rows-0.tar"), shardshuffle=False).decode()
-    stream = {"decode_fn": lambda each: (torch.from_numpy(each["x.npy"]), each["y.cls"])}
-    losses = train(
-        build(tmp_path / "run", shards, stream=stream, length="5 steps", stop_after="3 steps")
-    )
-    losses += train(build(tmp_path / "run", shards, stream=stream, length="5 steps"))
-    plain_rows = {"decode_fn": lambda each: (each["x"], each["y"])}
-    assert losses == train(build(None, finite(40), stream=plain_rows, length="5 steps"))
+            inputs = row(number)["x"].numpy()
+            tar.write({"__key__": f"{number:04d}", "x.npy": inputs, "y.cls": number % 3})
+    rows = webdataset.WebDataset(file, shardshuffle=False).decode()
+
+    def decode_row(recorded: dict[str, Any]) -> tuple[torch.Tensor, int]:
+        return torch.from_numpy(recorded["x.npy"]), recorded["y.cls"]
+
+    settings = {"stream": {"decode_fn": decode_row}, "length": "5 steps"}
+
+    steps = train(build(tmp_path / "run", rows, **settings, stop_after="3 steps"))
+    steps += train(build(tmp_path / "run", rows, **settings))
+
+    assert steps == train(build(None, finite(40), stream=AS_RECORDED, length="5 steps"))
