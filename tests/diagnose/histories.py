@@ -15,7 +15,9 @@ from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_records import RunRecords
 
-RECORDS, EVERY = 60, 10  # of training, and steps of each
+RECORDS = 60  # of training
+EVERY = 10  # steps of each
+Column = Callable[[int], Any]  # a value of a record, by the record's place
 
 
 def wobble(place: int) -> float:
@@ -28,29 +30,62 @@ def falling(place: int) -> float:
     return 1 + 3 * math.exp(-place / 12) + 0.01 * wobble(place)
 
 
+def flat(place: int) -> float:
+    """A loss that is not learnt: it stays at 2.3, which is that of a guess among ten."""
+    return 2.3 + 0.02 * wobble(place)
+
+
+def diverging(place: int) -> float:
+    """A loss that is learnt, and lost at record 40."""
+    return falling(place) if place < 40 else 9.0
+
+
+def always(value: Any) -> Callable[..., Any]:
+    """The same value in every record and every layer."""
+    return lambda *_: value
+
+
+def jump(before: float, after: float, *, at: int) -> Column:
+    """One level, and from a record on another."""
+    return lambda place: before if place < at else after
+
+
+def only_at(place: int, value: float, *, others: float) -> Column:
+    """A value of one record, and that of all others."""
+    return lambda other: value if other == place else others
+
+
+def only_in(layer: str, value: float, *, others: float) -> Callable[[str, int], float]:
+    """A value of one layer's parameters, and that of all others."""
+    return lambda name, _: value if name.startswith(f"{layer}.") else others
+
+
 def train(
-    loss: Callable[[int], float] = falling, *, count: int = RECORDS, **columns: Callable[[int], Any]
+    loss: Callable[[int], float] = falling, *, count: int = RECORDS, **columns: Column
 ) -> list[Record]:
     """Records of training, each of `EVERY` steps; columns by functions of the record's place."""
-    usual: dict[str, Callable[[int], Any]] = {
-        "targets": lambda _: 80,
+    usual: dict[str, Column] = {
+        "targets": always(80),
         "grad_norm": lambda place: 0.5 + 0.05 * wobble(place),
-        "grad_norm_max": lambda place: 0.8,
-        "clip_fraction": lambda _: 0.02,
-        "skipped": lambda _: 0,
+        "grad_norm_max": always(0.8),
+        "clip_fraction": always(0.02),
+        "skipped": always(0),
         "lr": lambda place: 1e-3 * (1 - place / (count + 1)),
         "targets_per_s": lambda place: 100 + wobble(place),
-        "training_s": lambda _: 0.8,
-        "data_wait_s": lambda _: 0.01,
-        "evaluating_s": lambda _: 0.02,
-        "saving_s": lambda _: 0.001,
+        "training_s": always(0.8),
+        "data_wait_s": always(0.01),
+        "evaluating_s": always(0.02),
+        "saving_s": always(0.001),
         "host_memory_bytes": lambda place: 500e6 + 1e6 * wobble(place),
     }
-    return [
-        {"kind": "train", "step": EVERY * (place + 1), "loss": loss(place)}
-        | {name: column(place) for name, column in (usual | columns).items()}
-        for place in range(count)
-    ]
+    all_columns = {"loss": loss, **usual, **columns}
+    records = []
+    for place in range(count):
+        record: Record = {"kind": "train", "step": EVERY * (place + 1)}
+        for name, column in all_columns.items():
+            record[name] = column(place)
+        records.append(record)
+    return records
 
 
 def begun_at(first: float, records: list[Record]) -> list[Record]:
@@ -59,11 +94,31 @@ def begun_at(first: float, records: list[Record]) -> list[Record]:
     return records
 
 
-def targets(count: int, entropy: float | None = None) -> list[Record]:
+def data_check(**fields: Any) -> list[Record]:
+    """What was seen of the data before the first step."""
+    return [{"kind": "data_check", "step": 0, **fields}]
+
+
+def targets(count: int, entropy: float | None = None, **fields: Any) -> list[Record]:
     """What was seen of targets before the first step: so many different ones, equally frequent."""
-    seen = {"distinct": count, "most_common_fraction": 1 / count}
-    seen["entropy"] = math.log(count) if entropy is None else entropy
-    return [{"kind": "data_check", "step": 0, "targets": seen}]
+    if entropy is None:
+        entropy = math.log(count)
+    seen = {"distinct": count, "most_common_fraction": 1 / count, "entropy": entropy}
+    return data_check(targets=seen, **fields)
+
+
+def overlap(overlapping: int, *, checked: int = 100, **fields: Any) -> list[Record]:
+    """Of the checked samples of a split so many are among the training samples too."""
+    split = {"checked": checked, "overlapping": overlapping, **fields}
+    return data_check(overlap={"val": split})
+
+
+def event(text: str, step: int = RECORDS * EVERY) -> list[Record]:
+    return [{"kind": "event", "step": step, "event": text}]
+
+
+def resume(step: int) -> list[Record]:
+    return [{"kind": "resume", "step": step}]
 
 
 def scores(
@@ -71,11 +126,13 @@ def scores(
 ) -> list[Record]:
     """Evaluations, spread evenly over the usual run."""
     between = RECORDS * EVERY // len(losses)
-    return [
-        {"kind": "eval", "step": between * (place + 1), f"{name}/loss": value}
-        | {f"{name}/{score}": values[place] for score, values in others.items()}
-        for place, value in enumerate(losses)
-    ]
+    records = []
+    for place, loss in enumerate(losses):
+        record: Record = {"kind": "eval", "step": between * (place + 1), f"{name}/loss": loss}
+        for score, values in others.items():
+            record[f"{name}/{score}"] = values[place]
+        records.append(record)
+    return records
 
 
 def layers(
@@ -85,11 +142,12 @@ def layers(
     weight: Callable[[str, int], float] = lambda name, place: 10.0,
     update: Callable[[str, int], float] = lambda name, place: 0.01,
     names: Sequence[str] = ("0.weight", "2.weight", "4.weight"),
-    **others: Callable[[int], Any],
+    **others: Column,
 ) -> list[Record]:
     """Watched steps; the same names in each."""
-    return [
-        {
+    records = []
+    for place in range(watched):
+        record: Record = {
             "kind": "layer_stats",
             "step": 100 * place + 10,
             "measured_step": 100 * place,
@@ -99,9 +157,24 @@ def layers(
             "zero_grad_row_fraction": dict.fromkeys(names, 0.0),
             "never_updated": [],
         }
-        | {name: value(place) for name, value in others.items()}
-        for place in range(watched)
-    ]
+        for name, column in others.items():
+            record[name] = column(place)
+        records.append(record)
+    return records
+
+
+def noisy_gradients(batch: int, scale: float, *, watched: int = 8) -> list[Record]:
+    """Watched steps of two micro-batches, whose squared norms are those of gradient 1 and a noise
+    of `scale`, exactly.
+    """
+    half = batch // 2
+    norms = {
+        "small_count": half,
+        "small_squared": 1 + scale / half,
+        "big_count": batch,
+        "big_squared": 1 + scale / batch,
+    }
+    return layers(watched=watched, grad_noise=always(norms))
 
 
 KINDS = {"0": "Linear", "1": "ReLU", "2": "Linear", "3": "Tanh", "4": "Linear"}
@@ -109,7 +182,7 @@ KINDS = {"0": "Linear", "1": "ReLU", "2": "Linear", "3": "Tanh", "4": "Linear"}
 
 def described(**changes: Any) -> RunDescription:
     """A finished run of a recipe, of the usual length."""
-    made: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "length": f"{RECORDS * EVERY} steps",
         "schedule_of_steps": RECORDS * EVERY,
         "schedule": {"shape": "linear", "warmup": 30},
@@ -120,17 +193,20 @@ def described(**changes: Any) -> RunDescription:
         "init_from": None,
         "data": {"plan": {"samples": 800}},
     }
-    whole: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "program": "recipe",
         "standing": "over",
         "kinds": KINDS,
         "name": "runs/a",
     }
-    known = set(RunDescription.__dataclass_fields__) - {"identity"}
-    return RunDescription(
-        identity=made | {name: value for name, value in changes.items() if name not in known},
-        **(whole | {name: value for name, value in changes.items() if name in known}),
-    )
+    # a setting of a program may be called "identity" too
+    names_of_fields = set(RunDescription.__dataclass_fields__) - {"identity"}
+    for name, value in changes.items():
+        if name in names_of_fields:
+            fields[name] = value
+        else:
+            identity[name] = value
+    return RunDescription(identity=identity, **fields)
 
 
 def history(*parts: Sequence[Record], **changes: Any) -> History:
@@ -143,26 +219,30 @@ def history(*parts: Sequence[Record], **changes: Any) -> History:
 
 def healthy(**changes: Any) -> History:
     """A run in which nothing is to be found."""
-    data: Record = {
-        "kind": "data_check",
-        "step": 0,
-        "targets": {"distinct": 10, "most_common_fraction": 0.1},
-        "overlap": {"val": {"checked": 100, "overlapping": 0}},
-        "loss_contract": {
+    data = data_check(
+        targets={"distinct": 10, "most_common_fraction": 0.1},
+        overlap={"val": {"checked": 100, "overlapping": 0}},
+        loss_contract={
             "holds": True,
             "description": "holds: 2 for a batch, 2 for its two halves combined",
         },
-    }
+    )
     losses = [1 + 3 * math.exp(-place) for place in range(1, 9)]
-    return history([data], train(), scores(losses), layers(), **changes)
+    return history(data, train(), scores(losses), layers(), **changes)
 
 
-def verdict(name: str, of: History) -> Verdict:
-    """What one check comes to, by the name under which it is told."""
-    return next(found for found in (check(of) for check in CHECKS) if found.name == name)
+def judge(name: str, run: History) -> Verdict:
+    """The verdict of one check, by the name of its finding."""
+    check = next(check for check in CHECKS if check.name == name)
+    return check(run)
 
 
-def found(name: str, of: History) -> Finding | None:
-    """The finding of that name, or None where it is not found."""
-    told = verdict(name, of)
-    return told if isinstance(told, Finding) else None
+def finds(name: str, run: History) -> bool:
+    return isinstance(judge(name, run), Finding)
+
+
+def find(name: str, run: History) -> Finding:
+    """The finding of that name, which must be made."""
+    verdict = judge(name, run)
+    assert isinstance(verdict, Finding), verdict
+    return verdict
