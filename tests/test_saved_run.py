@@ -393,6 +393,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
     arguments: str, there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (there / "program.py").write_text(PROGRAM.replace("console=False, report=False", "report=True"))
+    sf.load(there / "run").report()  # else the page would be made up for
     try:
         before = contents(there / "run")
         main(arguments.split())

@@ -15,7 +15,7 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_directory import machine_memory_bytes
+from surefoot.tracking.run_directory import REPORT, machine_memory_bytes
 
 if TYPE_CHECKING:
     from surefoot.tools.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
@@ -39,11 +39,23 @@ def look_at_diverged_step(parts: RunComponents, bad: Sequence[int]) -> "Divergen
 
 
 def write_page(parts: RunComponents) -> None:
-    """Write the report page of a closed session. A failure is printed."""
+    """Write the report page of a closed session, unless `report` is False. A failure is printed."""
     from surefoot.tools.report.write import report_at_end
 
-    if parts.directory is not None:
+    if parts.directory is not None and parts.settings.report:
         report_at_end(parts.directory.path, warn=parts.say)
+
+
+def page_is_older(parts: RunComponents) -> bool:
+    """Return True if a finished run has no page, or one that was written before its last record."""
+    directory = parts.directory
+    if directory is None:
+        return False
+    try:
+        written_at = directory.metrics.stat().st_mtime_ns
+        return (directory.path / REPORT).stat().st_mtime_ns < written_at
+    except FileNotFoundError:
+        return directory.metrics.exists()
 
 
 def finish_cell(parts: RunComponents) -> None:

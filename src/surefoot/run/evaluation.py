@@ -5,6 +5,7 @@ decide.
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from surefoot.checkpoint.format import Checkpoint
@@ -20,6 +21,15 @@ from surefoot.train.evaluate import EvaluationStoppedError, numbers
 from surefoot.train.model_weights import weights_of
 from surefoot.train.scorer import Evaluator
 from surefoot.train.state_dict import RunState
+
+
+@dataclass(frozen=True)
+class BegunEnd:
+    """What the records of a complete run have of its end, which this session writes."""
+
+    has_sample: bool
+    weights_step: int | None  # of the final evaluation
+    scores_at_end: dict[str, float]
 
 
 class Evaluations:
@@ -67,6 +77,12 @@ class Evaluations:
         scores = {name: float(value) for name, value in (saved.scores or {}).items()}
         self.latest = checkpoint.step, scores
         self.ended = saved.ended and self._is_finished  # an extended run has a new end
+
+    def completed(self, begun_end: BegunEnd) -> None:
+        """Take up the scores of a run that was complete when it was restored."""
+        _, self.scores = self.latest
+        if begun_end.weights_step is not None:
+            self.at_end = (begun_end.weights_step, begun_end.scores_at_end)
 
     @property
     def has_end_splits(self) -> bool:

@@ -26,7 +26,7 @@ from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import counted, duration, number, wrapped
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
-from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.run_directory import REPORT, RunDirectory
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.plan import Reasons
 from surefoot.train.run_settings import RunSettings
@@ -384,7 +384,7 @@ def _next_commands(
         return [f"saved; resume with:  {_resuming(parts, directory)}"]
     lines = []
     if parts.settings.report:
-        lines.append(f"see {shlex.quote(str(directory.shown / 'report.html'))}")
+        lines.append(f"see {shlex.quote(str(directory.shown / REPORT))}")
     if by_command():
         command = typed(Path(sys.argv[0]))
         which = " --checkpoint best" if best else ""
@@ -487,7 +487,7 @@ def _written(parts: RunComponents) -> list[str]:
     if parts.writes_tensorboard:
         files.append("tensorboard")
     if parts.settings.report:
-        files.append("report.html")
+        files.append(REPORT)
     return [*files, *parts.trackers]
 
 

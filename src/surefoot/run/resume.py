@@ -23,6 +23,7 @@ from surefoot.errors import CheckpointError, Remedy, Setting, first_line
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
+from surefoot.run.evaluation import BegunEnd
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.numbered import free_directory
@@ -52,7 +53,8 @@ class OpenedRun:
     checkpoint: Checkpoint | None = None
     state_check: "state_check.StateCheck | None" = None
     loss_contract: "LossContract | None" = None  # of a new run
-    is_over: bool = False  # the run is complete: the session writes nothing
+    is_over: bool = False  # the run has all that its end writes: the session writes nothing
+    begun_end: BegunEnd | None = None  # the run is complete, and a kill has cut its end off
 
 
 def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
@@ -241,10 +243,31 @@ def _resume(
     frozen = state_dict.frozen_tensors(parts.state, main=parts.world.is_main)
     checkpointing.resumed(checkpoint, frozen)
     has_final_scores = checkpoint.saved.ended or not parts.evaluator.names(at_end=True)
-    is_over = parts.finished and not checkpoint.saved.evaluation_due and has_final_scores
-    if is_over and parts.world.is_main:
+    state_check = _state_check(parts)
+    if not parts.finished or checkpoint.saved.evaluation_due or not has_final_scores:
+        return OpenedRun(checkpoint, state_check)
+    if parts.world.is_main:
         checkpointing.remove_leftovers()
-    return OpenedRun(checkpoint, state_check=_state_check(parts), is_over=is_over)
+    begun_end = _begun_end(parts, directory)
+    return OpenedRun(checkpoint, state_check, is_over=begun_end is None, begun_end=begun_end)
+
+
+def _begun_end(parts: RunComponents, directory: RunDirectory) -> BegunEnd | None:
+    """Return what a complete run has of its end, or None if its records have all of it.
+    Collective.
+    """
+    from surefoot.tracking.run_records import RunRecords
+
+    facts = None
+    if parts.world.is_main:
+        records = RunRecords()
+        records.extend(read_records(directory.metrics))
+        if not records.is_complete:
+            step = parts.state.step
+            has_sample = records.last_sample is not None and records.last_sample[0] == step
+            facts = [has_sample, records.at_end_of_step, records.at_end]
+    facts = parts.world.from_main(facts)
+    return None if facts is None else BegunEnd(*facts)
 
 
 def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Checkpoint) -> None:

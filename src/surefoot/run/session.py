@@ -18,7 +18,7 @@ from surefoot.optim.build import import_for_steps
 from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
-from surefoot.run.evaluation import Evaluations
+from surefoot.run.evaluation import BegunEnd, Evaluations
 from surefoot.run.periodic import PeriodicWork, build_periodic
 from surefoot.run.resume import buffer_check, open_run
 from surefoot.run.samples import Samples
@@ -105,7 +105,8 @@ class Session:
             say_unsaved=partial(_say_unsaved, parts),
         )
         self.running: Generator[Step] | None = None
-        self.is_over = False  # the run was already complete: nothing is written
+        self.is_over = False  # the run has all that its end writes: nothing is written
+        self.begun_end: BegunEnd | None = None  # of a complete run that lacks a part of its end
         self.is_opened = False  # the loop yields a step before its update
         self.live_findings: LiveFindings | None = None
 
@@ -128,6 +129,9 @@ class Session:
             if opened.checkpoint is not None:
                 self.evaluations.resumed(opened.checkpoint)
             self.is_over = opened.is_over
+            self.begun_end = opened.begun_end
+            if self.begun_end is not None:
+                self.evaluations.completed(self.begun_end)
             if self.parts.world.is_main and not self.is_over:
                 self._open_sinks(opened.checkpoint, tensorboard=tensorboard)
             contract = self._contract_to_tell(opened.loss_contract)
@@ -223,7 +227,7 @@ class Session:
             self._end_loop()
             self.heartbeat.closed()
             if parts.world.is_main:
-                if parts.settings.report and not self.is_over:
+                if not self.is_over or after.page_is_older(parts):
                     after.write_page(parts)  # after all other files
                 if parts.console is not None:
                     after.finish_cell(parts)
@@ -273,11 +277,14 @@ class Session:
 
         step = self.state.step
         has_scored = bool(evaluations.scores) or evaluations.at_end is not None
-        went_on = has_scored or step > self.periodic.first_step
+        begun_end = self.begun_end
+        went_on = has_scored or step > self.periodic.first_step or begun_end is not None
         # a resume repeats the evaluation, and draws and concludes after it
         end_interrupted = self.stop_requests.ended_by is not None and evaluations.end_due()
         if went_on and not evaluations.due and not end_interrupted:
-            if step >= parts.length.steps and parts.settings.sample_fn is not None:
+            has_sample = begun_end is not None and begun_end.has_sample
+            draws = parts.settings.sample_fn is not None and not has_sample
+            if step >= parts.length.steps and draws:
                 self.samples.draw(step)
             if parts.finished and self.stop_requests.ended_by is None:
                 self._conclude()
@@ -436,7 +443,8 @@ class Session:
         if self.evaluations.due:
             self.periodic.make_up_for_evaluation()
         if parts.finished:
-            if not self.evaluations.scores and not self.evaluations.end_due():
+            goes_on = self.evaluations.scores or self.evaluations.end_due() or self.begun_end
+            if not goes_on:
                 parts.say(messages.finished(parts))
             return
         if self.state.step >= parts.plan.times.stop_step:

@@ -97,6 +97,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """The keys and types of each record kind in metrics.jsonl."""
 
+COMPLETE = ("finished", "stopped early")
+"""The events of runs that have reached their end; nothing but the page is written after them."""
+
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["eval"].keys())
 BY_OPTIMIZER = ("lr/", "momentum/")  # beginnings of the names of further rates and momenta
 # a value that the user logs under such a name stays, as in runs of versions without them

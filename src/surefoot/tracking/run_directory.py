@@ -39,7 +39,7 @@ _APPENDED_TO = ("metrics.jsonl", ".lock")
 TEXT_LOG = "log.txt"  # appended to if the run has a text log
 # replaced atomically, so links are not followed
 _REPLACED = ("config.toml", "environment.json", "panels.json")
-_REPORT = "report.html"
+REPORT = "report.html"
 # what a run replaces or removes below its directory; to logs of ranks, it only appends
 _WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
 
@@ -113,7 +113,7 @@ class RunDirectory:
         """
         if self._is_of_run():
             return
-        names = [*_REPLACED, *self._appended_to(), _REPORT, *files]
+        names = [*_REPLACED, *self._appended_to(), REPORT, *files]
         present = [path for path in self._named(dict.fromkeys(names)) if os.path.lexists(path)]
         for pattern in _WRITTEN_BELOW:
             present += sorted(self.path.glob(pattern))
@@ -296,7 +296,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved
     file name.
     """
-    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, _REPORT, TEXT_LOG}
+    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, REPORT, TEXT_LOG}
     for name in files:
         if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours:
             raise ConfigError(

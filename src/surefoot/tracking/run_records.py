@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from surefoot.tracking.jsonl import read_records
-from surefoot.tracking.record import PHASES, Phase, Record, scores_in
+from surefoot.tracking.record import COMPLETE, PHASES, Phase, Record, scores_in
 from surefoot.tracking.table import Table
 
 MOST = 1000
@@ -59,8 +59,7 @@ class RunRecords:
         self.layers = Table(recent=_RECENT_LAYERS, stretches=MOST_LAYERS)
         self.count = 0
         self.last_step = 0
-        self.over: str | None = None  # the last event, if no record followed
-        self.ending: Record = {}  # the last event, until a resume
+        self.ending: Record = {}  # the last event, if no record followed
         self.resumed: list[int] = []
         self.events: list[RunEvent] = []
         self.more_events = 0
@@ -82,16 +81,14 @@ class RunRecords:
         step = record["step"]
         self.last_step = max(self.last_step, step)
         kind = record["kind"]
+        self.ending = record if kind == "event" else {}
         if kind == "train":
-            self.over = None
             self.train.append(self._applied(record) if "loss_applied" in record else record)
             if record.get("skipped"):
                 self._note_skipped(step, record)
             if "logged_rates" in record:
                 self.user_rates.update(_texts(record["logged_rates"]))
             return
-        event = record.get("event")
-        self.over = str(event or "") or None if kind == "event" else None
         match kind:
             case "eval":
                 self.scores.append(_scores_of(record))
@@ -108,13 +105,10 @@ class RunRecords:
             case "data_check":
                 self.data = record
             case "resume":
-                self.ending = {}
                 self.resumed.append(step)
                 self._tell(RunEvent(step, f"resumed after step {step:,}", resumed=True))
-            case "event":
-                self.ending = record
-                if isinstance(event, str):
-                    self._tell(RunEvent(step, event[:_LONGEST_EVENT]))
+            case "event" if isinstance(record.get("event"), str):
+                self._tell(RunEvent(step, record["event"][:_LONGEST_EVENT]))
 
     def extend(self, records: Iterable[Record]) -> None:
         """Add records."""
@@ -185,6 +179,18 @@ class RunRecords:
         if not _is_number(ending) or not math.isfinite(ending):
             return self.train.total(name)
         return self.train.total(name) + ending
+
+    @property
+    def ended_by(self) -> str | None:
+        """How the last session ended, such as "finished" or "diverged". None if it trains or was
+        killed.
+        """
+        return str(self.ending.get("event") or "") or None
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the last session wrote all that the end of a run writes."""
+        return self.ended_by in COMPLETE
 
     def completed_step(self, saved_step: int) -> int:
         """Return the last step that is known to be complete: that of the last record, or of the

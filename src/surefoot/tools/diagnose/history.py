@@ -83,8 +83,7 @@ class History:
         """The outcome of the last session, such as "finished" or "diverged", or None if the session
         runs or was killed.
         """
-        event = self.last_event
-        return None if event is None else str(event.get("event"))
+        return self.records.ended_by
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -127,7 +126,7 @@ class History:
         steps = self.described.steps
         if steps is not None and self.step >= steps:
             return True
-        return self.ended_by in ("finished", "stopped early")
+        return self.records.is_complete
 
     def column(self, name: str) -> Series:
         """Return the values `name` of the training records that have it. One that is not finite is

@@ -48,7 +48,7 @@ def state_of(run: ReportedRun) -> State:
     is dead.
     """
     records = run.records
-    words = (records.over or "").split()
+    words = (records.ended_by or "").split()
     outcome = words[0].rstrip(":") if words else ""
     if outcome in _ENDS:
         return _ENDS[outcome]
@@ -120,7 +120,7 @@ def main_curve(run: ReportedRun, main: Headline) -> Curve:
 
 def _how_it_ended(run: ReportedRun, state: State) -> str:
     planned = run.files.planned_steps
-    event = run.records.over
+    event = run.records.ended_by
     left_s = run.records.eta_s
     step = f"step {run.last_step:,}"
     if planned is not None:

@@ -16,9 +16,8 @@ from surefoot.tools.report.followed import FollowedRun
 from surefoot.tools.report.page import POLICY, run_page, runs_page
 from surefoot.tools.report.series import ReportedRun, read_reported_run
 from surefoot.tracking.panels_file import read_panels
+from surefoot.tracking.run_directory import REPORT
 from surefoot.tracking.run_reader import is_run, missing_run
-
-FILE = "report.html"  # in a run's directory
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
@@ -54,7 +53,7 @@ def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
     else:
         target = Path()
     if target.is_dir():
-        target /= FILE
+        target /= REPORT
     return write_file(target, page_of(places).encode())
 
 
@@ -88,10 +87,10 @@ def page_of(
 def report_at_end(path: Path, *, warn: Callable[[str], None]) -> None:
     """Write the page of the run that this process has trained. A failure is passed to `warn`."""
     try:
-        write_file(path / FILE, page_of([path]).encode())
+        write_file(path / REPORT, page_of([path]).encode())
     except Exception as problem:  # a report failure never breaks a run
         kind = "" if isinstance(problem, ConfigError) else f"{type(problem).__name__}: "
-        warn(f"warning: no {path / FILE}: {kind}{first_line(problem)}")
+        warn(f"warning: no {path / REPORT}: {kind}{first_line(problem)}")
 
 
 def _with_findings(path: Path, followed: FollowedRun | None) -> tuple[ReportedRun, list[Finding]]:
