@@ -33,24 +33,23 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from refused import refused, refused_change
+from run_files import (
+    files_below,
+    newest_checkpoint,
+    newest_tensor_files,
+    newest_tensors,
+    records_of,
+    same_tensors,
+)
 from small_runs import CLASSES, FEATURES, SAMPLES, Augmented, Net, train
 from stated import lines_naming, numbers_in
 from surefoot.checkpoint import Store
-from surefoot.tracking.jsonl import records
 
 STEPS = 16  # in the middle of the third pass
 
 
 def build(run_dir: str | Path | None, **changes: Any) -> sf.Run:
     return small_runs.build(run_dir, **{"length": f"{STEPS} steps", **changes})
-
-
-def newest(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(max((run_dir / "checkpoints").glob("step-*")) / "model.safetensors")
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def whole_passes(run_dir: Path, **changes: Any) -> sf.Run:
@@ -68,23 +67,29 @@ def whole_passes(run_dir: Path, **changes: Any) -> sf.Run:
 def test_resuming_exactly_at_an_epochs_end_trains_what_is_left(tmp_path: Path) -> None:
     whole_passes(tmp_path / "whole").train()
     whole_passes(tmp_path / "cut", stop_after="1 epochs").train()
-    run = whole_passes(tmp_path / "cut")
-    with run:
-        assert [step.index for step in run] == list(range(4, 12))
-    assert equal(newest(tmp_path / "cut"), newest(tmp_path / "whole"))
+
+    with whole_passes(tmp_path / "cut") as run:
+        steps = [step.index for step in run]
+
+    assert steps == list(range(4, 12))
+    assert same_tensors(newest_tensors(tmp_path / "cut"), newest_tensors(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("stop", [3, 7])  # 6.5 steps are one pass
 def test_after_a_resume_no_sample_of_the_pass_is_repeated_or_missed(
     stop: int, tmp_path: Path
 ) -> None:
-    seen: list[int] = []
+    samples: list[int] = []
     for last in (f"{stop} steps", None):
         with build(tmp_path / "run", length="2 epochs", stop_after=last) as run:
             for step in run:
-                seen += [int(sample) for part in step.micro_batches for sample in part.sample_ids]
-    assert len(seen) == 2 * SAMPLES
-    assert sorted(seen[:SAMPLES]) == sorted(seen[SAMPLES:]) == list(range(SAMPLES))
+                for micro_batch in step.micro_batches:
+                    samples += micro_batch.sample_ids.tolist()
+
+    first_pass = samples[:SAMPLES]
+    second_pass = samples[SAMPLES:]
+    assert sorted(first_pass) == list(range(SAMPLES))
+    assert sorted(second_pass) == list(range(SAMPLES))
 
 
 def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
@@ -101,23 +106,25 @@ def test_patience_and_best_score_are_remembered(tmp_path: Path) -> None:
         "evaluate_every": "2 steps",
         "early_stopping": sf.EarlyStopping("min val/worse", patience=5),
     }
+
     for last in ("5 steps", "9 steps", None):
         run = build(tmp_path / "run", stop_after=last, **settings)
         run.train()
+
     (rule,) = run.parts.run_state.stopping
-    assert (run.state.step, rule.step, rule.value) == (12, 2, 1.0)
+    assert run.state.step == 12
+    assert rule.step == 2
+    assert rule.value == 1.0
 
 
 def test_the_average_is_remembered(tmp_path: Path) -> None:
     build(tmp_path / "whole", length="9 steps").train()
     build(tmp_path / "cut", length="9 steps", stop_after="5 steps").train()
     build(tmp_path / "cut", length="9 steps").train()
-    averages = [
-        load_file(tmp_path / name / "checkpoints/step-00000009/ema.safetensors")
-        for name in ("whole", "cut")
-    ]
-    assert equal(*averages)
-    assert not equal(averages[0], newest(tmp_path / "whole"))
+
+    average = newest_tensors(tmp_path / "whole", "ema")
+    assert same_tensors(newest_tensors(tmp_path / "cut", "ema"), average)
+    assert not same_tensors(newest_tensors(tmp_path / "whole"), average)
 
 
 def another_data_set() -> Augmented:
@@ -147,9 +154,12 @@ def with_dropout(p: float) -> Callable[[], torch.nn.Module]:
 
 def of_groups(lr: float, momentum: float = 0.9) -> Any:
     """An optimizer whose defaults say nothing of its groups' settings."""
-    return lambda groups: torch.optim.SGD(
-        [{**group, "lr": lr, "momentum": momentum} for group in groups], lr=0.1
-    )
+
+    def build_optimizer(groups: Any) -> torch.optim.Optimizer:
+        with_settings = [{**group, "lr": lr, "momentum": momentum} for group in groups]
+        return torch.optim.SGD(with_settings, lr=0.1)
+
+    return build_optimizer
 
 
 def frozen_statistics(net: Net) -> Net:
@@ -165,39 +175,53 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.fixture
+def run_dir(four_steps: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    return shutil.copytree(four_steps, tmp_path / "run")
+
+
+def refuse_to_resume(run_dir: Path, **changes: Any) -> sf.SurefootError:
+    """The short error of a run that goes on with other settings; no checkpoint is touched."""
+    files = files_below(run_dir / "checkpoints")
+    with pytest.raises(sf.CheckpointError) as caught:
+        build(run_dir, length="4 steps", **changes).train()
+    assert caught.value.places[0].endswith(" step-00000004")
+    assert len(str(caught.value).splitlines()) <= 5
+    assert files_below(run_dir / "checkpoints") == files
+    return caught.value
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "says"),
+    ("changes", "named"),
     [
-        ({}, {"batch_size": 12}, "batch_size was 8, now 12"),
-        ({}, {"micro_batch_size": 2}, "micro_batch_size was 4, now 2"),
-        ({}, {"optimizer": sf.optim.sgd(1e-2)}, "optimizer.name was 'adamw', now 'sgd'"),
+        ({"batch_size": 12}, "batch_size was 8, now 12"),
+        ({"micro_batch_size": 2}, "micro_batch_size was 4, now 2"),
+        ({"optimizer": sf.optim.sgd(1e-2)}, "optimizer.name was 'adamw', now 'sgd'"),
         (
-            {},
             {"optimizer": sf.optim.adamw(lr=2e-2, weight_decay=0.05)},
             "optimizer.lr was 0.01, now 0.02",
         ),
-        ({}, {"schedule": sf.schedules.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
-        ({}, {"seed": 1}, "seed was 0, now 1"),
-        ({}, {"ema": None}, "ema was 0.9, now None"),
+        ({"schedule": sf.schedules.constant(3)}, "schedule.shape was 'cosine', now 'constant'"),
+        ({"seed": 1}, "seed was 0, now 1"),
+        ({"ema": None}, "ema was 0.9, now None"),
+    ],
+)
+def test_a_changed_setting_is_refused_naming_both_values(
+    changes: dict[str, Any], named: str, run_dir: Path
+) -> None:
+    """Batch size changed between: silently different data."""
+    error = refuse_to_resume(run_dir, **changes)
+
+    assert error.code == "settings-changed"
+    assert error.fields["changes"] == [named]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
         ({"clip": "norm 1.0"}, {"clip": "off"}, "clip was 'norm 1.0', now 'off'"),
-        (
-            {"train_data": tensors(Augmented())},
-            {"train_data": tensors(another_data_set())},
-            "data.sha256 was",
-        ),
-        ({}, {"train_data": tensors(Augmented())}, "data.type was 'Augmented', now 'tuple'"),
-        (
-            {"train_data": chosen(range(32))},
-            {"train_data": chosen(range(20, 52))},
-            "data.indices was",
-        ),
-        (
-            {},
-            {"model": with_dropout(0.5)},
-            "the model had (3): Dropout(p=0.25, inplace=False) and now has (3): Dropout(p=0.5",
-        ),
         ({"optimizer": of_groups(1e-3)}, {"optimizer": of_groups(1.0)}, "optimizer.groups was"),
-        ({}, {"model": lambda: frozen_statistics(Net())}, "now has 1 in evaluation mode"),
         (
             {"optimizer": of_groups(1e-3)},
             {"optimizer": of_groups(1e-3, momentum=0.5)},
@@ -205,56 +229,93 @@ def four_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ({"identity": {"a": {"b": 1}}}, {"identity": {"a": {"b": 2}}}, "identity.a.b was 1, now 2"),
     ],
+    ids=["clip", "rate of a group", "momentum of a group", "identity"],
 )
-def test_a_run_that_became_another_one_is_refused_naming_both_values(
-    before: dict[str, Any], after: dict[str, Any], says: str, four_steps: Path, tmp_path: Path
+def test_a_changed_setting_that_usually_is_absent_is_refused_naming_both_values(
+    before: dict[str, Any], after: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    """Batch size changed between: silently different data."""
-    if before:
-        build(tmp_path / "run", length="4 steps", **before).train()
-    else:
-        shutil.copytree(four_steps, tmp_path / "run")
-    held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
-    with pytest.raises(sf.CheckpointError) as caught:
-        build(tmp_path / "run", length="4 steps", **(before | after)).train()
-    assert caught.value.places[0].endswith(" step-00000004")
-    assert says in str(caught.value)
-    assert len(str(caught.value).splitlines()) <= 5
-    assert {
-        file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")
-    } == held
+    build(tmp_path / "run", length="4 steps", **before).train()
+
+    error = refuse_to_resume(tmp_path / "run", **after)
+
+    assert error.code == "settings-changed"
+    (change,) = error.fields["changes"]
+    assert change.startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (tensors(Augmented()), tensors(another_data_set()), "data.sha256 was"),
+        (Augmented(), tensors(Augmented()), "data.type was 'Augmented', now 'tuple'"),
+        (chosen(range(32)), chosen(range(20, 52)), "data.indices was"),
+    ],
+    ids=["values", "type", "indices"],
+)
+def test_other_data_are_refused_naming_what_tells_them_apart(
+    before: Any, after: Any, named: str, tmp_path: Path
+) -> None:
+    build(tmp_path / "run", length="4 steps", train_data=before).train()
+
+    error = refuse_to_resume(tmp_path / "run", train_data=after)
+
+    assert error.code == "data-changed"
+    assert error.fields["changes"][0].startswith(named)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (
+            with_dropout(0.5),
+            "the model had (3): Dropout(p=0.25, inplace=False) and now has (3): Dropout(p=0.5",
+        ),
+        (lambda: frozen_statistics(Net()), "now has 1 in evaluation mode"),
+    ],
+    ids=["dropout", "evaluation mode"],
+)
+def test_another_model_with_the_same_tensors_is_refused_naming_the_module(
+    model: Callable[[], nn.Module], says: str, run_dir: Path
+) -> None:
+    error = refuse_to_resume(run_dir, model=model)
+
+    assert error.code == "model-changed"
+    assert says in str(error)
 
 
 def test_a_finished_run_started_again_says_so_and_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Resuming trains zero steps with exit 0: only where there is nothing left, and then it is
     said.
     """
-    build(tmp_path / "run", length="4 steps").train()
-    held = {file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")}
-    build(tmp_path / "run", length="4 steps", console=True).train()
+    files = files_below(run_dir / "checkpoints")
+
+    build(run_dir, length="4 steps", console=True).train()
+
     (line,) = lines_naming(capsys.readouterr().out, "finished", " run_dir, ")
-    assert numbers_in(line.partition(" run_dir, ")[0]) == [4]
-    assert {
-        file: file.read_bytes() for file in (tmp_path / "run" / "checkpoints").rglob("*.*")
-    } == held
+    before_the_remedy = line.partition(" run_dir, ")[0]
+    assert numbers_in(before_the_remedy) == [4]
+    assert files_below(run_dir / "checkpoints") == files
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
 def test_a_prefix_of_ddp_or_compile_is_accepted_and_named(
     prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = nn.Sequential(*Net().children()).state_dict()
-    held = {
-        name: value + 1 if value.is_floating_point() else value for name, value in source.items()
-    }
-    save_file({prefix + name: value for name, value in held.items()}, tmp_path / "held.safetensors")
-    with build(None, init_from=tmp_path / "held.safetensors", console=True) as run:
-        assert equal(run.state.models["model"].state_dict(), held)
-    said = capsys.readouterr().out
-    assert "renamed     9 tensors" in said
-    assert f"{prefix}0.weight -> 0.weight" in said
+    weights = nn.Sequential(*Net().children()).state_dict()
+    for value in weights.values():
+        value.add_(1)
+    file = tmp_path / "weights.safetensors"
+    save_file({prefix + name: value for name, value in weights.items()}, file)
+
+    with build(None, init_from=file, console=True) as run:
+        assert same_tensors(run.state.models["model"].state_dict(), weights)
+
+    output = capsys.readouterr().out
+    (renamed,) = lines_naming(output, "renamed ")
+    assert numbers_in(renamed)[0] == 9
+    assert f"{prefix}0.weight -> 0.weight" in output
 
 
 def test_a_stale_checkpoint_in_the_working_directory_is_not_loaded(
@@ -262,59 +323,49 @@ def test_a_stale_checkpoint_in_the_working_directory_is_not_loaded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     build(tmp_path / "other", length="4 steps").train()
+    weights = (newest_checkpoint(tmp_path / "other") / "model.safetensors").read_bytes()
     for name in ("checkpoint.pt", "model.safetensors", "last.ckpt"):
-        Path(name).write_bytes(
-            (tmp_path / "other/checkpoints/step-00000004/model.safetensors").read_bytes()
-        )
+        Path(name).write_bytes(weights)
     Path("checkpoints").mkdir()
+
     with build(tmp_path / "run", length="4 steps") as run, build(None) as fresh:
         assert run.state.step == 0
-        assert equal(
+        assert same_tensors(
             run.state.models["model"].state_dict(), fresh.state.models["model"].state_dict()
         )
 
 
-def kept(run_dir: Path) -> list[int]:
+def checkpoint_steps(run_dir: Path) -> list[int]:
     return Store(run_dir / "checkpoints").steps()
 
 
-def test_there_are_recovery_points_between_improvements_and_not_every_epoch_is_kept_for_ever(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        pytest.param(
+            {"save_every": "1 steps", "keep_last": 2},
+            [0, 11, 12],
+            id="recovery points without a score",
+        ),
+        pytest.param(
+            {"save_every": "1 steps", "keep_last": 1, "keep_every": "5 steps"},
+            [0, 5, 10, 12],
+            id="keep_every stays",
+        ),
+        pytest.param(
+            {"save_every": "1000 steps", "keep_every": "5 steps"},
+            [0, 5, 10, 12],
+            id="keep_every saves where nothing else does",
+        ),
+    ],
+)
+def test_a_run_keeps_the_checkpoints_that_its_settings_ask_for_and_no_others(
+    settings: dict[str, Any], expected: list[int], tmp_path: Path
 ) -> None:
-    build(
-        tmp_path / "run",
-        length="12 steps",
-        save_every="1 steps",
-        keep_last=2,
-        splits=None,
-        early_stopping=None,
-    ).train()
-    assert kept(tmp_path / "run") == [0, 11, 12]
+    """Nothing saved between two improvements; every epoch kept for ever."""
+    build(tmp_path / "run", length="12 steps", splits=None, early_stopping=None, **settings).train()
 
-
-def test_keep_every_stays(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"splits": None, "early_stopping": None}
-    build(
-        tmp_path / "run",
-        length="12 steps",
-        save_every="1 steps",
-        keep_last=1,
-        keep_every="5 steps",
-        **changes,
-    ).train()
-    assert kept(tmp_path / "run") == [0, 5, 10, 12]
-
-
-def test_keep_every_saves_where_nothing_else_does(tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"splits": None, "early_stopping": None}
-    build(
-        tmp_path / "run",
-        length="12 steps",
-        save_every="1000 steps",
-        keep_every="5 steps",
-        **changes,
-    ).train()
-    assert kept(tmp_path / "run") == [0, 5, 10, 12]
+    assert checkpoint_steps(tmp_path / "run") == expected
 
 
 def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
@@ -326,62 +377,67 @@ def test_another_score_to_watch_begins_anew_and_the_old_best_says_nothing_of_it(
         "early_stopping": None,
     }
     build(tmp_path / "run", best="min val/loss", stop_after="6 steps", **changes).train()
+
     run = build(tmp_path / "run", best="max val/accuracy", **changes)
     run.train()
+
     best = run.parts.run_state.best
     assert best is not None
     assert best.step is not None
     assert best.step > 6
-    scores = [
-        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
-    ]
-    assert best.value == max(line["val/accuracy"] for line in scores if line["step"] > 6)
+    evaluations = records_of(tmp_path / "run", "eval")
+    scores = [record["val/accuracy"] for record in evaluations if record["step"] > 6]
+    assert best.value == max(scores)
 
 
 def test_averages_begin_at_the_weights_a_run_starts_from(tmp_path: Path) -> None:
     build(tmp_path / "first", length="6 steps").train()
     build(tmp_path / "second", init_from=tmp_path / "first", stop_after="1 steps").train()
+
     start = tmp_path / "second" / "checkpoints" / "step-00000000"
-    model, average = load_file(start / "model.safetensors"), load_file(start / "ema.safetensors")
-    # as they were evaluated
-    averaged = max((tmp_path / "first" / "checkpoints").glob("step-*")) / "ema.safetensors"
-    assert equal(model, load_file(averaged))
-    assert equal(average, model)
+    model = load_file(start / "model.safetensors")
+    average = load_file(start / "ema.safetensors")
+    # the first run's averaged weights are those that were evaluated
+    assert same_tensors(model, newest_tensors(tmp_path / "first", "ema"))
+    assert same_tensors(average, model)
 
 
 def test_averaged_weights_are_saved_with_the_statistics_of_the_live_model(tmp_path: Path) -> None:
     build(tmp_path / "run", length="7 steps", splits=None, early_stopping=None).train()
-    end = tmp_path / "run" / "checkpoints" / "step-00000007"
-    model, average = load_file(end / "model.safetensors"), load_file(end / "ema.safetensors")
+
+    model = newest_tensors(tmp_path / "run")
+    average = newest_tensors(tmp_path / "run", "ema")
     statistics = [name for name in model if "running" in name or "tracked" in name]
     assert len(statistics) == 3
-    assert equal(
-        {name: average[name] for name in statistics}, {name: model[name] for name in statistics}
-    )
+    for name in statistics:
+        assert torch.equal(average[name], model[name])
     assert not torch.equal(average["0.weight"], model["0.weight"])
 
 
 def test_old_checkpoints_that_resist_removal_are_named_and_the_run_ends_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "run" / "checkpoints" / ".deleted-step-00000001" / "somebody's directory").mkdir(
-        parents=True
-    )
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / ".deleted-step-00000001" / "somebody's directory").mkdir(parents=True)
+
     build(tmp_path / "run", length="6 steps", save_every="2 steps", console=True).train()
-    said = capsys.readouterr().out
-    warnings = lines_naming(said, "warning: ")
+
+    output = capsys.readouterr().out
+    warnings = lines_naming(output, "warning: ")
     assert warnings
-    assert all("step-0000000" in line and " saved, " in line for line in warnings)
-    assert "NOT SAVED" not in said
-    assert kept(tmp_path / "run")[-1] == 6
+    assert lines_naming(output, "warning: ", "step-0000000", " saved, ") == warnings
+    assert "NOT SAVED" not in output
+    assert checkpoint_steps(tmp_path / "run")[-1] == 6
 
 
 def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
-    calls: list[int] = []
+    calls = 0
 
     def best_at_the_second(outputs: Any, targets: Any) -> sf.Mean:
-        calls.append(1)
-        return sf.Mean(torch.tensor(0.0 if len(calls) == 2 else float(len(calls))), 1)
+        nonlocal calls
+        calls += 1
+        score = 0 if calls == 2 else calls
+        return sf.Mean(torch.tensor(float(score)), 1)
 
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), metrics=best_at_the_second, batch_size=SAMPLES)
@@ -396,7 +452,8 @@ def test_the_best_stays_and_is_no_second_copy(tmp_path: Path) -> None:
         best="min val/best_at_the_second",
         check_state=False,  # the metric counts its calls
     ).train()
-    assert kept(tmp_path / "run") == [0, 4, 12]
+
+    assert checkpoint_steps(tmp_path / "run") == [0, 4, 12]
     assert len(list((tmp_path / "run").rglob("model.safetensors"))) == 3
 
 
@@ -406,47 +463,48 @@ def test_records_after_a_resume_are_one_curve_in_the_file_and_in_tensorboard(
     """Steps twice in TensorBoard, counters reset, the old log deleted."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    def died(model: nn.Module, batch: Any) -> torch.Tensor:
-        if model.training:
-            calls.append(1)
-            if len(calls) == 2 * 7 + 1:
-                raise RuntimeError("died")
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    passes = 0
 
-    calls: list[int] = []
+    def dying_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal passes
+        if model.training:
+            passes += 1
+            if passes == 2 * 7 + 1:  # in step 7, of two micro-batches a step
+                raise RuntimeError("died")
+        return small_runs.loss(model, batch)
+
     changes: dict[str, Any] = {
         "length": "10 steps",
         "log_every": "1 steps",
         "save_every": "4 steps",
     }
     with pytest.raises(RuntimeError, match="died"):
-        build(tmp_path / "run", loss=died, check_state=False, **changes).train()
+        build(tmp_path / "run", loss=dying_loss, **changes).train()
+
     build(tmp_path / "run", **changes).train()
-    found = [
-        record
-        for record in records(tmp_path / "run" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
-    assert [record["step"] for record in found] == list(range(1, 11))
+
+    curve = records_of(tmp_path / "run", "train")
+    assert [record["step"] for record in curve] == list(range(1, 11))
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     shown = events.Scalars("train/loss")
     assert [event.step for event in shown] == list(range(1, 11))
-    assert [event.value for event in shown] == pytest.approx([record["loss"] for record in found])
+    assert [event.value for event in shown] == pytest.approx([record["loss"] for record in curve])
 
 
 def test_time_spent_is_counted_on_after_a_resume(tmp_path: Path) -> None:
     """Counters reset."""
+    checkpoints = Store(tmp_path / "run" / "checkpoints")
     train(build(tmp_path / "run", length="8 steps", stop_after="4 steps"))
-    state = Store(tmp_path / "run" / "checkpoints").at(4).state
+    before = checkpoints.at(4).state
+
     train(build(tmp_path / "run", length="8 steps"))
-    after = Store(tmp_path / "run" / "checkpoints").at(8).state
-    assert (
-        float(after["clock"]["total_s"]["training"])
-        > float(state["clock"]["total_s"]["training"])
-        > 0
-    )
-    assert after["user_state"] != state["user_state"]
+
+    after = checkpoints.at(8).state
+    before_s = float(before["clock"]["total_s"]["training"])
+    after_s = float(after["clock"]["total_s"]["training"])
+    assert 0 < before_s < after_s
+    assert after["user_state"] != before["user_state"]
 
 
 def test_other_data_to_score_are_noted_and_the_run_goes_on(
@@ -455,8 +513,10 @@ def test_other_data_to_score_are_noted_and_the_run_goes_on(
     """The best score so far was of other data."""
     build(tmp_path / "run", stop_after="6 steps").train()
     split = {"val": sf.Split(tensors(another_data_set()), metrics=sf.metrics.accuracy)}
+
     run = build(tmp_path / "run", splits=split, console=True)
     run.train()
+
     assert run.state.step == STEPS
     assert len(lines_naming(capsys.readouterr().out, "note: ", " val ")) == 1
 
@@ -474,19 +534,21 @@ class Counting(torch.optim.SGD):
         for group in self.param_groups:
             group["made"] += 1
             group["weight"] += 0.5
+            scale = group["made"] * float(group["weight"]) / 50
             for parameter in group["params"]:
-                parameter.data.sub_(
-                    parameter.grad, alpha=group["lr"] * group["made"] * float(group["weight"]) / 50
-                )
+                parameter.data.sub_(parameter.grad, alpha=group["lr"] * scale)
 
 
 def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) -> None:
     build(tmp_path / "whole", optimizer=Counting).train()
     build(tmp_path / "run", optimizer=Counting, stop_after="7 steps").train()
+
     run = build(tmp_path / "run", optimizer=Counting)
     run.train()
-    assert run.state.optimizers["model"].optimizer.param_groups[0]["made"] == STEPS
-    assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
+
+    (group, *_) = run.state.optimizers["model"].optimizer.param_groups
+    assert group["made"] == STEPS
+    assert newest_tensor_files(tmp_path / "run") == newest_tensor_files(tmp_path / "whole")
 
 
 def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
@@ -494,24 +556,21 @@ def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
 ) -> None:
     """Whatever came before: a process that begins with such a step draws the same."""
 
-    def drawn(out: Path, *, stop: int | None = None) -> dict[int, float]:
-        found: dict[int, float] = {}
-        with build(out, count_fn=lambda batch: 0, splits=None, early_stopping=None) as run:
+    def draw_in_each_step(run_dir: Path, *, stop: int | None = None) -> dict[int, float]:
+        numbers: dict[int, float] = {}
+        with build(run_dir, count_fn=lambda batch: 0, splits=None, early_stopping=None) as run:
             for step in run:
-                found[step.index] = float(torch.rand(()))
+                numbers[step.index] = float(torch.rand(()))
                 if step.index == stop:
                     break
-        return found
+        return numbers
 
-    whole = drawn(tmp_path / "whole")
-    parts = drawn(tmp_path / "run", stop=5) | drawn(tmp_path / "run")
-    assert parts == whole
+    whole = draw_in_each_step(tmp_path / "whole")
+    before = draw_in_each_step(tmp_path / "run", stop=5)
+    after = draw_in_each_step(tmp_path / "run")
+
+    assert before | after == whole
     assert len(set(whole.values())) == STEPS
-
-
-def newest_files(run_dir: Path) -> dict[str, bytes]:
-    newest = max((run_dir / "checkpoints").glob("step-*"))
-    return {file.name: file.read_bytes() for file in newest.glob("*.safetensors")}
 
 
 def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(
@@ -530,7 +589,8 @@ def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(
     train_some(tmp_path / "whole")
     train_some(tmp_path / "run", stop=6)
     train_some(tmp_path / "run")
-    assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
+
+    assert newest_tensor_files(tmp_path / "run") == newest_tensor_files(tmp_path / "whole")
 
 
 def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
@@ -539,36 +599,35 @@ def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
     """As libraries load them: dropout would be off for the whole training."""
     run = build(None, model=lambda: Net().eval(), console=True, length="3 steps")
     run.train()
+
     assert all(module.training for module in run.state.models["model"].modules())
     assert len(lines_naming(capsys.readouterr().out, "note: ", " evaluation ")) == 1
-    part = build(None, model=lambda: frozen_statistics(Net()), length="3 steps")
-    part.train()
-    assert [module.training for module in part.state.models["model"]] == [
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]  # type: ignore[union-attr]
+
+
+def test_a_model_with_one_part_in_evaluation_mode_is_trained_so() -> None:
+    run = build(None, model=lambda: frozen_statistics(Net()), length="3 steps")
+    run.train()
+
+    modes = [module.training for module in run.state.models["model"].children()]
+    assert modes == [True, False, True, True, True]
 
 
 def test_kept_objects_come_back_as_they_were_whatever_their_names(tmp_path: Path) -> None:
     """A slash in a name, and a name inside an object: two places, not one."""
 
-    def held() -> dict[str, Any]:
-        return {"a/b": torch.ones(2), "a": {"b": torch.zeros(2), "b~1": (1, (2.5, torch.ones(1)))}}
-
     with build(tmp_path / "run", stop_after="3 steps") as run:
-        for name, value in held().items():
-            run.register_state(name, value)
+        run.register_state("a/b", torch.ones(2))
+        run.register_state("a", {"b": torch.zeros(2), "b~1": (1, (2.5, torch.ones(1)))})
         for _ in run:
             pass
-    again = build(tmp_path / "run")
-    with again:
-        assert again.register_state("a/b", torch.full((2,), 7.0)).tolist() == [1.0, 1.0]
-        found = again.register_state("a", {"b": torch.full((2,), 7.0), "b~1": None})
-    assert found["b"].tolist() == [0.0, 0.0]
-    assert found["b~1"] == (1, (2.5, torch.ones(1)))
+
+    with build(tmp_path / "run") as resumed:
+        with_slash = resumed.register_state("a/b", torch.full((2,), 7.0))
+        nested = resumed.register_state("a", {"b": torch.full((2,), 7.0), "b~1": None})
+
+    assert with_slash.tolist() == [1.0, 1.0]
+    assert nested["b"].tolist() == [0.0, 0.0]
+    assert nested["b~1"] == (1, (2.5, torch.ones(1)))
 
 
 def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
@@ -579,25 +638,23 @@ def test_a_longer_run_is_scored_at_the_same_steps(tmp_path: Path) -> None:
         "save_every": "100 steps",
     }
     build(tmp_path / "run", length="8 steps", **settings).train()
+
     build(tmp_path / "run", length="16 steps", **settings).train()
-    found = [
-        line["step"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "eval"
-    ]
-    assert found == [2, 4, 6, 8, 10, 12, 14, 16]
+
+    evaluated_steps = [record["step"] for record in records_of(tmp_path / "run", "eval")]
+    assert evaluated_steps == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
 def test_numbers_of_numpy_are_remembered_as_numbers(tmp_path: Path) -> None:
     """They are floats, and write themselves otherwise."""
     settings = {"optimizer": sf.optim.adamw(lr=1e-2, weight_decay=np.float64(0.05))}
     with build(tmp_path / "run", stop_after="7 steps", **settings) as run:
-        run.register_state("held", {"number": np.float64(0.1)})
+        run.register_state("threshold", {"value": np.float64(0.1)})
         for _ in run:
             pass
-    again = build(tmp_path / "run", **settings)
-    with again:
-        assert again.register_state("held", {"number": 0.0}) == {"number": 0.1}
+
+    with build(tmp_path / "run", **settings) as resumed:
+        assert resumed.register_state("threshold", {"value": 0.0}) == {"value": 0.1}
 
 
 def test_parameters_frozen_before_a_resume_are_trained_as_the_checkpoint_says(
@@ -609,14 +666,13 @@ def test_parameters_frozen_before_a_resume_are_trained_as_the_checkpoint_says(
             parameter.requires_grad_(parameter.ndim > 1)
         return net
 
+    build(tmp_path / "whole", length="4 steps").train()
     build(tmp_path / "run", length="4 steps", stop_after="2 steps").train()
-    resumed = build(tmp_path / "run", length="4 steps", model=without_vectors, console=True)
-    resumed.train()
-    whole = build(tmp_path / "whole", length="4 steps")
-    whole.train()
+
+    build(tmp_path / "run", length="4 steps", model=without_vectors, console=True).train()
+
     assert "unfrozen" in capsys.readouterr().out
-    for ours, reference in zip(resumed.state.parameters, whole.state.parameters, strict=True):
-        assert torch.equal(ours, reference)
+    assert same_tensors(newest_tensors(tmp_path / "run"), newest_tensors(tmp_path / "whole"))
 
 
 @pytest.mark.slow
@@ -652,13 +708,10 @@ def test_a_subset_of_what_has_no_length_and_names_instead_of_numbers_is_trained_
     tmp_path: Path,
 ) -> None:
     names = ["a", "bb", "ccc", "dddd"] * 3
+    settings: dict[str, Any] = {"schedule": None, "micro_batch_size": None, "batch_size": 4}
+
     for length in ("4 steps", "8 steps"):
         data = torch.utils.data.Subset(Keyed(), names)  # type: ignore[arg-type]
-        build(
-            tmp_path / "run",
-            train_data=data,
-            length=length,
-            schedule=None,
-            micro_batch_size=None,
-            batch_size=4,
-        ).train()
+        build(tmp_path / "run", train_data=data, length=length, **settings).train()
+
+    assert checkpoint_steps(tmp_path / "run")[-1] == 8

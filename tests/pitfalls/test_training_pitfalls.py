@@ -28,11 +28,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
 from refused import refused
+from run_files import records_of, same_tensors
 from small_runs import SAMPLES, Augmented, build, loss
 from stated import numbers_in
 from surefoot.checkpoint import Store
@@ -42,17 +42,14 @@ from surefoot.train.precision import precision
 from waiting import LogicalClock
 
 
-def held(run: sf.Run) -> dict[str, Tensor]:
+def copy_tensors(run: sf.Run) -> dict[str, Tensor]:
+    """The parameters and buffers of a run's model, as they are now."""
     return {name: value.clone() for name, value in run.state.models["model"].state_dict().items()}
 
 
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def trained(run_dir: Path, **changes: Any) -> list[dict[str, Any]]:
-    build(run_dir, **changes).train()
-    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
+def modes_of_parts(run: sf.Run) -> list[bool]:
+    """Whether each part of a run's model is in training mode."""
+    return [part.training for part in run.state.models["model"].children()]
 
 
 # --- the step -------------------------------------------------------------------------------------
@@ -62,32 +59,37 @@ def infinite_at(step: int) -> Any:
     """A loss whose gradient is infinite in one step, where clipping by its norm would turn it into
     NaN.
     """
-    calls: list[int] = []
+    passes = 0
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        found = F.cross_entropy(model(batch[0]), batch[1])
+    def loss_with_one_infinity(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal passes
+        value = loss(model, batch)
         if model.training:
-            calls.append(1)
-            if len(calls) == 2 * step + 1:
-                return found * 1e38 * 1e38
-        return found
+            passes += 1
+            if passes == 2 * step + 1:  # of two micro-batches a step
+                return value * 1e38 * 1e38
+        return value
 
-    return loss
+    return loss_with_one_infinity
 
 
 def test_an_infinite_gradient_is_not_clipped_into_nan_and_applied() -> None:
     run = build(None, loss=infinite_at(3), length="6 steps", splits=None, early_stopping=None)
-    before: dict[str, Tensor] = {}
+    after_step: list[dict[str, Tensor]] = []
+    skipped: list[float] = []
     with run:
         for step in run:
-            if step.index == 3:
-                after = held(run)
-                whole = [name for name, value in after.items() if value.is_floating_point()]
-                assert all(torch.equal(after[name], before[name]) for name in whole)
-                assert step.skipped is not None
-                assert step.skipped.item() == 1
-            before = held(run)
-    assert all(bool(value.isfinite().all()) for value in before.values())
+            assert step.skipped is not None
+            skipped.append(step.skipped.item())
+            after_step.append(copy_tensors(run))
+
+    assert skipped == [0, 0, 0, 1, 0, 0]
+    before = after_step[2]
+    for name, value in after_step[3].items():
+        if value.is_floating_point():
+            assert torch.equal(value, before[name]), name
+    for name, value in after_step[-1].items():
+        assert bool(value.isfinite().all()), name
 
 
 def test_a_step_that_is_not_applied_is_shown_and_its_loss_is_not_filtered_away(
@@ -96,15 +98,11 @@ def test_a_step_that_is_not_applied_is_shown_and_its_loss_is_not_filtered_away(
     """One reports a clean loss of 0.61 because it filters NaN out of the log; a skipped update that
     nobody is told of.
     """
-    found = trained(
-        tmp_path / "run",
-        loss=infinite_at(3),
-        check_state=False,
-        length="6 steps",
-        log_every="2 steps",
-    )
-    assert [record["skipped"] for record in found] == [0, 1, 0]
-    assert [math.isfinite(record["loss"]) for record in found] == [True, False, True]
+    build(tmp_path / "run", loss=infinite_at(3), length="6 steps", log_every="2 steps").train()
+
+    shown = records_of(tmp_path / "run", "train")
+    assert [record["skipped"] for record in shown] == [0, 1, 0]
+    assert [math.isfinite(record["loss"]) for record in shown] == [True, False, True]
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text
@@ -122,13 +120,13 @@ def test_rates_of_parameter_groups_keep_their_ratio_under_a_schedule() -> None:
         halves = [{"params": parameters[:2], "lr": 0.1}, {"params": parameters[2:], "lr": 0.001}]
         return torch.optim.SGD(halves, lr=1.0)
 
-    run = build(None, optimizer=optimizer, length="8 steps", ema=None)
-    with run:
+    ratios = []
+    with build(None, optimizer=optimizer, length="8 steps", ema=None) as run:
         for step in run:
-            slow, fast = (
-                group["lr"] for group in step.state.optimizers["model"].optimizer.param_groups
-            )
-            assert slow / fast == pytest.approx(100)
+            fast, slow = step.state.optimizers["model"].optimizer.param_groups
+            ratios.append(fast["lr"] / slow["lr"])
+
+    assert ratios == pytest.approx([100] * 8)
 
 
 # --- schedules, as the run uses them --------------------------------------------------------------
@@ -140,14 +138,17 @@ def test_the_rate_moves_once_a_step_however_many_micro_batches(
 ) -> None:
     """Counted in micro-batches; rate 0 at step 0; peak used twice; floor never reached."""
     schedule = sf.schedules.linear(warmup="3 steps", min_lr_ratio=0.1)
-    changes: dict[str, Any] = {
-        "length": "10 steps",
-        "log_every": "1 steps",
-        "micro_batch_size": micro_batch_size,
-    }
-    rates = [record["lr"] for record in trained(tmp_path / "run", schedule=schedule, **changes)]
-    expected = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]
-    assert rates == pytest.approx([0.01 * factor for factor in expected])
+    build(
+        tmp_path / "run",
+        schedule=schedule,
+        length="10 steps",
+        log_every="1 steps",
+        micro_batch_size=micro_batch_size,
+    ).train()
+
+    rates = [record["lr"] for record in records_of(tmp_path / "run", "train")]
+    factors = [0.25, 0.5, 0.75, 1.0, 0.85, 0.7, 0.55, 0.4, 0.25, 0.1]
+    assert rates == pytest.approx([0.01 * factor for factor in factors])
 
 
 @pytest.mark.parametrize(("warmup", "factor"), [("3 steps", 0.25), ("0 steps", 1.0)])
@@ -166,56 +167,67 @@ def test_the_first_update_has_the_first_rate(warmup: str, factor: float) -> None
         clip="off",
         console=False,
     )
-    before = next(run.state.models["model"].parameters()).item()
+    (weight,) = run.state.models["model"].parameters()
+    before = weight.item()
+
     with run:
         next(iter(run))
-    after = next(run.state.models["model"].parameters()).item()
-    assert before - after == pytest.approx(0.1 * factor, rel=1e-5)
+
+    assert before - weight.item() == pytest.approx(0.1 * factor, rel=1e-5)
 
 
 # --- evaluation -----------------------------------------------------------------------------------
 
 
 def test_the_model_trains_on_after_validation_and_validates_in_evaluation_mode() -> None:
-    modes: set[bool] = set()
+    modes_in_evaluation: set[bool] = set()
+    modes_in_training: set[bool] = set()
 
     def predict(model: nn.Module, batch: Any) -> Any:
-        modes.update(part.training for part in model.modules())
+        modes_in_evaluation.update(part.training for part in model.modules())
         return model(batch[0]), batch[1]
 
     data = Augmented()
     split = sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, predict=predict)
     run = build(None, length="6 steps", splits={"val": split}, evaluate_every="2 steps", ema=None)
+
     with run:
         for step in run:
-            assert all(
-                part.training for model in step.state.models.values() for part in model.modules()
-            )
-    assert modes == {False}
+            model = step.state.models["model"]
+            modes_in_training.update(part.training for part in model.modules())
+
+    assert modes_in_evaluation == {False}
+    assert modes_in_training == {True}
 
 
 def test_a_part_that_its_user_froze_in_evaluation_mode_stays_so() -> None:
     run = build(None, length="6 steps", evaluate_every="2 steps")
     run.state.models["model"].get_submodule("1").eval()
+
     run.train()
-    assert [part.training for part in run.state.models["model"].children()] == [
-        True,
-        False,
-        True,
-        True,
-        True,
-    ]
+
+    assert modes_of_parts(run) == [True, False, True, True, True]
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, SAMPLES])
 def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -> None:
     data = Augmented()
 
-    def scores(size: int) -> dict[str, float]:
+    def evaluate_in_batches(size: int) -> dict[str, float]:
         split = sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, batch_size=size)
         return build(None, splits={"val": split}).evaluate()
 
-    assert scores(batch_size) == pytest.approx(scores(13), rel=1e-6)
+    scores = evaluate_in_batches(batch_size)
+
+    assert scores == pytest.approx(evaluate_in_batches(13), rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def unobserved() -> dict[str, Tensor]:
+    """What nine steps make of the weights where nobody looks more often than usual."""
+    run = build(None, length="9 steps")
+    run.train()
+    return copy_tensors(run)
 
 
 @pytest.mark.parametrize(
@@ -229,15 +241,16 @@ def test_a_validation_score_does_not_depend_on_its_batch_size(batch_size: int) -
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_observing_more_often_changes_no_weight(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_observing_more_often_changes_no_weight(
+    changes: dict[str, Any], unobserved: dict[str, Tensor], tmp_path: Path
+) -> None:
     """Sampling or validating more often changes the training result (random state, mode,
     loader).
     """
-    seen = build(tmp_path / "run", length="9 steps", **changes)
-    unseen = build(None, length="9 steps")
-    seen.train()
-    unseen.train()
-    assert equal(held(seen), held(unseen))
+    run = build(tmp_path / "run", length="9 steps", **changes)
+    run.train()
+
+    assert same_tensors(copy_tensors(run), unobserved)
 
 
 def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
@@ -246,10 +259,13 @@ def test_the_last_update_is_evaluated_logged_and_saved(tmp_path: Path) -> None:
     build(
         tmp_path / "run", length="7 steps", evaluate_every=never, log_every=never, save_every=never
     ).train()
-    found = [
-        (record["kind"], record["step"]) for record in records(tmp_path / "run" / "metrics.jsonl")
+
+    written = [
+        (record["kind"], record["step"])
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] in ("train", "eval")
     ]
-    assert [pair for pair in found if pair[0] in ("train", "eval")] == [("train", 7), ("eval", 7)]
+    assert written == [("train", 7), ("eval", 7)]
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0, 7]
 
 
@@ -261,13 +277,10 @@ def test_the_logged_loss_is_that_of_all_steps_since_the_last(tmp_path: Path) -> 
     run = build(tmp_path / "run", length="9 steps", log_every="3 steps")
     with run:
         losses = [step.loss.item() for step in run if step.loss is not None]
-    found = [
-        record
-        for record in records(tmp_path / "run" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
+
+    logged = [record["loss"] for record in records_of(tmp_path / "run", "train")]
     means = [sum(losses[first : first + 3]) / 3 for first in (0, 3, 6)]
-    assert [record["loss"] for record in found] == pytest.approx(means, rel=1e-6)
+    assert logged == pytest.approx(means, rel=1e-6)
 
 
 def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(
@@ -276,11 +289,11 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(
     """The last batch's tokens over the whole interval; evaluation, saving and the user's body
     inside.
     """
-
     clock = LogicalClock()
 
     def slow_loss(model: nn.Module, batch: Any) -> Any:
-        clock.advance(0.5 * torch.is_grad_enabled())
+        if torch.is_grad_enabled():
+            clock.advance(0.5)
         return loss(model, batch)
 
     def slow_score(outputs: Any, targets: Any) -> sf.Mean:
@@ -295,27 +308,24 @@ def test_throughput_times_time_is_what_was_trained_on_and_leaves_out_the_rest(
         length="6 steps",
         log_every="6 steps",
         splits={"val": split},
-        check_state=False,
     )
     run.parts.run_state.clock.now = clock
+
     with run:
         for _ in run:
             clock.advance(1e6)
-    (found,) = [
-        record
-        for record in records(tmp_path / "run" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
-    assert found["targets"] == 6 * 8
-    assert found["targets_per_s"] == pytest.approx(
-        6 * 8 / (6 * 2 * 0.5)
-    )  # two micro-batches a step
-    assert found["evaluating_s"] == 200.0  # after steps 3 and 6
-    assert found["user_s"] == 6e6
+
+    (record,) = records_of(tmp_path / "run", "train")
+    training_s = 6 * 2 * 0.5  # two micro-batches a step
+    assert record["targets"] == 6 * 8
+    assert record["targets_per_s"] == pytest.approx(6 * 8 / training_s)
+    assert record["evaluating_s"] == 200.0  # after steps 3 and 6
+    assert record["user_s"] == 6e6
 
 
-def test_small_rates_are_not_shown_as_zero() -> None:
-    assert [float(number(rate)) for rate in (3e-7, 1.5e-12)] == [3e-7, 1.5e-12]
+@pytest.mark.parametrize("rate", [3e-7, 1.5e-12])
+def test_small_rates_are_not_shown_as_zero(rate: float) -> None:
+    assert float(number(rate)) == rate
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -336,35 +346,43 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(
     )
     with run:
         counts = [sum(part.count for part in step.micro_batches) for step in run]
+
     assert counts == [8, 8, 8, 8]
     (note,) = notes_in(capsys.readouterr().out)
     assert numbers_in(note) == [8, 3]  # samples of a step, and of the data set
 
 
 @pytest.mark.parametrize(
-    ("settings", "noted"),
+    ("settings", "noted_steps"),
     [
-        ({"ema": 0.99, "ema_ramp": False}, True),
-        ({"ema": 0.5, "ema_ramp": False}, False),
-        ({"ema": 0.99}, False),
-        ({}, False),
+        ({"ema": 0.99, "ema_ramp": False}, [8]),
+        ({"ema": 0.5, "ema_ramp": False}, []),
+        ({"ema": 0.99}, []),
+        ({}, []),
     ],
 )
 def test_an_average_of_weights_that_a_short_run_cannot_fill_is_noted(
-    settings: dict[str, Any], noted: bool, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any], noted_steps: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A decay of 0.999 in a run of 600 steps: scores of weights that are more than half untrained,
     without a word.
     """
     usual: dict[str, Any] = {"splits": None, "early_stopping": None, "ema": None}
-    run = build(None, length="8 steps", console=True, **(usual | settings))
-    run.train()
-    notes = [numbers_in(note)[0] for note in notes_in(capsys.readouterr().out) if " 93% " in note]
-    assert notes == ([8] if noted else [])
+
+    build(None, length="8 steps", console=True, **(usual | settings)).train()
+
+    notes = [note for note in notes_in(capsys.readouterr().out) if " 93% " in note]
+    assert [numbers_in(note)[0] for note in notes] == noted_steps
 
 
-@pytest.mark.parametrize("length", ["0 steps", "0 epochs", "-3 steps"])
-def test_a_run_of_no_steps_is_refused(length: str) -> None:
-    code = "duration-not-understood" if length.startswith("-") else "setting-out-of-range"
+@pytest.mark.parametrize(
+    ("length", "code"),
+    [
+        ("0 steps", "setting-out-of-range"),
+        ("0 epochs", "setting-out-of-range"),
+        ("-3 steps", "duration-not-understood"),
+    ],
+)
+def test_a_run_of_no_steps_is_refused(length: str, code: str) -> None:
     with refused(code, setting="length", value=length):
         build(None, length=length)

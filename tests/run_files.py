@@ -1,0 +1,40 @@
+"""What a run has written: its records of one kind, the tensors of its newest checkpoint, its bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from surefoot.tracking.jsonl import records
+
+
+def records_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind, without those that a resume superseded."""
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == kind]
+
+
+def newest_checkpoint(run_dir: Path) -> Path:
+    return max((run_dir / "checkpoints").glob("step-*"))
+
+
+def newest_tensors(run_dir: Path, name: str = "model") -> dict[str, torch.Tensor]:
+    """The tensors of one file of the newest checkpoint."""
+    return load_file(newest_checkpoint(run_dir) / f"{name}.safetensors")
+
+
+def newest_tensor_files(run_dir: Path) -> dict[str, bytes]:
+    """Every file of tensors of the newest checkpoint."""
+    files = newest_checkpoint(run_dir).glob("*.safetensors")
+    return {file.name: file.read_bytes() for file in files}
+
+
+def files_below(directory: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in directory.rglob("*") if file.is_file()}
+
+
+def same_tensors(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two collections have the same names, and equal tensors under each."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
