@@ -32,18 +32,24 @@ FALLING = (9.0, 5.0, 4.0, 3.0, 3.0, 3.0, 3.0, 3.0)
 
 
 def split(**scores: Sequence[float]) -> sf.Split:
-    return sf.Split(rows(), metrics={name: scored(each) for name, each in scores.items()})
+    metrics = {name: scored(values) for name, values in scores.items()}
+    return sf.Split(rows(), metrics=metrics)
 
 
 def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == kind]
 
 
-def kept(run_dir: Path) -> list[int]:
-    return sorted(int(each.name[5:]) for each in (run_dir / "checkpoints").glob("step-*"))
+def evaluated_steps(run_dir: Path) -> list[int]:
+    return [line["step"] for line in written(run_dir, "eval")]
 
 
-def state(run_dir: Path) -> dict[str, Any]:
+def kept_steps(run_dir: Path) -> list[int]:
+    checkpoints = (run_dir / "checkpoints").glob("step-*")
+    return sorted(int(path.name.removeprefix("step-")) for path in checkpoints)
+
+
+def newest_state(run_dir: Path) -> dict[str, Any]:
     newest = max((run_dir / "checkpoints").glob("step-*"))
     return dict(json.loads((newest / "state.json").read_text()))
 
@@ -64,9 +70,10 @@ def test_the_best_is_the_largest_value_whatever_early_stopping_calls_an_improvem
     rule = sf.EarlyStopping("max val/score", patience=9, min_delta=0.02)
     changes: dict[str, Any] = {"splits": splits, "early_stopping": rule, "keep_last": 1}
     build(tmp_path / "run", best="max val/score", **changes).train()
+
     (end,) = written(tmp_path / "run", "final_eval")
     assert (end["weights"], end["weights_step"], end["test/loss"]) == ("best", 4, -4.0)
-    assert 4 in kept(tmp_path / "run")
+    assert 4 in kept_steps(tmp_path / "run")
     assert best_weight(tmp_path / "run") == 4.0
 
 
@@ -77,10 +84,11 @@ def test_without_best_the_last_weights_are_evaluated_at_the_end_and_none_are_kep
     rule = sf.EarlyStopping("max val/score", patience=3)
     run = build(tmp_path / "run", splits=splits, early_stopping=rule, keep_last=1)
     run.train()
+
     assert run.state.step == 7
     (end,) = written(tmp_path / "run", "final_eval")
     assert (end["weights"], end["weights_step"], end["test/loss"]) == ("last", 7, -7.0)
-    assert kept(tmp_path / "run") == [0, 7]
+    assert kept_steps(tmp_path / "run") == [0, 7]
     with refused("run-without-best-checkpoint", sf.CheckpointError):
         best_weight(tmp_path / "run")
 
@@ -92,17 +100,15 @@ def test_the_steps_that_are_kept_are_those_of_the_best_values(direction: str, ke
         generator = random.Random(seed)
         values = [generator.choice((0.0, 1.0, 2.0, 3.0, math.nan)) for _ in range(12)]
         best = Best(f"{direction} val/score", keep=keep)
-        sign = 1 if direction == "min" else -1
+        ranking: list[tuple[float, int]] = []  # of the values so far that are numbers
         for step, value in enumerate(values):
-            earlier = best.steps
-            numbers = [
-                (sign * each, index)
-                for index, each in enumerate(values[: step + 1])
-                if not math.isnan(each)
-            ]
-            expected = tuple(index for _, index in sorted(numbers)[:keep])
+            if not math.isnan(value):
+                ranking.append((value if direction == "min" else -value, step))
+                ranking.sort()
+            expected = tuple(index for _, index in ranking[:keep])
+
             assert best.improved(step, value) == (step in expected)
-            assert best.steps == (expected or earlier)
+            assert best.steps == expected
 
 
 def test_the_three_best_checkpoints_are_kept_over_kills(tmp_path: Path) -> None:
@@ -115,7 +121,8 @@ def test_the_three_best_checkpoints_are_kept_over_kills(tmp_path: Path) -> None:
     }
     for end in ("3 steps", "5 steps", None):
         build(tmp_path / "run", stop_after=end, **changes).train()
-    assert kept(tmp_path / "run") == [0, 2, 4, 6, 9]
+
+    assert kept_steps(tmp_path / "run") == [0, 2, 4, 6, 9]
     run = build(tmp_path / "run", **changes)
     with run:
         assert run.parts.run_state.best is not None
@@ -145,15 +152,17 @@ def test_best_and_two_rules_have_their_own_scores_and_a_resume_knows_each(tmp_pa
     for end in ("2 steps", "4 steps", "5 steps", None):
         cut = build(tmp_path / "cut", stop_after=end, **changes)
         cut.train()
+
     for run in (whole, cut):
         assert run.state.step == 6  # the error is best at step 3
-        first, second = run.parts.run_state.stopping
-        assert (first.step, first.waited, first.exhausted) == (3, 3, True)
-        assert (second.step, second.waited, second.exhausted) == (4, 2, False)
-    names = ("monitor", "stopping", "stopped_early")
-    whole_state, cut_state = state(tmp_path / "whole"), state(tmp_path / "cut")
-    assert [whole_state[name] for name in names] == [cut_state[name] for name in names]
-    assert whole_state["stopped_early"] is True
+        of_error, of_score = run.parts.run_state.stopping
+        assert (of_error.step, of_error.waited, of_error.exhausted) == (3, 3, True)
+        assert (of_score.step, of_score.waited, of_score.exhausted) == (4, 2, False)
+    expected = newest_state(tmp_path / "whole")
+    resumed = newest_state(tmp_path / "cut")
+    assert resumed["monitor"] == expected["monitor"]
+    assert resumed["stopping"] == expected["stopping"]
+    assert resumed["stopped_early"] is expected["stopped_early"] is True
     assert sf.load(build(tmp_path / "cut", **changes)).verify(say=None).exit_status == 0
 
 
@@ -163,20 +172,22 @@ def test_a_rule_on_a_training_value_counts_records_and_the_last_step_is_evaluate
     changes: dict[str, Any] = {
         "splits": {"val": split(score=UP_AND_DOWN)},
         "evaluate_every": "4 steps",
+        "log_every": "2 steps",
         "early_stopping": sf.EarlyStopping("max train/loss", patience=2),  # it falls in each step
         "length": "20 steps",
     }
-    run = build(tmp_path / "whole", log_every="2 steps", **changes)
-    run.train()
-    assert run.state.step == 6  # the first record, and two that are lower
-    assert [line["step"] for line in written(tmp_path / "whole", "eval")] == [4, 6]
+    whole = build(tmp_path / "whole", **changes)
+    whole.train()
     for end in ("2 steps", "5 steps", None):
-        cut = build(tmp_path / "cut", log_every="2 steps", stop_after=end, **changes)
+        cut = build(tmp_path / "cut", stop_after=end, **changes)
         cut.train()
-    assert cut.state.step == 6
-    assert [line["step"] for line in written(tmp_path / "cut", "eval")] == [4, 6]
-    assert state(tmp_path / "cut")["stopping"] == state(tmp_path / "whole")["stopping"]
-    verdict = sf.load(build(tmp_path / "cut", log_every="2 steps", **changes)).verify(say=None)
+
+    assert whole.state.step == cut.state.step == 6  # the first record, and two that are lower
+    assert evaluated_steps(tmp_path / "whole") == [4, 6]
+    assert evaluated_steps(tmp_path / "cut") == [4, 6]
+    expected = newest_state(tmp_path / "whole")
+    assert newest_state(tmp_path / "cut")["stopping"] == expected["stopping"]
+    verdict = sf.load(build(tmp_path / "cut", **changes)).verify(say=None)
     assert verdict.exit_status == 0, str(verdict)
 
 
@@ -203,21 +214,27 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(
     monkeypatch.setattr(run.parts.evaluator, "scores", killed)
     with pytest.raises(KilledError):
         run.train()
-    assert state(tmp_path / "run")["evaluation_due"] is True
+    assert newest_state(tmp_path / "run")["evaluation_due"] is True
+
     build(tmp_path / "run", **changes).train()
-    assert [line["step"] for line in written(tmp_path / "run", "eval")] == [3]
+
+    assert evaluated_steps(tmp_path / "run") == [3]
 
 
-def test_a_value_of_your_own_is_monitored_and_a_name_in_no_record_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_value_of_your_own_is_monitored(tmp_path: Path) -> None:
     rule = sf.EarlyStopping("min train/error", patience=2)
     with build(tmp_path / "run", early_stopping=rule, best="min train/error") as run:
         for step in run:
             if step.index != 2:  # not in each record
                 step.log(error=FALLING[step.index])
+
+    assert run.state.step == 6
     assert run.parts.run_state.best is not None
-    assert (run.state.step, run.parts.run_state.best.step) == (6, 4)
+    assert run.parts.run_state.best.step == 4
+
+
+def test_a_name_that_is_in_no_record_is_refused() -> None:
+    rule = sf.EarlyStopping("min train/error", patience=2)
     with refused("score-unknown", setting="early_stopping.monitor", value="min train/error"):
         build(None, early_stopping=rule).train()
 
@@ -226,6 +243,7 @@ def test_a_split_named_train_is_monitored_instead_of_the_records() -> None:
     splits = {"train": split(loss_of_split=FALLING)}
     rule = sf.EarlyStopping("min train/loss", patience=2)
     run = build(None, splits=splits, early_stopping=rule)
+
     assert not run.parts.run_state.stopping[0].of_training
 
 
@@ -257,14 +275,15 @@ def test_a_share_as_min_delta_is_the_relative_threshold_of_torch(
             cooldown=1,
             eps=0.0,
         )
-        standing = PlateauProgress()
+        progress = PlateauProgress()
         watch = ScoreWatch(f"{direction} a/score")
         watch.min_delta = text
         for step, value in enumerate(values):
             theirs.step(value)
-            standing = following(plateau, standing, step=step, score=value)
+            progress = following(plateau, progress, step=step, score=value)
             watch.improved(step, value)
-            assert standing.factor == optimizer.param_groups[0]["lr"]
+
+            assert progress.factor == optimizer.param_groups[0]["lr"]
             assert watch.value == theirs.best
 
 
@@ -292,6 +311,7 @@ def test_a_score_that_is_nan_is_said_once_and_never_wins(
         console=True,
     )
     run.train()
+
     assert capsys.readouterr().out.count("val/score after step 1 is NaN") == 1
     best, rule = run.parts.run_state.watches
     assert (best.step, rule.step) == (5, 5)
@@ -311,23 +331,32 @@ def test_the_header_and_the_plan_say_what_is_watched() -> None:
         best="min val/loss",
         keep_best=2,
     )
-    said = [
+    sentences = [
         "keeps the 2 best checkpoints by min val/loss",
         "ends after 1 evaluation without a val/loss better by more than 1%",
         "ends after 3 records without a better train/grad_norm",
     ]
     header = " ".join(messages.header(run.parts, resumed=False).split())
-    assert "; ".join(said) in header
-    assert said in [section.lines for section in summary.sections(run.parts)]
+    assert "; ".join(sentences) in header
+    assert sentences in [section.lines for section in summary.sections(run.parts)]
 
 
 def test_flags_of_several_metrics_are_several_rules() -> None:
     flags = Flags(patience=3, monitor="min val/loss, max val/accuracy", min_delta="1%")
+
     assert flags.spec("min val/loss") == [
         sf.EarlyStopping("min val/loss", patience=3, min_delta="1%"),
         sf.EarlyStopping("max val/accuracy", patience=3, min_delta="1%"),
     ]
-    assert Flags(patience=3).spec("min val/loss") == sf.EarlyStopping("min val/loss", patience=3)
+
+
+def test_flags_without_a_metric_are_a_rule_on_that_of_the_recipe() -> None:
+    rule = Flags(patience=3).spec("min val/loss")
+
+    assert rule == sf.EarlyStopping("min val/loss", patience=3)
+
+
+def test_without_a_flag_of_patience_there_is_no_rule() -> None:
     assert Flags().spec("min val/loss") is None
 
 
@@ -339,15 +368,22 @@ def test_a_run_of_behavior_1_ends_as_it_began(tmp_path: Path) -> None:
     shutil.copytree(scores_of_behavior_1.STORED, run_dir)
     run = scores_of_behavior_1.build(run_dir)
     run.train()
+
     assert run.state.step == 7  # six evaluations without an improvement of more than 0.02
     (end,) = written(run_dir, "final_eval")
     assert (end["weights"], end["weights_step"]) == ("best", 1)
-    assert 1 in kept(run_dir)
+    assert 1 in kept_steps(run_dir)
     assert {line["val/nothing"] for line in written(run_dir, "eval")} == {0.0}
     verdict = sf.load(scores_of_behavior_1.build(run_dir)).verify(say=None)
     assert verdict.exit_status == 0, str(verdict)
-    fresh = scores_of_behavior_1.build(tmp_path / "fresh")
-    fresh.train()
-    (end,) = written(tmp_path / "fresh", "final_eval")
-    assert (end["weights"], end["weights_step"], fresh.state.step) == ("last", 7, 7)
-    assert all(math.isnan(line["val/nothing"]) for line in written(tmp_path / "fresh", "eval"))
+
+
+def test_a_run_with_the_settings_of_one_of_behavior_1_keeps_no_best_today(tmp_path: Path) -> None:
+    run = scores_of_behavior_1.build(tmp_path / "run")
+    run.train()
+
+    assert run.state.step == 7
+    (end,) = written(tmp_path / "run", "final_eval")
+    assert (end["weights"], end["weights_step"]) == ("last", 7)
+    for line in written(tmp_path / "run", "eval"):
+        assert math.isnan(line["val/nothing"])

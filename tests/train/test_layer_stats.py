@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,11 @@ from identities import world_runs
 from in_one import in_one
 from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
 from refused import refused
+from stated import lines_naming
 from surefoot.data.loader import MicroBatch
+from surefoot.seeding import fold, seed_generators
 from surefoot.tracking.jsonl import records
-from surefoot.train.layer_hooks import SATURATED, Activity
+from surefoot.train.layer_hooks import SATURATED, Activity, observed
 from surefoot.train.layer_stats import Layers, LayerWatch
 
 SAMPLES, STEPS = 24, 4
@@ -82,159 +85,137 @@ def layers(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-class Found:
-    """A run, and what its steps were worked out to be once more by autograd, one step after
-    another.
-    """
+@dataclass
+class StepByAutograd:
+    """A step's gradients, worked out once more by autograd in a copy of the model."""
 
-    def __init__(self, run_dir: Path) -> None:
-        run = build(run_dir)
-        model: Any = run.state.models["model"]
-        self.gradients: list[dict[str, Tensor]] = []  # of the whole batch
-        self.firsts: list[
-            tuple[int, float]
-        ] = []  # targets and squared norm of the first micro-batch's own gradient
-        self.counts: list[int] = []
-        self.weights: list[dict[str, Tensor]] = []
-        with run:
-            self.weights.append(self._copy(model))
-            for step in run:
-                again = self._model_of(len(self.weights) - 1)
-                key = run.parts.task.key
-                total = torch.zeros((), dtype=torch.float64)
-                count = 0
-                for micro_batch in step.micro_batches:
-                    sf_seed(key, step.index, micro_batch.index)
-                    here = counted_targets(micro_batch.batch)
-                    part = plain_mean(again, micro_batch.batch)
-                    if micro_batch.index == 0:
-                        own = torch.autograd.grad(
-                            part, list(again.parameters()), retain_graph=True, allow_unused=True
-                        )
-                        self.firsts.append(
-                            (here, sum(float(one.square().sum()) for one in own if one is not None))
-                        )
-                    total = total + part * here
-                    count = count + here
-                (total / count).backward()
-                self.counts.append(count)
-                self.gradients.append(
-                    {
-                        name: held.grad
-                        for name, held in again.named_parameters()
-                        if held.grad is not None
-                    }
-                )
-                self.weights.append(self._copy(model))
-        self.run = run
-        self.records = layers(run_dir)
-
-    def _model_of(self, place: int) -> Net:
-        model = Net()
-        model.load_state_dict(self.weights[place], strict=False)
-        return model
-
-    @staticmethod
-    def _copy(model: nn.Module) -> dict[str, Tensor]:
-        return {name: held.detach().clone() for name, held in model.named_parameters()}
+    gradients: dict[str, Tensor]  # of the whole batch
+    target_count: int
+    first_squared: float = 0.0  # the squared norm of the gradient of the first micro-batch
+    first_target_count: int = 0
 
 
-def sf_seed(key: int, *address: int) -> None:
-    from surefoot.seeding import fold, seed_generators
+@dataclass
+class WatchedRun:
+    model: nn.Module
+    records: list[dict[str, Any]]
+    steps: list[StepByAutograd]
+    weights: list[dict[str, Tensor]]  # before each step, and after the last
 
-    seed_generators(fold(key, *address))
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def step_by_autograd(weights: dict[str, Tensor], step: sf.Step, key: int) -> StepByAutograd:
+    model = Net()
+    model.load_state_dict(weights, strict=False)
+    result = StepByAutograd(gradients={}, target_count=0)
+    total = torch.zeros((), dtype=torch.float64)
+    for micro_batch in step.micro_batches:
+        seed_generators(fold(key, step.index, micro_batch.index))
+        target_count = counted_targets(micro_batch.batch)
+        loss = plain_mean(model, micro_batch.batch)
+        if micro_batch.index == 0:
+            result.first_target_count = target_count
+            for gradient in torch.autograd.grad(
+                loss, list(model.parameters()), retain_graph=True, allow_unused=True
+            ):
+                if gradient is not None:
+                    result.first_squared += float(gradient.square().sum())
+        total = total + loss * target_count
+        result.target_count += target_count
+    (total / result.target_count).backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            result.gradients[name] = parameter.grad
+    return result
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return Found(tmp_path_factory.mktemp("watched") / "run")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> WatchedRun:
+    """A run of which every step is watched, and worked out a second time."""
+    run_dir = tmp_path_factory.mktemp("watched") / "run"
+    run = build(run_dir)
+    model = run.state.model
+    steps = []
+    weights = [weights_of(model)]
+    with run:
+        for step in run:
+            steps.append(step_by_autograd(weights[-1], step, run.parts.task.key))
+            weights.append(weights_of(model))
+    return WatchedRun(model, layers(run_dir), steps, weights)
 
 
-def test_each_watched_step_has_a_record(found: Found) -> None:
-    assert [(record["step"], record["measured_step"]) for record in found.records] == [
-        (1, 0),
-        (2, 1),
-        (3, 2),
-        (4, 3),
-    ]
+def test_each_watched_step_has_a_record(watched: WatchedRun) -> None:
+    steps = [(record["step"], record["measured_step"]) for record in watched.records]
+    assert steps == [(1, 0), (2, 1), (3, 2), (4, 3)]
 
 
-def test_gradient_norms_are_those_of_the_whole_batch_before_clipping(found: Found) -> None:
-    for record, gradients in zip(found.records, found.gradients, strict=True):
-        expected = {name: float(gradient.norm()) for name, gradient in gradients.items()}
+def test_gradient_norms_are_those_of_the_whole_batch_before_clipping(watched: WatchedRun) -> None:
+    for record, step in zip(watched.records, watched.steps, strict=True):
+        expected = {name: float(gradient.norm()) for name, gradient in step.gradients.items()}
         assert record["grad_norm"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_weight_norms_are_from_before_the_update_and_a_tied_weight_counts_once(
-    found: Found,
+    watched: WatchedRun,
 ) -> None:
-    for record, weights in zip(found.records, found.weights, strict=False):
-        assert record["weight_norm"] == pytest.approx(
-            {name: float(held.norm()) for name, held in weights.items()}
-        )
-    assert "again.weight" in found.records[0]["weight_norm"]
-    assert "tied.weight" not in found.records[0]["weight_norm"]
+    for record, weights in zip(watched.records, watched.weights[:-1], strict=True):
+        expected = {name: float(weight.norm()) for name, weight in weights.items()}
+        assert record["weight_norm"] == pytest.approx(expected)
+    assert "again.weight" in watched.records[0]["weight_norm"]
+    assert "tied.weight" not in watched.records[0]["weight_norm"]
 
 
-def test_update_norms_are_what_the_step_changed(found: Found) -> None:
-    for place, record in enumerate(found.records):
-        before, after = found.weights[place : place + 2]
+def test_update_norms_are_what_the_step_changed(watched: WatchedRun) -> None:
+    for record, (before, after) in zip(watched.records, pairwise(watched.weights), strict=True):
         changed = {name: float((after[name] - before[name]).norm()) for name in before}
         assert record["update_norm"] == pytest.approx(changed, rel=1e-9, abs=1e-15)
         assert record["update_norm"]["out.weight"] > 0
 
 
-def test_zero_rows_are_the_units_without_a_gradient(found: Found) -> None:
-    for record, gradients in zip(found.records, found.gradients, strict=True):
-        expected = {
-            name: float((gradient == 0).all(1).double().mean())
-            for name, gradient in gradients.items()
-            if gradient.ndim > 1
-        }
+def test_zero_rows_are_the_units_without_a_gradient(watched: WatchedRun) -> None:
+    for record, step in zip(watched.records, watched.steps, strict=True):
+        expected = {}
+        for name, gradient in step.gradients.items():
+            if gradient.ndim > 1:
+                expected[name] = float((gradient == 0).all(1).double().mean())
         assert record["zero_grad_row_fraction"] == pytest.approx(expected)
-    assert found.records[0]["zero_grad_row_fraction"]["dead.weight"] == pytest.approx(2 / 6)
+    assert watched.records[0]["zero_grad_row_fraction"]["dead.weight"] == pytest.approx(2 / 6)
 
 
-def test_the_noise_is_of_the_first_micro_batch_and_of_the_whole_batch(found: Found) -> None:
-    for place, record in enumerate(found.records):
-        count, squared = found.firsts[place]
-        whole = sum(float(gradient.square().sum()) for gradient in found.gradients[place].values())
-        assert record["grad_noise"] == pytest.approx(
-            {
-                "small_count": count,
-                "small_squared": squared,
-                "big_count": found.counts[place],
-                "big_squared": whole,
-            }
-        )
+def test_the_noise_is_of_the_first_micro_batch_and_of_the_whole_batch(watched: WatchedRun) -> None:
+    for record, step in zip(watched.records, watched.steps, strict=True):
+        squared = sum(float(gradient.square().sum()) for gradient in step.gradients.values())
+        expected = {
+            "small_count": step.first_target_count,
+            "small_squared": step.first_squared,
+            "big_count": step.target_count,
+            "big_squared": squared,
+        }
+        assert record["grad_noise"] == pytest.approx(expected)
 
 
-def test_parameters_without_a_gradient_are_named(found: Found) -> None:
-    assert all(
-        record["never_updated"] == ["never.weight", "never.bias"] for record in found.records
-    )
-    assert "never.weight" not in found.records[0]["grad_norm"]
-    assert found.records[0]["update_norm"]["never.weight"] == 0
+def test_parameters_without_a_gradient_are_named(watched: WatchedRun) -> None:
+    for record in watched.records:
+        assert record["never_updated"] == ["never.weight", "never.bias"]
+    assert "never.weight" not in watched.records[0]["grad_norm"]
+    assert watched.records[0]["update_norm"]["never.weight"] == 0
 
 
-def test_modules_are_measured_where_they_stand_and_no_dropout_is(found: Found) -> None:
-    record = found.records[0]
-    assert set(record["activation_rms"]) == {
-        "into",
-        "bend",
-        "dead",
-        "rectify",
-        "again",
-        "out",
-        "tied",
-    }
+def test_modules_are_measured_where_they_stand_and_no_dropout_is(watched: WatchedRun) -> None:
+    record = watched.records[0]
+    measured = {"into", "bend", "dead", "rectify", "again", "out", "tied"}
+    assert set(record["activation_rms"]) == measured
     assert set(record["saturated_fraction"]) == {"bend", "rectify"}
     assert record["saturated_fraction"]["rectify"] >= 2 / 6
 
 
-def test_no_hook_stays(found: Found) -> None:
-    model = found.run.state.models["model"]
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+def test_no_hook_stays(watched: WatchedRun) -> None:
+    for module in watched.model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -251,7 +232,9 @@ def test_no_hook_stays_after_an_error_in_the_loss(at: int) -> None:
     run = build(None, loss=broken)
     with pytest.raises(ZeroDivisionError):
         run.train()
-    assert not any(module._forward_hooks for module in run.state.models["model"].modules())
+
+    for module in run.state.model.modules():
+        assert not module._forward_hooks
 
 
 def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> None:
@@ -268,12 +251,11 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
     )
     inputs, targets = tokens(SAMPLES, seed=5, dtype=torch.float64)
     targets[:, 0] = 0  # a micro-batch without any target is not passed at all
-    for size in (2, 12):
-        build(
-            tmp_path / f"{size}", model=plain, train_data=(inputs, targets), micro_batch_size=size
-        ).train()
-    few, one = layers(tmp_path / "2"), layers(tmp_path / "12")
-    for cut, whole in zip(few, one, strict=True):
+    changes: dict[str, Any] = {"model": plain, "train_data": (inputs, targets)}
+    build(tmp_path / "cut", micro_batch_size=2, **changes).train()
+    build(tmp_path / "whole", micro_batch_size=12, **changes).train()
+
+    for cut, whole in zip(layers(tmp_path / "cut"), layers(tmp_path / "whole"), strict=True):
         for name in names:
             assert cut[name] == pytest.approx(whole[name], rel=1e-9)
         assert "grad_noise" in cut
@@ -283,8 +265,8 @@ def test_the_numbers_do_not_depend_on_how_the_batch_is_cut(tmp_path: Path) -> No
 class Blocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        kinds = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Sigmoid()) for _ in range(3)]
-        self.blocks = nn.ModuleList(kinds).double()
+        blocks = [nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Sigmoid()) for _ in range(3)]
+        self.blocks = nn.ModuleList(blocks).double()
         self.out = nn.Linear(FEATURES, CLASSES).double()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -295,12 +277,12 @@ class Blocks(nn.Module):
 
 @pytest.mark.parametrize("how", ["blocks", "selective"])
 def test_what_is_computed_again_is_not_counted_twice(how: str, tmp_path: Path) -> None:
-    for name, checkpointing in (("kept", "off"), ("again", how)):
-        build(tmp_path / name, model=Blocks, activation_checkpointing=checkpointing).train()
-    assert layers(tmp_path / "again") == layers(tmp_path / "kept")
-    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(
-        layers(tmp_path / "again")[0]["activation_rms"]
-    )
+    build(tmp_path / "kept", model=Blocks, activation_checkpointing="off").train()
+    build(tmp_path / "again", model=Blocks, activation_checkpointing=how).train()
+
+    again = layers(tmp_path / "again")
+    assert again == layers(tmp_path / "kept")
+    assert {"blocks.0", "blocks.0.0", "blocks.2.1", "out"} <= set(again[0]["activation_rms"])
 
 
 def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> None:
@@ -309,8 +291,9 @@ def test_a_module_that_is_computed_again_inside_of_the_loss_is_seen_once() -> No
     inputs = torch.randn(5, 3, requires_grad=True)
     with activity:
         whole = nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 3), nn.Tanh())
-        made = torch.utils.checkpoint.checkpoint(whole, inputs, use_reentrant=False)
-        torch.autograd.grad(made.sum(), inputs)
+        outputs = torch.utils.checkpoint.checkpoint(whole, inputs, use_reentrant=False)
+        torch.autograd.grad(outputs.sum(), inputs)
+
     assert activity.by_module["layer"].numbers == 15
 
 
@@ -324,24 +307,25 @@ def test_parts_in_evaluation_mode_have_no_hooks() -> None:
 @pytest.mark.parametrize("kind", list(SATURATED), ids=lambda kind: kind.__name__)
 def test_flat_is_where_the_derivative_is_nearly_none(kind: Any) -> None:
     module = kind()
-    given = torch.linspace(-12, 12, 4801, dtype=torch.float64, requires_grad=True)
-    made = module(given)
-    (slope,) = torch.autograd.grad(made.sum(), given)
-    where = SATURATED[kind](module, given.detach(), made.detach())
-    assert where is not None
-    assert bool(where.any())
-    assert float(slope[where].abs().max()) < 0.0134
-    steep = slope.abs() >= 0.0134
-    assert not bool((where & steep).any())
-    ends = (given < -8) | (given > 8)
+    inputs = torch.linspace(-12, 12, 4801, dtype=torch.float64, requires_grad=True)
+    outputs = module(inputs)
+    (slope,) = torch.autograd.grad(outputs.sum(), inputs)
+
+    saturated = SATURATED[kind](module, inputs.detach(), outputs.detach())
+
+    assert saturated is not None
+    assert bool(saturated.any())
+    assert float(slope[saturated].abs().max()) < 0.0134
+    ends = (inputs < -8) | (inputs > 8)
     flat_ends = ends & (slope.abs() < 1e-3)
-    assert bool(where[flat_ends].all())
+    assert bool(saturated[flat_ends].all())
 
 
 def test_what_an_activation_overwrites_is_not_asked_for() -> None:
     module = nn.SiLU(inplace=True)
-    given = torch.full((4,), -9.0)
-    assert SATURATED[nn.SiLU](module, given, module(given)) is None
+    inputs = torch.full((4,), -9.0)
+
+    assert SATURATED[nn.SiLU](module, inputs, module(inputs)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16])
@@ -355,19 +339,21 @@ def test_parameters_of_every_kind_of_number_are_measured(
             self.bias = nn.Parameter(torch.zeros(CLASSES))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            made = inputs.to(self.weight.dtype) @ self.weight
-            return (made.real if dtype.is_complex else made).float() + self.bias
+            outputs = inputs.to(self.weight.dtype) @ self.weight
+            if dtype.is_complex:
+                outputs = outputs.real
+            return outputs.float() + self.bias
 
     run = build(tmp_path / "run", model=Other, train_data=tokens(SAMPLES, seed=5), length="1 steps")
-    before = run.state.models["model"].get_parameter("weight").detach().clone()
+    weight = run.state.model.get_parameter("weight")
+    before = weight.detach().clone()
     run.train()
+    update = weight.detach() - before
+
     (record,) = layers(tmp_path / "run")
-    after = run.state.models["model"].get_parameter("weight").detach()
     wide = torch.promote_types(dtype, torch.float32)
     assert record["weight_norm"]["weight"] == pytest.approx(float(before.to(wide).norm()), rel=1e-6)
-    assert record["update_norm"]["weight"] == pytest.approx(
-        float((after - before).to(wide).norm()), rel=1e-3
-    )
+    assert record["update_norm"]["weight"] == pytest.approx(float(update.to(wide).norm()), rel=1e-3)
     assert record["zero_grad_row_fraction"] == {"weight": 0.0}
 
 
@@ -381,14 +367,11 @@ def test_a_step_that_is_skipped_updates_nothing_and_says_so(tmp_path: Path) -> N
         micro_batch_size=4,
         length="1 steps",
     ).train()
+
     (record,) = layers(tmp_path / "run")
     assert set(record["update_norm"].values()) == {0.0}
     assert not math.isfinite(record["grad_norm"]["into.weight"])
-    (line,) = [
-        row
-        for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-        if '"layer_stats"' in row
-    ]
+    (line,) = lines_naming((tmp_path / "run/metrics.jsonl").read_text(), '"layer_stats"')
     raw = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert raw["grad_norm"]["into.weight"] is None
     assert "grad_norm/into.weight" in raw["nonfinite"]
@@ -398,44 +381,46 @@ def test_under_a_loss_scale_gradients_are_as_they_would_be_without(tmp_path: Pat
     def small() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
-    data = tokens(SAMPLES, seed=5)
-    for precision in ("fp32", "fp16"):
-        changes: dict[str, Any] = {
-            "model": small,
-            "train_data": data,
-            "precision": precision,
-            "optimizer": sf.optim.sgd(lr=1e-9),
-        }
-        build(tmp_path / precision, **changes).train()
-    plain, scaled = layers(tmp_path / "fp32"), layers(tmp_path / "fp16")
-    assert scaled[-1]["grad_norm"] == pytest.approx(plain[-1]["grad_norm"], rel=0.02)
-    assert scaled[-1]["grad_noise"] == pytest.approx(plain[-1]["grad_noise"], rel=0.04)
+    changes: dict[str, Any] = {
+        "model": small,
+        "train_data": tokens(SAMPLES, seed=5),
+        "optimizer": sf.optim.sgd(lr=1e-9),
+    }
+    build(tmp_path / "fp32", precision="fp32", **changes).train()
+    build(tmp_path / "fp16", precision="fp16", **changes).train()
+
+    plain = layers(tmp_path / "fp32")[-1]
+    scaled = layers(tmp_path / "fp16")[-1]
+    assert scaled["grad_norm"] == pytest.approx(plain["grad_norm"], rel=0.02)
+    assert scaled["grad_noise"] == pytest.approx(plain["grad_noise"], rel=0.04)
 
 
 def test_a_resume_remembers_which_parameters_have_had_a_gradient(tmp_path: Path) -> None:
     """A part that is used in the first step alone."""
 
     class Once(nn.Module):
+        is_used = True
+
         def __init__(self) -> None:
             super().__init__()
-            self.always, self.once = (nn.Linear(FEATURES, CLASSES).double() for _ in range(2))
-            self.calls = 0
+            self.always = nn.Linear(FEATURES, CLASSES).double()
+            self.once = nn.Linear(FEATURES, CLASSES).double()
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return self.always(inputs) + (self.once(inputs) if self.used else 0)
+            outputs: Tensor = self.always(inputs)
+            if self.is_used:
+                outputs = outputs + self.once(inputs)
+            return outputs
 
-        used = True
+    changes: dict[str, Any] = {"model": Once, "optimizer": sf.optim.sgd(lr=0.1)}
+    build(tmp_path / "run", stop_after="2 steps", **changes).train()
+    Once.is_used = False
+    build(tmp_path / "run", accept_change="loss", **changes).train()
 
-    def session(*, used: bool, **changes: Any) -> None:
-        Once.used = used
-        build(tmp_path / "run", model=Once, optimizer=sf.optim.sgd(lr=0.1), **changes).train()
-
-    session(used=True, stop_after="2 steps")
-    session(used=False, accept_change="loss")
-    found = layers(tmp_path / "run")
-    assert len(found) == STEPS
-    assert "once.weight" not in found[-1]["grad_norm"]
-    assert found[-1]["never_updated"] == []
+    recorded = layers(tmp_path / "run")
+    assert len(recorded) == STEPS
+    assert "once.weight" not in recorded[-1]["grad_norm"]
+    assert recorded[-1]["never_updated"] == []
 
 
 def test_only_steps_that_are_due_are_watched(
@@ -444,16 +429,17 @@ def test_only_steps_that_are_due_are_watched(
     run = build(
         tmp_path / "run", layer_stats_every="3 steps", log_every="2 steps", length="8 steps"
     )
-    watched: list[int] = []
+    watched_steps: list[int] = []
 
     class Noted(LayerWatch):
         def __init__(self, index: int, layers: Layers) -> None:
-            watched.append(index)
+            watched_steps.append(index)
             super().__init__(index, layers)
 
     monkeypatch.setattr("surefoot.train.layer_stats.LayerWatch", Noted)
     run.train()
-    assert watched == [2, 5]
+
+    assert watched_steps == [2, 5]
     assert [record["measured_step"] for record in layers(tmp_path / "run")] == [2, 5]
 
 
@@ -476,8 +462,6 @@ def test_a_compiled_model_is_watched_without_hooks(monkeypatch: pytest.MonkeyPat
 
 
 def test_modules_that_are_compiled_by_themselves_are_left_alone() -> None:
-    from surefoot.train.layer_hooks import observed
-
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
     model[1].compile(backend="eager")
     assert list(observed(model)) == ["0", "2"]
@@ -488,11 +472,10 @@ def test_which_parameters_have_had_a_gradient_is_known_after_a_resume(tmp_path: 
     stopped.train()
     with build(tmp_path / "run") as resumed:
         assert resumed.state.step == 4
-        assert (
-            resumed.parts.run_state.updated_parameters
-            == stopped.parts.run_state.updated_parameters
-            != set()
-        )
+        updated = resumed.parts.run_state.updated_parameters
+
+    assert updated == stopped.parts.run_state.updated_parameters
+    assert updated != set()
 
 
 def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
@@ -500,15 +483,14 @@ def test_of_several_models_names_begin_with_theirs(tmp_path: Path) -> None:
         outputs = models["first"](batch[0]) + models["second"](batch[0])
         return F.cross_entropy(outputs.movedim(2, 1), batch[1])
 
-    kind = {name: (lambda: nn.Linear(FEATURES, CLASSES).double()) for name in ("first", "second")}
-    build(tmp_path / "run", model=kind, loss=of_both).train()
+    def linear() -> nn.Module:
+        return nn.Linear(FEATURES, CLASSES).double()
+
+    build(tmp_path / "run", model={"first": linear, "second": linear}, loss=of_both).train()
+
     record = layers(tmp_path / "run")[0]
-    assert list(record["grad_norm"]) == [
-        "first.weight",
-        "first.bias",
-        "second.weight",
-        "second.bias",
-    ]
+    parameters = ["first.weight", "first.bias", "second.weight", "second.bias"]
+    assert list(record["grad_norm"]) == parameters
     assert set(record["activation_rms"]) == {"first.Linear", "second.Linear"}
     assert "grad_noise" not in record  # of which of the two optimizers would it be?
 
@@ -521,36 +503,31 @@ def test_a_loop_of_ones_own_is_watched_where_it_updates(tmp_path: Path) -> None:
             sf.update(step)
             if step.index == 2:
                 break
-    by_itself = layers(tmp_path / "run")
     build(tmp_path / "other").train()
-    assert by_itself == layers(tmp_path / "other")[:3]
+
+    assert layers(tmp_path / "run") == layers(tmp_path / "other")[:3]
 
 
 def test_the_gan_of_the_examples_is_watched(tmp_path: Path) -> None:
-    usual = torch.get_default_dtype()
-    try:
-        world_runs.of_example(
-            name="gan", run_dir=str(tmp_path / "run"), layer_stats_every="2 steps"
-        )
-    finally:
-        torch.set_default_dtype(usual)
-    found = layers(tmp_path / "run")
-    assert [record["measured_step"] for record in found] == [1, 3, 5]
-    assert all(value > 0 for value in found[0]["update_norm"].values())
-    assert found[0]["never_updated"] == []
+    world_runs.of_example(name="gan", run_dir=str(tmp_path / "run"), layer_stats_every="2 steps")
+
+    recorded = layers(tmp_path / "run")
+    assert [record["measured_step"] for record in recorded] == [1, 3, 5]
+    assert min(recorded[0]["update_norm"].values()) > 0
+    assert recorded[0]["never_updated"] == []
 
 
 def test_a_repeated_micro_batch_is_not_measured() -> None:
     """Under FSDP, a rank with one micro-batch less repeats its last one, with no targets."""
     layer = nn.Linear(2, 2)
     ids = np.arange(4)
-    batches = [(torch.ones(4, 2),), (torch.ones(4, 2),)]
-    first, second = (MicroBatch(batch, 4, index, ids, ids) for index, batch in enumerate(batches))
+    first = MicroBatch((torch.ones(4, 2),), 4, 0, ids, ids)
+    padding = MicroBatch((torch.ones(4, 2),), 4, 1, ids, ids, is_padding=True)
     layers: Any = SimpleNamespace(parameters={}, modules={"layer": layer}, local_times=None)
-    watched = LayerWatch(0, layers)
-    loss = watched.over(
-        lambda model, batch: model(*batch).mean(), [first, replace(second, is_padding=True)]
-    )
-    for each in batches:
-        loss(layer, each)
-    assert watched.activity.by_module["layer"].numbers == 8
+    watch = LayerWatch(0, layers)
+
+    loss = watch.over(lambda model, batch: model(*batch).mean(), [first, padding])
+    loss(layer, first.batch)
+    loss(layer, padding.batch)
+
+    assert watch.activity.by_module["layer"].numbers == 8

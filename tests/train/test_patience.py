@@ -70,35 +70,44 @@ def written(run_dir: Path, kind: str, value: str) -> list[tuple[int, Any]]:
     ]
 
 
-def left(run_dir: Path) -> Any:
+def outcome(run_dir: Path) -> Any:
     """All that a run leaves: its newest tensors, where its plateau stands, its rates and scores."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
     tensors = {
         file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
     }
     standing = json.loads((newest / "state.json").read_text())["plateau"]
-    rates = sorted(written(run_dir, "train", "lr"))
-    return newest.name, tensors, standing, rates, sorted(written(run_dir, "eval", "lr_factor"))
+    factors = sorted(written(run_dir, "eval", "lr_factor"))
+    return newest.name, tensors, standing, recorded_rates(run_dir), factors
+
+
+def recorded_rates(run_dir: Path) -> list[float]:
+    """The rate of each step."""
+    return [rate for _, rate in sorted(written(run_dir, "train", "lr"))]
 
 
 # --- the decision ---------------------------------------------------------------------------------
 
 
 def factors(plateau: ReduceLROnPlateau, scores: Sequence[float]) -> list[float]:
-    standing = PlateauProgress()
-    found = []
+    """The factor after each score."""
+    progress = PlateauProgress()
+    factors = []
     for step, score in enumerate(scores, start=1):
-        standing = following(plateau, standing, step=step, score=score)
-        found.append(standing.factor)
-    return found
+        progress = following(plateau, progress, step=step, score=score)
+        factors.append(progress.factor)
+    return factors
 
 
 def walk(generator: random.Random) -> list[float]:
     """Scores on a grid, so that differences are exact, now and then infinite."""
-    steps = [generator.choice((-0.25, 0.0, 0.0, 0.125, 0.25)) for _ in range(60)]
-    return [
-        math.inf if generator.random() < 0.05 else sum(steps[: place + 1]) for place in range(60)
-    ]
+    scores = []
+    score = 0.0
+    for _ in range(60):
+        score += generator.choice((-0.25, 0.0, 0.0, 0.125, 0.25))
+        is_infinite = generator.random() < 0.05
+        scores.append(math.inf if is_infinite else score)
+    return scores
 
 
 @in_one
@@ -132,6 +141,7 @@ def test_factors_are_those_of_torch_whose_patience_is_one_less(
         for score in scores:
             theirs.step(score)
             expected.append(optimizer.param_groups[0]["lr"])
+
         assert factors(plateau, scores) == expected
         assert len(set(expected)) > 1
 
@@ -142,28 +152,34 @@ def test_scores_that_are_no_numbers_change_nothing_but_their_count(cooldown: int
     for seed in range(20):
         generator = random.Random(seed)
         scores = walk(generator)
-        feedback, broken = Feedback(plateau), Feedback(plateau)
+        feedback = Feedback(plateau)
+        with_nans = Feedback(plateau)
+        nan_count = 0
         for step, score in enumerate(scores):
             feedback.update(step, score)
             for _ in range(generator.choice((0, 0, 1, 2))):
-                assert "is NaN (" in (broken.update(step, math.nan) or "")
-            broken.update(step, score)
-            counted = broken.standing.not_numbers
-            assert broken.state() == feedback.state() | {"not_numbers": counted}
-        assert counted > 0
+                warning = with_nans.update(step, math.nan)
+                nan_count += 1
+                assert warning is not None
+                assert "is NaN (" in warning
+            with_nans.update(step, score)
+
+            assert with_nans.state() == feedback.state() | {"not_numbers": nan_count}
+        assert nan_count > 0
 
 
 def test_what_a_checkpoint_holds_is_all_there_is_to_know() -> None:
     scores = walk(random.Random(3))
     plateau = ReduceLROnPlateau("max a/score", patience=2, cooldown=1)
-    whole, cut = Feedback(plateau), Feedback(plateau)
+    whole = Feedback(plateau)
+    resumed = Feedback(plateau)
     for step, score in enumerate(scores):
-        told = whole.update(step, score)
+        saved = json.dumps(resumed.state())
         resumed = Feedback(plateau)
-        resumed.load_state(json.loads(json.dumps(cut.state())))
-        assert resumed.update(step, score) == told
-        cut = resumed
-    assert cut.standing == whole.standing
+        resumed.load_state(json.loads(saved))
+
+        assert resumed.update(step, score) == whole.update(step, score)
+    assert resumed.standing == whole.standing
 
 
 # --- the rates ------------------------------------------------------------------------------------
@@ -173,14 +189,14 @@ def following_factors(
     recorded: Sequence[tuple[int, float]], plateau: ReduceLROnPlateau, steps: int, every: int
 ) -> list[float]:
     """The factor of each step, from the recorded scores alone."""
-    standing = PlateauProgress()
-    found = []
+    progress = PlateauProgress()
+    factors = []
     scores = dict(recorded)
     for step in range(steps):
         if step in scores and step % every == 0:
-            standing = following(plateau, standing, step=step, score=scores[step])
-        found.append(standing.factor)
-    return found
+            progress = following(plateau, progress, step=step, score=scores[step])
+        factors.append(progress.factor)
+    return factors
 
 
 @pytest.mark.parametrize(
@@ -191,93 +207,91 @@ def test_the_rate_of_a_step_is_its_schedules_times_what_the_scores_before_it_say
 ) -> None:
     run = build(tmp_path / "run", plateau=plateau)
     run.train()
+
     scores = written(tmp_path / "run", "eval", plateau.score)
     lowered = following_factors(scores, plateau, 12, every=2)
-    rates = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]
-    assert rates == [1e-2 * (run.parts.task.factors(step) * lowered[step]) for step in range(12)]
+    schedule = [run.parts.task.factors(step) for step in range(12)]
+    expected = [1e-2 * (schedule[step] * lowered[step]) for step in range(12)]
+    assert recorded_rates(tmp_path / "run") == expected
     assert len(set(lowered)) > 1
-
-
-def own_loop(run: sf.Run) -> None:
-    with run:
-        for step in run.steps():
-            sf.forward_backward(step)
-            sf.update(step)
 
 
 def test_a_loop_of_ones_own_has_the_same_rates(tmp_path: Path) -> None:
     build(tmp_path / "run").train()
-    own_loop(build(tmp_path / "own"))
-    assert left(tmp_path / "own") == left(tmp_path / "run")
+    with build(tmp_path / "own") as own:
+        for step in own.steps():
+            sf.forward_backward(step)
+            sf.update(step)
+
+    assert outcome(tmp_path / "own") == outcome(tmp_path / "run")
 
 
 def test_the_rate_of_a_step_is_that_of_its_record_whenever_it_is_read(tmp_path: Path) -> None:
     """After its update, after an evaluation that lowers the rate, and when the run is over."""
-    with (own := build(tmp_path / "own", schedule=sf.schedules.cosine())):
-        for step in own.steps():
+    with build(tmp_path / "run", schedule=sf.schedules.cosine()) as run:
+        steps = []
+        in_the_body = []
+        for step in run:
+            steps.append(step)
+            in_the_body.append(step.lr)
+    afterwards = [step.lr for step in steps]
+
+    assert in_the_body == recorded_rates(tmp_path / "run")
+    assert afterwards == recorded_rates(tmp_path / "run")
+    assert run.state.lr_factor < 1
+
+
+def test_in_a_loop_of_ones_own_a_step_has_its_rate_after_its_update(tmp_path: Path) -> None:
+    with build(tmp_path / "run", schedule=sf.schedules.cosine()) as run:
+        group = run.state.optimizers["model"].optimizer.param_groups[0]
+        after_updates = []
+        for step in run.steps():
             assert step.lr is None
             sf.forward_backward(step)
             sf.update(step)
-            assert step.lr == own.state.optimizers["model"].optimizer.param_groups[0]["lr"]
-    with (run := build(tmp_path / "run", schedule=sf.schedules.cosine())):
-        steps = [(step, step.lr) for step in run]
-    recorded = [rate for _, rate in sorted(written(tmp_path / "run", "train", "lr"))]
-    assert [rate for _, rate in steps] == recorded == [step.lr for step, _ in steps]
-    assert recorded == [rate for _, rate in sorted(written(tmp_path / "own", "train", "lr"))]
-    assert min(run.state.lr_factor, own.state.lr_factor) < 1
+            after_updates.append(step.lr)
+            assert step.lr == group["lr"]
+
+    assert after_updates == recorded_rates(tmp_path / "run")
+    assert run.state.lr_factor < 1
 
 
 def test_every_group_of_every_optimizer_is_lowered() -> None:
     def loss(models: Any, batch: Any) -> Any:
         return small_runs.loss(models["one"], batch) + small_runs.loss(models["other"], batch)
 
+    def predict(models: Any, batch: Any) -> Any:
+        return batch[0], batch[1]
+
+    zeros = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long))
     run = build(
         None,
         model={"one": small_runs.Net, "other": small_runs.Net},
         optimizer={"one": sf.optim.sgd(lr=1.0), "other": sf.optim.adamw(lr=1e-3)},
         loss=loss,
         schedule=None,
-        splits={
-            "val": sf.Split(
-                (torch.zeros(4, 8), torch.zeros(4, dtype=torch.long)),
-                metrics=same_of_several,
-                predict=untouched_pair,
-            )
-        },
-        plateau=ReduceLROnPlateau("min val/same_of_several", patience=1),
+        splits={"val": sf.Split(zeros, metrics=same, predict=predict)},
+        plateau=ReduceLROnPlateau("min val/same", patience=1),
         length="5 steps",
         ema=None,
     )
     run.train()
-    rates = [
-        group["lr"] / group["initial_lr"]
-        for held in run.state.optimizers.values()
-        for group in held.optimizer.param_groups
-    ]
-    assert rates == [0.5] * 3  # evaluated after steps 2 and 4; the first score is the best
 
-
-def untouched_pair(models: Any, batch: Any) -> Any:
-    return batch[0], batch[1]
-
-
-def same_of_several(outputs: Any, targets: Any) -> sf.Mean:
-    return sf.Mean(torch.tensor(1.0), 1)
-
-
-def bits(run: sf.Run) -> str:
-    held = sha256()
-    for parameter in run.state.parameters:
-        held.update(parameter.detach().numpy().tobytes())
-    return held.hexdigest()
+    groups = []
+    for optimizer in run.state.optimizers.values():
+        groups += optimizer.optimizer.param_groups
+    factors = [group["lr"] / group["initial_lr"] for group in groups]
+    assert factors == [0.5] * 3  # evaluated after steps 2 and 4; the first score is the best
 
 
 def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
     watching = build(None, plateau=ReduceLROnPlateau("min val/same", patience=99))
     plain = build(None, plateau=None)
-    for run in (watching, plain):
-        run.train()
-    assert bits(watching) == bits(plain)
+    watching.train()
+    plain.train()
+
+    for one, other in zip(watching.state.parameters, plain.state.parameters, strict=True):
+        assert torch.equal(one, other)
 
 
 # --- resume ---------------------------------------------------------------------------------------
@@ -287,40 +301,43 @@ def test_a_plateau_that_is_never_reached_changes_no_bit() -> None:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     build(run_dir).train()
-    assert [factor for _, factor in sorted(written(run_dir, "eval", "lr_factor"))] == [
-        1.0,
-        1.0,
-        0.5,
-        0.5,
-        0.25,
-        0.25,
-    ]
-    return left(run_dir)
+    factors = [factor for _, factor in sorted(written(run_dir, "eval", "lr_factor"))]
+    assert factors == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+    return outcome(run_dir)
 
 
 @pytest.mark.fast("5", "6")
-@pytest.mark.parametrize(
-    "stop", [3, 5, 6, 7, 10]
-)  # 6: between the evaluation that lowers the rate and the next step
+# 6: between the evaluation that lowers the rate and the next step
+@pytest.mark.parametrize("stop", [3, 5, 6, 7, 10])
 def test_a_run_that_was_stopped_ends_bit_equal(stop: int, whole: Any, tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after=f"{stop} steps").train()
     build(tmp_path / "run").train()
-    assert left(tmp_path / "run") == whole
+    assert outcome(tmp_path / "run") == whole
 
 
-@pytest.mark.parametrize("opened", [False, True])
+def leave_run(run: sf.Run) -> None:
+    for step in run:
+        if step.index == 5:
+            break
+
+
+def leave_own_loop(run: sf.Run) -> None:
+    for step in run.steps():
+        sf.forward_backward(step)
+        sf.update(step)
+        if step.index == 5:
+            break
+
+
+@pytest.mark.parametrize("leave_at_evaluation", [leave_run, leave_own_loop])
 def test_a_loop_left_by_break_at_an_evaluation_ends_bit_equal(
-    opened: bool, whole: Any, tmp_path: Path
+    leave_at_evaluation: Callable[[sf.Run], None], whole: Any, tmp_path: Path
 ) -> None:
     with build(tmp_path / "run") as run:
-        for step in run.steps() if opened else run:
-            if opened:
-                sf.forward_backward(step)
-                sf.update(step)
-            if step.index == 5:
-                break
+        leave_at_evaluation(run)
     build(tmp_path / "run").train()
-    assert left(tmp_path / "run") == whole
+
+    assert outcome(tmp_path / "run") == whole
 
 
 def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(
@@ -336,7 +353,7 @@ def test_an_evaluation_that_gave_way_to_a_signal_lowers_the_rate_at_the_resume(
         run.train()
     assert run.state.lr_factor == 1.0
     build(tmp_path / "run").train()
-    assert left(tmp_path / "run") == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 @pytest.mark.fast("7")
@@ -346,7 +363,7 @@ def test_a_run_made_longer_is_one_of_that_length(first: int, tmp_path: Path) -> 
     build(tmp_path / "whole", **plain).train()
     build(tmp_path / "longer", length=f"{first} steps", **plain).train()
     build(tmp_path / "longer", **plain).train()
-    assert left(tmp_path / "longer")[:4] == left(tmp_path / "whole")[:4]
+    assert outcome(tmp_path / "longer")[:4] == outcome(tmp_path / "whole")[:4]
 
 
 def another_split() -> dict[str, sf.Split]:
@@ -384,14 +401,9 @@ def test_a_percentage_stays_the_steps_that_it_was_when_the_run_is_made_longer(
     plain = {"schedule": None, "save_every": "1 steps", "evaluate_every": "25%"}
     build(tmp_path / "run", length="8 steps", **plain).train()
     build(tmp_path / "run", **plain).train()
-    assert [step for step, _ in sorted(written(tmp_path / "run", "eval", "lr_factor"))] == [
-        2,
-        4,
-        6,
-        8,
-        10,
-        12,
-    ]
+
+    evaluated = [step for step, _ in sorted(written(tmp_path / "run", "eval", "lr_factor"))]
+    assert evaluated == [2, 4, 6, 8, 10, 12]
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -405,12 +417,15 @@ def test_a_reduction_is_told_in_one_line_and_in_the_records(
         console=True,
         plateau=ReduceLROnPlateau("min val/same", 2, min_lr_ratio=0.3),
     ).train()
-    printed = capsys.readouterr().out
-    said = [line for line in printed.splitlines() if line.startswith("learning rate")]
+
+    printed, _, ending = capsys.readouterr().out.partition("finished: ")
+    first, second = [line for line in printed.splitlines() if line.startswith("learning rate")]
     # evaluations, times the schedule, from this step on; before them, what it was multiplied by
-    assert [numbers_in(line) for line in said] == [[2, 0.5, 6], [0.6, 2, 0.3, 10]]
-    assert all(" val/same: " in line for line in said)
-    assert 0.3 in numbers_in(printed.partition("finished: ")[2])
+    assert numbers_in(first) == [2, 0.5, 6]
+    assert numbers_in(second) == [0.6, 2, 0.3, 10]
+    assert " val/same: " in first
+    assert " val/same: " in second
+    assert 0.3 in numbers_in(ending)
     assert dict(written(tmp_path / "run", "eval", "lr_factor"))[6] == 0.5
 
 
@@ -419,21 +434,23 @@ def test_a_resume_says_at_which_rate_it_goes_on(
 ) -> None:
     build(tmp_path / "run", stop_after="7 steps").train()
     build(tmp_path / "run", console=True).train()
-    said = " ".join(capsys.readouterr().out.split())
-    assert numbers_in(said.partition(" plan ")[2].partition(" update ")[0])[-2:] == [7, 0.5]
+
+    printed = " ".join(capsys.readouterr().out.split())
+    plan = printed.partition(" plan ")[2].partition(" update ")[0]
+    assert numbers_in(plan)[-2:] == [7, 0.5]  # the step, times the schedule
 
 
 def test_after_the_last_step_nothing_is_lowered_and_nothing_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = build(
-        None, console=True, length="10 steps"
-    )  # the second reduction would come after step 10
+    # the second reduction would come after step 10
+    run = build(None, console=True, length="10 steps")
     run.train()
-    lines = capsys.readouterr().out.splitlines()
-    (lowered,) = [line for line in lines if line.startswith("learning rate")]
+
+    printed, _, ending = capsys.readouterr().out.partition("finished: ")
+    (lowered,) = [line for line in printed.splitlines() if line.startswith("learning rate")]
     assert numbers_in(lowered)[-1] < 10
-    assert 0.5 in numbers_in(" ".join(lines).partition("finished: ")[2])
+    assert 0.5 in numbers_in(ending)
     assert run.state.lr_factor == 0.5
 
 
@@ -446,57 +463,52 @@ def test_an_evaluation_that_ends_the_run_early_lowers_nothing(
     assert (run.state.step, run.state.lr_factor) == (10, 0.5)
 
 
-def broken_from(step: int) -> tuple[dict[str, sf.Split], list[sf.Run]]:
-    held: list[sf.Run] = []
-
-    def same(outputs: Any, targets: Any) -> sf.Mean:
-        return sf.Mean(math.nan if held[0].state.step >= step else 1.0, 1)
-
-    data = small_runs.Augmented()
-    return {"val": sf.Split((data.inputs, data.labels), metrics=[same])}, held
-
-
 def test_a_score_that_is_no_number_is_told_each_time_and_counted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    splits, held = broken_from(4)
-    run = build(None, splits=splits, console=True)
-    held.append(run)
+    def nan_from_step_4(outputs: Any, targets: Any) -> sf.Mean:
+        return sf.Mean(math.nan if run.state.step >= 4 else 1.0, 1)
+
+    plateau = ReduceLROnPlateau("min val/nan_from_step_4", patience=2)
+    run = build(None, splits=split(nan_from_step_4), plateau=plateau, console=True)
     run.train()
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-    assert [
-        f"val/same after step {step} is NaN ({n} so far)"
-        for n, step in enumerate((4, 6, 8, 10, 12), 1)
-    ] == [line.removeprefix("warning: ").partition(":")[0] for line in said]
+
+    printed = capsys.readouterr().out.splitlines()
+    warnings = [line for line in printed if line.startswith("warning")]
+    statements = [line.removeprefix("warning: ").partition(":")[0] for line in warnings]
+    expected = []
+    for count, step in enumerate((4, 6, 8, 10, 12), start=1):
+        expected.append(f"val/nan_from_step_4 after step {step} is NaN ({count} so far)")
+    assert statements == expected
     assert run.state.lr_factor == 1.0
 
 
 def test_plan_says_that_rates_may_be_lower() -> None:
-    lines = summary.learning_rates(build(None).parts)
-    assert "val/same" in lines[-1]
-    assert numbers_in(lines[-1]) == [0.5, 2, 0.01]  # factor, evaluations, the minimum
-    assert len(summary.learning_rates(build(None, plateau=None).parts)) == len(lines) - 1
+    *others, line = summary.learning_rates(build(None).parts)
+
+    assert "val/same" in line
+    assert numbers_in(line) == [0.5, 2, 0.01]  # factor, evaluations, the minimum
+    assert len(summary.learning_rates(build(None, plateau=None).parts)) == len(others)
 
 
 # --- settings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("name", "value"),
     [
-        {"patience": 0},
-        {"factor": 1.0},
-        {"factor": 0.0},
-        {"min_lr_ratio": 1.0},
-        {"cooldown": -1},
-        {"min_delta": math.nan},
+        ("patience", 0),
+        ("factor", 1.0),
+        ("factor", 0.0),
+        ("min_lr_ratio", 1.0),
+        ("cooldown", -1),
+        ("min_delta", math.nan),
     ],
-    ids=str,
 )
-def test_numbers_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
-    ((name, value),) = settings.items()
+def test_numbers_that_cannot_be_are_refused(name: str, value: float) -> None:
+    settings: dict[str, Any] = {"patience": 1, name: value}
     with refused("setting-out-of-range", setting=f"plateau.{name}", value=value):
-        ReduceLROnPlateau(**({"monitor": "min val/loss", "patience": 1} | settings))
+        ReduceLROnPlateau("min val/loss", **settings)
 
 
 def test_a_monitor_without_a_direction_is_refused() -> None:
@@ -535,9 +547,15 @@ def test_a_plateau_of_a_split_that_is_not_there_is_refused() -> None:
         build(None, plateau=ReduceLROnPlateau("min test/loss", 3))
 
 
-def test_early_stopping_of_another_score_or_more_patience_goes_with_it() -> None:
-    for stop in (sf.EarlyStopping("min val/same", 3), sf.EarlyStopping("min val/loss", 1)):
-        assert build(None, early_stopping=stop).parts.run_state.feedback is not None
+@pytest.mark.parametrize(
+    "stop", [sf.EarlyStopping("min val/same", 3), sf.EarlyStopping("min val/loss", 1)]
+)
+def test_early_stopping_of_another_score_or_more_patience_goes_with_it(
+    stop: sf.EarlyStopping,
+) -> None:
+    run = build(None, early_stopping=stop)
+
+    assert run.parts.run_state.feedback is not None
 
 
 def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
@@ -548,16 +566,19 @@ def test_a_score_that_is_not_taken_is_named_at_the_first_evaluation() -> None:
 
 def test_a_recipe_builds_the_plateau_of_its_score() -> None:
     config = images.Config(plateau=Plateau(patience=4, factor=0.2), run_dir=None)
+
     assert images.build(config).parts.run_state.feedback is not None
-    expected = {
+    assert config.steering(images.BEST) == {
         "best": images.BEST,
         "early_stopping": None,
         "plateau": ReduceLROnPlateau(images.BEST, 4, 0.2),
     }
-    assert config.steering(images.BEST) == expected
-    assert images.Config(plateau=Plateau(patience=4)).steering("max a/b")[
-        "plateau"
-    ] == ReduceLROnPlateau("max a/b", 4)
+
+
+def test_a_plateau_watches_the_score_that_its_recipe_names() -> None:
+    config = images.Config(plateau=Plateau(patience=4))
+
+    assert config.steering("max a/b")["plateau"] == ReduceLROnPlateau("max a/b", 4)
 
 
 def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> None:
@@ -593,35 +614,42 @@ def test_flags_are_the_fields_of_the_objects_and_best_follows_the_monitor() -> N
 def test_early_stopping_ends_where_keras_ends(
     direction: Any, patience: int, min_delta: float
 ) -> None:
-    sign = 1.0 if direction == "min" else -1.0
+    monitor = f"{direction} a/b"
+    rule = sf.EarlyStopping(monitor, patience, min_delta)
     ends = set()
     for seed in range(20):
         scores = [score for score in walk(random.Random(seed)) if math.isfinite(score)]
-        best = sign * math.inf
-        wait = 0
-        expected = None
-        for step, score in enumerate(scores):  # Keras 3, EarlyStopping.on_epoch_end
-            wait += 1
-            if sign * (best - score) > min_delta:
-                best = score
-                wait = 0
-            elif wait >= patience:
-                expected = step
-                break
-        watch = ScoreWatch(
-            f"{direction} a/b", sf.EarlyStopping(f"{direction} a/b", patience, min_delta)
-        )
-        found = next(
-            (
-                step
-                for step, score in enumerate(scores)
-                if not watch.improved(step, score) and watch.exhausted
-            ),
-            None,
-        )
-        assert found == expected
-        ends.add(found)
+
+        end = end_of_early_stopping(ScoreWatch(monitor, rule), scores)
+
+        assert end == end_of_keras(direction, patience, min_delta, scores)
+        ends.add(end)
     assert len(ends) > 1
+
+
+def end_of_early_stopping(watch: ScoreWatch, scores: Sequence[float]) -> int | None:
+    for step, score in enumerate(scores):
+        is_better = watch.improved(step, score)
+        if not is_better and watch.exhausted:
+            return step
+    return None
+
+
+def end_of_keras(
+    direction: str, patience: int, min_delta: float, scores: Sequence[float]
+) -> int | None:
+    """Where Keras 3 ends: EarlyStopping.on_epoch_end."""
+    sign = 1.0 if direction == "min" else -1.0
+    best = sign * math.inf
+    wait = 0
+    for step, score in enumerate(scores):
+        wait += 1
+        if sign * (best - score) > min_delta:
+            best = score
+            wait = 0
+        elif wait >= patience:
+            return step
+    return None
 
 
 @pytest.mark.parametrize(
@@ -651,12 +679,14 @@ def test_flags_that_make_no_plateau_are_refused(
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_what_a_refusal_says_to_type_is_taken(plateau: int, stop: int) -> None:
     flags = {"plateau.patience": plateau, "early_stopping.patience": stop}
-    config = layered(images.Config, [("flag", flags)])[0]
+    config, _ = layered(images.Config, [("flag", flags)])
     if stop > plateau:
         config.steering(images.BEST)
         return
     with refused("stopping-before-reduction") as refusal:
         config.steering(images.BEST)
+
     for setting, _ in refusal.value.remedies:
-        tried = flags | {setting.name: setting.value}
-        layered(images.Config, [("flag", tried)])[0].steering(images.BEST)
+        changed = flags | {setting.name: setting.value}
+        config, _ = layered(images.Config, [("flag", changed)])
+        config.steering(images.BEST)
