@@ -11,9 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,16 @@ from torch import nn
 
 import small_runs
 import surefoot as sf
+from recorded import records_of_kind, training_records
 from refused import refused, refused_change
-from stated import numbers_in
+from stated import lines_naming, numbers_by_line, numbers_in
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.data.order import Order
 from surefoot.errors import Setting
 from surefoot.run.components import RunComponents
-from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import OWN
+from surefoot.train.meter import Meter
 from waiting import LogicalClock
 
 STEPS = 16  # in the middle of the third pass; saved every 4
@@ -50,18 +52,40 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 def saved(run_dir: Path) -> dict[str, str]:
     """The newest checkpoint: its step and the hash of every tensor file."""
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    return {
-        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
-    } | {"step": newest.name}
+    contents = {"step": newest.name}
+    for file in newest.glob("*.safetensors"):
+        contents[file.name] = sha256(file.read_bytes()).hexdigest()
+    return contents
 
 
-def logged(run_dir: Path) -> list[Any]:
-    """All losses and scores. In a loop of one's own a step's loss is written after its scores,
-    since values may be added.
+def evaluated_steps(run_dir: Path) -> list[int]:
+    return [record["step"] for record in records_of_kind(run_dir, "eval")]
+
+
+def outcome(run_dir: Path) -> Any:
+    """The newest checkpoint, and all losses and scores. In a loop of one's own a step's loss is
+    written after its scores, since values may be added.
     """
-    values = {"train": "loss", "eval": "val/loss"}
-    found = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] in values]
-    return sorted((line["step"], line["kind"], line[values[line["kind"]]]) for line in found)
+    losses = [(record["step"], record["loss"]) for record in training_records(run_dir)]
+    scores = [(record["step"], record["val/loss"]) for record in records_of_kind(run_dir, "eval")]
+    return saved(run_dir), sorted(losses), sorted(scores)
+
+
+def assert_same_weights(one: sf.Run, other: sf.Run) -> None:
+    weights = one.state.model.state_dict()
+    for name, expected in other.state.model.state_dict().items():
+        assert torch.equal(weights[name], expected), name
+
+
+def steps_made(run: sf.Run, *, own_loop: bool) -> Iterator[sf.Step]:
+    """The steps of a run, each with its update: of a loop of one's own, or made by the run."""
+    if not own_loop:
+        yield from run
+        return
+    for step in run.steps():
+        sf.forward_backward(step)
+        sf.update(step)
+        yield step
 
 
 def make_steps(
@@ -79,20 +103,17 @@ def make_steps(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], list[Any]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What an uninterrupted run leaves."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
     build(run_dir).train()
-    return saved(run_dir), logged(run_dir)
+    return outcome(run_dir)
 
 
 def test_a_run_that_trains_by_itself_spends_no_time_in_code_of_its_users(tmp_path: Path) -> None:
     build(tmp_path / "run").train()
-    assert {
-        line["user_s"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "train"
-    } == {0.0}
+
+    assert {line["user_s"] for line in training_records(tmp_path / "run")} == {0.0}
 
 
 def test_a_finished_run_has_no_note_of_another_machine(
@@ -102,6 +123,7 @@ def test_a_finished_run_has_no_note_of_another_machine(
     before = RunComponents.machine
     monkeypatch.setattr(RunComponents, "machine", lambda parts: before(parts) | {"ranks": 2})
     build(tmp_path / "run", console=True).train()
+
     (line,) = capsys.readouterr().out.splitlines()  # that it is finished
     assert str(tmp_path / "run") in line
 
@@ -109,8 +131,8 @@ def test_a_finished_run_has_no_note_of_another_machine(
 # --- break ----------------------------------------------------------------------------------------
 
 
-# after 7 steps nothing is due; after 8 a checkpoint, 9 a record, 15 a record and scores; 16 is the
-# end
+# Stopped in the body of one of these steps: after 7 steps nothing is due; after 8 a checkpoint,
+# 9 a record, 15 a record and scores; 16 is the end.
 @pytest.mark.fast("6", "15")
 @pytest.mark.parametrize("stop", [STOP, 7, 8, 14, 15])
 def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(
@@ -122,7 +144,7 @@ def test_after_break_the_step_counts_as_made_and_a_resume_ends_bit_equal(
                 break
     assert run.state.step == stop + 1
     build(tmp_path / "run").train()
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 @pytest.mark.fast("6", "15")
@@ -131,7 +153,7 @@ def test_break_after_an_update_of_ones_own_counts_it(stop: int, whole: Any, tmp_
     make_steps(build(tmp_path / "run"), end=lambda step: step.index == stop)
     assert saved(tmp_path / "run")["step"] == f"step-{stop + 1:08d}"
     make_steps(build(tmp_path / "run"))
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 @pytest.mark.fast("8")
@@ -141,14 +163,14 @@ def test_break_out_of_a_loop_over_a_variable_is_the_same(
 ) -> None:
     """The generator lives on, as in a bar of progress around it."""
     with build(tmp_path / "run") as run:
-        held = run.steps()
-        for step in held:
+        steps = run.steps()
+        for step in steps:
             sf.forward_backward(step)
             sf.update(step)
             if step.index == stop:
                 break
     build(tmp_path / "run").train()
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 def test_two_loops_in_one_session_leave_the_records_of_one(whole: Any, tmp_path: Path) -> None:
@@ -161,7 +183,7 @@ def test_two_loops_in_one_session_leave_the_records_of_one(whole: Any, tmp_path:
                 break
         for _ in run:
             pass
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 def test_break_before_the_update_leaves_nothing_of_the_step(whole: Any, tmp_path: Path) -> None:
@@ -169,53 +191,51 @@ def test_break_before_the_update_leaves_nothing_of_the_step(whole: Any, tmp_path
     make_steps(build(tmp_path / "run"), middle=lambda step: step.index == STOP)
     assert saved(tmp_path / "run")["step"] == f"step-{STOP:08d}"
     make_steps(build(tmp_path / "run"))
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 def test_in_one_process_a_run_goes_on_after_a_half_made_step() -> None:
-    broken, plain = build(None), build(None)
+    broken = build(None)
+    plain = build(None)
     make_steps(broken, middle=lambda step: step.index == STOP)
     make_steps(broken)
     make_steps(plain)
-    weights, expected = (run.state.models["model"].state_dict() for run in (broken, plain))
-    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+    assert_same_weights(broken, plain)
 
 
 @pytest.mark.fast("6-after the update", "8-between steps")
-@pytest.mark.parametrize("opened", [False, True], ids=["between steps", "after the update"])
+@pytest.mark.parametrize("own_loop", [False, True], ids=["between steps", "after the update"])
 @pytest.mark.parametrize("stop", [STOP, 8])  # 8: a record is due after it
 def test_a_save_asked_for_in_the_body_is_of_the_whole_step(
-    opened: bool, stop: int, whole: Any, tmp_path: Path
+    own_loop: bool, stop: int, whole: Any, tmp_path: Path
 ) -> None:
     """Saved at once, the step would be made again, or its record lost, by a resume after a
     crash.
     """
     run = build(tmp_path / "run", save_every="100 steps")
     with pytest.raises(MishapError), run:  # noqa: PT012
-        for step in run.steps() if opened else run:
-            if opened:
-                sf.forward_backward(step)
-                sf.update(step)
+        for step in steps_made(run, own_loop=own_loop):
             if step.index == stop:
                 run.save()
             if step.index == stop + 1:
                 raise MishapError
     assert saved(tmp_path / "run")["step"] == f"step-{stop + 1:08d}"
     build(tmp_path / "run").train()
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 def test_what_the_body_changes_after_asking_for_a_save_is_saved_too(tmp_path: Path) -> None:
     with build(tmp_path / "run") as run:
-        held = run.register_state("held", {"number": 7})
+        mine = run.register_state("mine", {"number": 7})
         for step in run:
             if step.index == STOP:
                 run.save()
-                held["number"] = 107
+                mine["number"] = 107
                 break
-    again = build(tmp_path / "run")
-    with again:
-        assert again.register_state("held", {"number": 0}) == {"number": 107}
+
+    with build(tmp_path / "run") as resumed:
+        assert resumed.register_state("mine", {"number": 0}) == {"number": 107}
 
 
 def test_whoever_leaves_in_the_body_is_told_what_stands(
@@ -225,61 +245,73 @@ def test_whoever_leaves_in_the_body_is_told_what_stands(
         for step in run:
             if step.index == STOP:
                 sys.exit(0)
-    said = capsys.readouterr().out
-    stated = [numbers_in(line)[:1] for line in said.splitlines()[-2:]]
-    assert stated == [[STOP], [5]]  # where it ended, and the newest checkpoint
+
+    *_, end, stands = capsys.readouterr().out.splitlines()
+    assert numbers_in(end)[0] == STOP
+    assert numbers_in(stands)[0] == 5  # the newest checkpoint
 
 
 # --- an exception ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("opened", [False, True], ids=["between steps", "before the update"])
-def test_after_an_exception_the_newest_checkpoint_stands_and_a_resume_ends_bit_equal(
-    opened: bool, whole: Any, tmp_path: Path
-) -> None:
-    run = build(tmp_path / "run")
-    with pytest.raises(MishapError), run:  # noqa: PT012
-        for step in run.steps() if opened else run:
-            if opened:
-                sf.forward_backward(step)
+def fail_between_steps(run: sf.Run) -> None:
+    with run:
+        for step in run:
             if step.index == STOP:
                 raise MishapError
-            if opened:
-                sf.update(step)
+
+
+def fail_before_the_passes(run: sf.Run) -> None:
+    with run:
+        for step in run.steps():
+            if step.index == STOP:
+                raise MishapError
+            sf.forward_backward(step)
+            sf.update(step)
+
+
+def fail_before_the_update(run: sf.Run) -> None:
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            if step.index == STOP:
+                raise MishapError
+            sf.update(step)
+
+
+@pytest.mark.parametrize("fail", [fail_between_steps, fail_before_the_update])
+def test_after_an_exception_the_newest_checkpoint_stands_and_a_resume_ends_bit_equal(
+    fail: Callable[[sf.Run], None], whole: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(MishapError):
+        fail(build(tmp_path / "run"))
     assert saved(tmp_path / "run")["step"] == "step-00000005"  # a new best score
     build(tmp_path / "run").train()
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
-@pytest.mark.parametrize("opened", [False, True], ids=["between steps", "before the update"])
-def test_a_crash_is_filed_under_the_step_whose_body_it_was(opened: bool, tmp_path: Path) -> None:
-    run = build(tmp_path / "run")
-    with pytest.raises(MishapError), run:  # noqa: PT012
-        for step in run.steps() if opened else run:
-            if step.index == STOP:
-                raise MishapError
-            if opened:
-                sf.forward_backward(step)
-                sf.update(step)
+@pytest.mark.parametrize("fail", [fail_between_steps, fail_before_the_passes])
+def test_a_crash_is_filed_under_the_step_whose_body_it_was(
+    fail: Callable[[sf.Run], None], tmp_path: Path
+) -> None:
+    with pytest.raises(MishapError):
+        fail(build(tmp_path / "run"))
+
     (file,) = (tmp_path / "run" / "crash").iterdir()
     report = json.loads(file.read_text())
-    ids = Order(0, samples=small_runs.SAMPLES, batch_size=8).ids(STOP)[0].tolist()
+    ids, _ = Order(0, samples=small_runs.SAMPLES, batch_size=8).ids(STOP)
     assert file.name == f"step-{STOP:08d}.json"
-    assert (report["step"], [sample for part in report["samples"] for sample in part]) == (
-        STOP,
-        ids,
-    )
+    assert report["step"] == STOP
+    assert [*chain.from_iterable(report["samples"])] == ids.tolist()
     assert numbers_in(report["how_to_go_on"])[:1] == [5]  # the newest checkpoint
 
 
 def test_after_an_exception_it_is_said_what_stands_and_where_the_report_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = build(tmp_path / "run", console=True)
-    with pytest.raises(MishapError), run:  # noqa: PT012
-        for step in run:
-            if step.index == STOP:
-                raise MishapError
+    with pytest.raises(MishapError):
+        fail_between_steps(build(tmp_path / "run", console=True))
+
     *_, stands, where = capsys.readouterr().out.splitlines()
     assert numbers_in(stands)[:1] == [5]
     assert where.endswith(f" {tmp_path / 'run' / 'crash'}")
@@ -291,6 +323,7 @@ def test_after_an_exception_in_step_0_it_is_said_that_no_training_is_saved(
     with pytest.raises(MishapError), build(tmp_path / "run", console=True) as run:  # noqa: PT012
         for _ in run:
             raise MishapError
+
     *_, stands, _ = capsys.readouterr().out.splitlines()
     assert numbers_in(stands)[:1] == [0]
 
@@ -308,13 +341,14 @@ def test_an_exception_inside_a_step_leaves_nothing_to_the_next_session_of_the_sa
                 raise MishapError
         return small_runs.loss(model, batch)
 
-    broken, plain = build(None, loss=failing), build(None)
+    broken = build(None, loss=failing)
+    plain = build(None)
     with pytest.raises(MishapError):
         broken.train()
     broken.train()
     plain.train()
-    weights, expected = (run.state.models["model"].state_dict() for run in (broken, plain))
-    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+    assert_same_weights(broken, plain)
 
 
 # --- without `with` -------------------------------------------------------------------------------
@@ -336,7 +370,7 @@ def test_outside_of_with_a_run_says_what_to_type_and_touches_nothing(
 def test_train_inside_and_outside_of_with_is_the_same(whole: Any, tmp_path: Path) -> None:
     with build(tmp_path / "run") as run:
         run.train()
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+    assert outcome(tmp_path / "run") == whole
 
 
 # --- gradients nobody used ------------------------------------------------------------------------
@@ -344,10 +378,7 @@ def test_train_inside_and_outside_of_with_is_the_same(whole: Any, tmp_path: Path
 
 def test_a_step_that_ends_with_unused_gradients_is_refused() -> None:
     run = build(None)
-    with (
-        refused("gradients-unused", step=0),
-        run,
-    ):
+    with refused("gradients-unused", step=0), run:
         for step in run.steps():
             sf.forward_backward(step)
 
@@ -360,34 +391,32 @@ def test_gradients_that_were_there_before_the_run_do_not_reach_its_first_step() 
             parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
         return model
 
-    stale, fresh = (build(None, model=prepared(gradient), ema=None) for gradient in (1e3, None))
+    stale = build(None, model=prepared(1e3), ema=None)
+    fresh = build(None, model=prepared(None), ema=None)
     stale.train()
     fresh.train()
-    weights, expected = (run.state.models["model"].state_dict() for run in (stale, fresh))
-    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+    assert_same_weights(stale, fresh)
 
 
 def test_a_pass_made_only_to_look_changes_no_batch_statistic() -> None:
     """A probe: forward and backward, the gradients let go, no update."""
 
-    def body(step: sf.Step, probing: bool) -> None:
-        if step.index != STOP:
+    with build(None) as plain:
+        for step in plain.steps():
+            if step.index != STOP:
+                sf.forward_backward(step)
+                sf.update(step)
+    with build(None) as probing:
+        for step in probing.steps():
             sf.forward_backward(step)
-            sf.update(step)
-        elif probing:
-            sf.forward_backward(step)
-            for parameter in step.state.models["model"].parameters():
-                parameter.grad = None
+            if step.index != STOP:
+                sf.update(step)
+            else:
+                for parameter in probing.state.model.parameters():
+                    parameter.grad = None
 
-    weights = []
-    for probing in (False, True):
-        with build(None) as run:
-            for step in run.steps():
-                body(step, probing)
-        weights.append(run.state.models["model"].state_dict())
-    assert [
-        name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])
-    ] == []
+    assert_same_weights(probing, plain)
 
 
 # --- names in a record ----------------------------------------------------------------------------
@@ -398,8 +427,7 @@ def test_a_users_value_cannot_take_the_name_of_a_records_own(name: str) -> None:
     def loss(model: Any, batch: Any) -> Any:
         return small_runs.loss(model, batch), {name: sf.Mean(1.0, 1)}
 
-    run = build(None)
-    with refused("logged-name-reserved", name=name), run:
+    with refused("logged-name-reserved", name=name), build(None) as run:
         for step in run:
             step.log(**{name: 1.0})
     with refused("logged-name-reserved", name=name):
@@ -411,6 +439,9 @@ def test_a_users_value_cannot_take_the_name_of_a_splits_score() -> None:
     with refused("logged-name-of-a-split", name="val/loss", split="val"), run:
         for step in run:
             step.log(**{"val/loss": 1.0})
+
+
+def test_the_name_of_the_score_of_no_split_may_be_taken() -> None:
     with build(None, splits={}, early_stopping=None, log_every="1 steps") as run:
         for step in run:
             step.log(**{"val/loss": 1.0})
@@ -423,6 +454,7 @@ def test_a_model_of_the_wrong_shape_fails_in_the_first_step_and_no_split_is_blam
     run = build(None, loss=wrong_shape, check_state=True)
     with pytest.raises(RuntimeError) as caught:
         run.train()
+
     assert any(note.startswith("at step 0,") for note in caught.value.__notes__)
 
 
@@ -430,12 +462,10 @@ def test_every_name_that_a_record_has_by_itself_is_known_as_its_own(tmp_path: Pa
     data = small_runs.Augmented()
     data.inputs[3] = torch.nan  # so that the records of skipped steps are seen too
     build(tmp_path / "run", train_data=data).train()
-    lines = [
-        line
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] in ("train", "eval")
-    ]
-    names = {name for line in lines for name in line if "/" not in name}
+
+    names: set[str] = set()
+    for line in training_records(tmp_path / "run") + records_of_kind(tmp_path / "run", "eval"):
+        names.update(name for name in line if "/" not in name)
     assert "loss_applied" in names
     assert names - OWN == set()
 
@@ -446,28 +476,26 @@ def test_values_of_the_users_own_are_shown_on_the_console(
     with build(None, console=True, length="3 steps") as run:
         for step in run:
             step.log(warmth=step.index)
-    line = next(
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("step=3/3 train/loss")
-    )
+
+    (line,) = lines_naming(capsys.readouterr().out, "step=3/3 train/loss")
     assert " warmth=1 " in line
 
 
 # --- how it is told -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("command", "told"), [("mine.py", False), ("/usr/bin/surefoot", True)])
+@pytest.mark.parametrize(("command", "names_it"), [("mine.py", False), ("/usr/bin/surefoot", True)])
 def test_only_a_run_of_the_command_line_is_told_how_to_score_it(
     command: str,
-    told: bool,
+    names_it: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("sys.argv", [command])
     build(tmp_path / "run", length="2 steps", console=True).train()
-    assert ("surefoot evaluate" in capsys.readouterr().out) == told
+
+    assert ("surefoot evaluate" in capsys.readouterr().out) == names_it
 
 
 def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run(
@@ -488,6 +516,7 @@ def test_data_that_cannot_be_read_again_do_not_hide_the_error_that_ended_the_run
             if step.index == STOP:
                 data.gone = True
                 raise MishapError
+
     (file,) = (tmp_path / "run" / "crash").iterdir()
     planned = [ids.tolist() for ids, _ in run.parts.pipeline.plan.micro_batches(STOP)]
     assert json.loads(file.read_text())["samples"] == planned, "by the plan: none of them is read"
@@ -530,11 +559,14 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_by_the_resume(
     run = build(tmp_path / "run", splits={"val": split})
     with pytest.raises(SystemExit) as end:
         run.train()
+
     assert end.value.code == 128 + number
     assert seen[0] % 13 == 1  # 52 samples, 4 at once: one batch of the last evaluation
     assert saved(tmp_path / "run")["step"] == f"step-{at:08d}"
+
     build(tmp_path / "run").train()
-    assert (saved(tmp_path / "run"), logged(tmp_path / "run")) == whole
+
+    assert outcome(tmp_path / "run") == whole
     newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
     assert newest is not None
     assert not newest[0].state["evaluation_due"]  # and it is not made once more
@@ -559,21 +591,21 @@ def test_an_evaluation_given_up_at_the_end_is_told_and_made_once(
     run = build(tmp_path / "run", splits={"val": split}, sample_fn=sample, console=True)
     with pytest.raises(SystemExit):
         run.train()
-    said = capsys.readouterr().out
-    stated = [numbers_in(line) for line in said.splitlines()]
-    assert [STEPS] in stated  # the evaluation that a resume makes
-    assert any("Ctrl-C" in line and numbers_in(line) == [STEPS] * 2 for line in said.splitlines())
-    assert "finished" not in said
+    printed = capsys.readouterr().out
+    (ctrl_c,) = lines_naming(printed, "Ctrl-C")
+    assert numbers_in(ctrl_c) == [STEPS] * 2
+    assert [STEPS] in numbers_by_line(printed)  # the evaluation that a resume makes
+    assert "finished" not in printed
     assert samples == []
-    again = build(tmp_path / "run", sample_fn=sample, console=True)
-    again.train()
-    said = capsys.readouterr().out
-    assert f"finished: {STEPS} steps" in said
+
+    build(tmp_path / "run", sample_fn=sample, console=True).train()
+    assert f"finished: {STEPS} steps" in capsys.readouterr().out
     assert samples == [STEPS]
+
     build(tmp_path / "run", sample_fn=sample, console=True).train()
     (line,) = capsys.readouterr().out.splitlines()  # that it is finished
     assert str(tmp_path / "run") in line
-    assert [step for step, _ in scored(tmp_path / "run")] == [5, 10, 15, STEPS]
+    assert evaluated_steps(tmp_path / "run") == [5, 10, 15, STEPS]
 
 
 def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores(
@@ -598,57 +630,65 @@ def test_a_kill_after_the_evaluation_that_a_resume_made_up_for_repeats_no_scores
     for _ in range(2):
         with pytest.raises(MishapError):
             build(tmp_path / "run", loss=dying).train()
-    assert [step for step, _ in scored(tmp_path / "run")] == [5]
+
+    assert evaluated_steps(tmp_path / "run") == [5]
 
 
 def test_with_code_of_ones_own_between_the_steps_an_evaluation_is_finished(tmp_path: Path) -> None:
     """That code belongs to the step, and a resume could not run it."""
     data = small_runs.Augmented()
     bodies: list[int] = []
-    asked: list[int] = []
+    signals: list[int] = []
 
     def accuracy(outputs: Any, targets: Any) -> sf.Mean:
-        if run.state.step == 5 and not asked:
-            asked.append(5)
+        if run.state.step == 5 and not signals:
+            signals.append(5)
             signal.raise_signal(signal.SIGINT)
         return sf.metrics.accuracy(outputs, targets)
 
-    run = build(
-        tmp_path / "run", splits={"val": sf.Split((data.inputs, data.labels), metrics=accuracy)}
-    )
+    split = sf.Split((data.inputs, data.labels), metrics=accuracy)
+    run = build(tmp_path / "run", splits={"val": split})
     with pytest.raises(SystemExit), run:  # noqa: PT012
         for step in run:
             bodies.append(step.index)
+
     assert bodies[-1] == 4
-    assert [step for step, _ in scored(tmp_path / "run")] == [5]
+    assert evaluated_steps(tmp_path / "run") == [5]
 
 
-def test_an_error_that_follows_a_signal_is_reported_and_the_status_is_that_of_the_signal(
-    tmp_path: Path,
-) -> None:
-    """A compiler that was told to stop too fails, which is no mistake of anybody's; another error
-    is.
-    """
+class StoppedCompilerError(MishapError):
+    """As of a compiler that a signal has reached too."""
 
-    class StoppedError(MishapError):
-        __module__ = "torch._inductor.exc"
+    __module__ = "torch._inductor.exc"
+
+
+def fail_after_sigterm(run_dir: Path, error: type[Exception]) -> None:
+    """Train a run whose loss fails at once after a signal has come."""
 
     def loss(model: nn.Module, batch: Any) -> Any:
         if run.state.step == STOP:
             signal.raise_signal(signal.SIGTERM)
-            raise kind
+            raise error
         return small_runs.loss(model, batch)
 
-    kind: type[Exception] = StoppedError
-    run = build(tmp_path / "run", loss=loss)
+    run = build(run_dir, loss=loss)
+    run.train()
+
+
+def test_an_error_of_a_compiler_that_was_told_to_stop_is_reported_and_ends_as_the_signal_does(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SystemExit) as end:
-        run.train()
-    assert end.value.code == 143
-    assert "StoppedError" in next((tmp_path / "run" / "crash").iterdir()).read_text()
-    kind = MishapError
-    run = build(tmp_path / "run", loss=loss)
+        fail_after_sigterm(tmp_path / "run", StoppedCompilerError)
+
+    assert end.value.code == 128 + signal.SIGTERM
+    (report,) = (tmp_path / "run" / "crash").iterdir()
+    assert "StoppedCompilerError" in report.read_text()
+
+
+def test_another_error_that_follows_a_signal_is_raised(tmp_path: Path) -> None:
     with pytest.raises(MishapError):
-        run.train()
+        fail_after_sigterm(tmp_path / "run", MishapError)
 
 
 # --- what fails on the way ------------------------------------------------------------------------
@@ -684,13 +724,10 @@ def test_records_that_find_no_room_end_no_run_and_are_written_when_there_is_some
         metrics.appended.file = Full(metrics.appended.file)  # type: ignore[assignment]
         for _ in run:
             pass
-    said = capsys.readouterr().out
-    assert said.count("metrics.jsonl: No space left on device") == 1
-    steps = [
-        line["step"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "train"
-    ]
+
+    warnings = lines_naming(capsys.readouterr().out, "metrics.jsonl: No space left on device")
+    assert len(warnings) == 1
+    steps = [line["step"] for line in training_records(tmp_path / "run")]
     assert steps == [*range(3, STEPS, 3), STEPS]
 
 
@@ -707,6 +744,7 @@ def test_a_sink_that_cannot_be_closed_keeps_nothing_else_open(
         board = run.session.journal.sinks[-1]
         close = board.close
         board.close = fail  # type: ignore[method-assign]
+
     assert re.search(r"WARNING: .* tensorboard: .*No space left", capsys.readouterr().out)
     close()
     build(tmp_path / "run").train()  # the directory is free
@@ -728,40 +766,31 @@ def test_a_second_run_of_this_process_is_refused_the_directory(tmp_path: Path) -
 def test_the_names_of_new_directories_are_flushed_up_to_one_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushed: list[Path] = []
-    real = Disk.flush_directory
-    monkeypatch.setattr(
-        Disk,
-        "flush_directory",
-        lambda disk, path: (flushed.append(Path(path)), real(disk, path))[1],
-    )
+    flushed: set[Path] = set()
+    flush = Disk.flush_directory
+
+    def noted_flush(disk: Disk, path: Path) -> None:
+        flushed.add(Path(path))
+        flush(disk, path)
+
+    monkeypatch.setattr(Disk, "flush_directory", noted_flush)
     build(tmp_path / "deep" / "down" / "run", length="1 steps").train()
-    assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "down"} <= set(flushed)
+
+    assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "down"} <= flushed
 
 
 def test_a_checkpoint_that_lacks_a_part_of_its_state_is_refused_by_its_name(tmp_path: Path) -> None:
     build(tmp_path / "run", length="4 steps").train()
     store = Store(tmp_path / "run" / "checkpoints")
-    found = store.newest_intact()
-    assert found is not None
-    whole = found[0]
-    store.save(
-        replace(
-            whole,
-            step=5,
-            state={name: held for name, held in whole.state.items() if name != "machine"},
-        )
-    )
+    newest = store.newest_intact()
+    assert newest is not None
+    checkpoint, _ = newest
+    state = dict(checkpoint.state)
+    del state["machine"]
+    store.save(replace(checkpoint, step=5, state=state))
+
     with refused("state-of-another-version", sf.CheckpointError, step=5):
         build(tmp_path / "run", length="9 steps").train()
-
-
-def scored(run_dir: Path) -> list[Any]:
-    return [
-        (line["step"], line["val/loss"])
-        for line in records(run_dir / "metrics.jsonl")
-        if line["kind"] == "eval"
-    ]
 
 
 def test_an_exit_after_the_end_is_no_half_made_step(
@@ -770,6 +799,7 @@ def test_an_exit_after_the_end_is_no_half_made_step(
     with pytest.raises(SystemExit), build(tmp_path / "run", console=True) as run:  # noqa: PT012
         run.train()
         sys.exit(0)
+
     assert not (tmp_path / "run" / "crash").exists()
     assert capsys.readouterr().out.splitlines()[-1].startswith("best: ")  # of the ending
 
@@ -789,68 +819,68 @@ def test_a_disk_that_stays_full_loses_records_loudly(
 
     with build(tmp_path / "run", console=True) as run:
         assert run.session is not None
-        assert run.session.journal.metrics is not None
-        fileno = run.session.journal.metrics.appended.file.fileno()
-        opened = run.session.journal.metrics.appended.file
-        run.session.journal.metrics.appended.file = Full()  # type: ignore[assignment]
+        metrics = run.session.journal.metrics
+        assert metrics is not None
+        file = metrics.appended.file
+        fileno = file.fileno()
+        metrics.appended.file = Full()  # type: ignore[assignment]
         for _ in run:
             pass
-    opened.close()
-    assert re.search(
-        r"WARNING: .* metrics\.jsonl: No space left on device", capsys.readouterr().out
-    )
+    file.close()
+
+    printed = capsys.readouterr().out
+    assert re.search(r"WARNING: .* metrics\.jsonl: No space left on device", printed)
 
 
 def test_time_spent_on_logging_before_an_evaluation_is_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the host waits for the steps that the device still has to make."""
-    from surefoot.train.meter import Meter
-
-    real = Meter.read
     clock = LogicalClock()
-    monkeypatch.setattr(
-        Meter, "read", lambda meter, **more: (clock.advance(1.0), real(meter, **more))[1]
-    )
+    read = Meter.read
+
+    def read_for_a_second(meter: Meter, **named: Any) -> Any:
+        clock.advance(1.0)
+        return read(meter, **named)
+
+    monkeypatch.setattr(Meter, "read", read_for_a_second)
     run = build(tmp_path / "run", length="5 steps", log_every="5 steps")
     run.parts.run_state.clock.now = clock
     run.train()
-    (record,) = [
-        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"
-    ]
+
+    (record,) = training_records(tmp_path / "run")
     assert (record["training_s"], record["evaluating_s"]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "note"),
+    ("trained_on", "before"),
     [
-        (
-            {"parallel": "fsdp"},
-            "note: trained on 2 ranks (fsdp), now on 1 rank (none): ",
-        ),
+        ({"parallel": "fsdp"}, "2 ranks (fsdp)"),
         ({"parallel": "ddp"}, None),
-        (
-            {"ranks": 1, "shards": 1, "parallel": "none", "exact": False},
-            "note: trained on 1 rank (none), now on 1 rank (none): ",
-        ),
-        (
-            {"parallel": "ddp", "exact": False},
-            "note: trained on 2 ranks (ddp), now on 1 rank (none): ",
-        ),
+        ({"ranks": 1, "shards": 1, "parallel": "none", "exact": False}, "1 rank (none)"),
+        ({"parallel": "ddp", "exact": False}, "2 ranks (ddp)"),
     ],
 )
 def test_other_ranks_are_told_in_one_line_if_bits_depend_on_them(
-    changes: dict[str, Any], note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained_on: dict[str, Any],
+    before: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     build(tmp_path / "run", length="4 steps", stop_after="2 steps").train()
     store = Store(tmp_path / "run" / "checkpoints")
-    found = store.at(2)
-    machine = found.state["machine"] | {"ranks": 2, "shards": 2} | changes
-    store.save(replace(found, state={**found.state, "machine": machine}))
+    checkpoint = store.at(2)
+    machine = checkpoint.state["machine"] | {"ranks": 2, "shards": 2} | trained_on
+    store.save(replace(checkpoint, state={**checkpoint.state, "machine": machine}))
+
     build(tmp_path / "run", length="4 steps", console=True).train()
-    lines = [line for line in capsys.readouterr().out.splitlines() if " now on 1 rank " in line]
-    assert len(lines) == bool(note)
-    assert all(line.startswith(str(note)) for line in lines)
+
+    notes = lines_naming(capsys.readouterr().out, " now on 1 rank ")
+    if before is None:
+        assert notes == []
+    else:
+        (note,) = notes
+        assert note.startswith(f"note: trained on {before}, now on 1 rank (none): ")
 
 
 def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
@@ -877,6 +907,7 @@ def test_a_run_in_another_thread_is_refused_while_one_is_open(tmp_path):
             in_thread(lambda: other.evaluate("val"))
             if step.index == 1:
                 break
+
     assert codes == ["runs-in-two-threads"] * 6
     assert not (tmp_path / "other").exists()
 
@@ -901,9 +932,9 @@ def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_t
     thread = threading.Thread(target=train)
     thread.start()
     thread.join()
+
     for run in [outer, inner, *trained]:
-        for ours, reference in zip(run.state.parameters, alone.state.parameters, strict=True):
-            assert torch.equal(ours, reference)
+        assert_same_weights(run, alone)
 
 
 @pytest.mark.parametrize(
@@ -911,25 +942,26 @@ def test_a_run_opened_beside_another_in_one_thread_and_one_after_it_in_another_t
     [("matrices", "0.05 for 176 parameters and 0 for 51"), ("all", "0.05 for 227 parameters;")],
 )
 def test_the_header_says_what_decays_and_what_limits_the_gradient(
-    decay: Any, sizes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    decay: Any, sizes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(decay: Any, **changes: Any) -> sf.Run:
-        optimizer = sf.optim.adamw(1e-2, weight_decay=0.05, decay=decay)
-        return build(
-            tmp_path,
-            optimizer=optimizer,
-            clip="value 0.5",
-            console=True,
-            stop_after="2 steps",
-            **changes,
-        )
+    optimizer = sf.optim.adamw(1e-2, weight_decay=0.05, decay=decay)
+    build(None, optimizer=optimizer, clip="value 0.5", console=True, length="2 steps").train()
 
-    run(decay).train()
     printed = " ".join(capsys.readouterr().out.split())
     assert f"AdamW, weight decay {sizes}" in printed
     assert "clip value 0.5" in printed
+
+
+@pytest.mark.parametrize(("before", "after"), [("matrices", "all"), ("all", "matrices")])
+def test_a_resume_with_another_choice_of_what_decays_is_refused(
+    before: Any, after: Any, tmp_path: Path
+) -> None:
+    def optimizer(decay: Any) -> Any:
+        return sf.optim.adamw(1e-2, weight_decay=0.05, decay=decay)
+
+    build(tmp_path, optimizer=optimizer(before), stop_after="2 steps").train()
     with refused_change("optimizer.decay"):
-        run("all" if decay == "matrices" else "matrices").train()
+        build(tmp_path, optimizer=optimizer(after)).train()
 
 
 def test_the_header_has_the_decay_of_a_group_without_parameters(
@@ -939,6 +971,7 @@ def test_the_header_has_the_decay_of_a_group_without_parameters(
         return torch.optim.SGD([*groups, {"params": [], "weight_decay": 0.25}], lr=1e-2)
 
     build(tmp_path, optimizer=optimizer, console=True, stop_after="1 steps").train()
+
     printed = " ".join(capsys.readouterr().out.split())
     assert "0.25 for 0 parameters" in printed
 
@@ -946,13 +979,17 @@ def test_the_header_has_the_decay_of_a_group_without_parameters(
 def test_a_run_killed_before_its_first_save_says_that_it_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    starts = []
-    for _ in range(2):
+    def start() -> str:
+        """Open the run, and return what it prints of its plan."""
         with small_runs.build(tmp_path / "run", console=True):
             pass
-        starts.append(" ".join(capsys.readouterr().out.split()))
-    first, second = (start.partition(" plan ")[2].partition(" update ")[0] for start in starts)
-    assert (numbers_in(first)[-1], numbers_in(second)[-1]) == (0, 0)
+        header = " ".join(capsys.readouterr().out.split())
+        return header.partition(" plan ")[2].partition(" update ")[0]
+
+    first = start()
+    second = start()
+
+    assert numbers_in(first)[-1] == numbers_in(second)[-1] == 0
     assert first != second  # which resumes
 
 
@@ -980,15 +1017,15 @@ def test_a_save_that_takes_longer_than_a_step_holds_the_state_of_its_own_step(
     with run:
         for step in run:
             states[step.index + 1] = run.parts.packed().files
+
     assert run.parts.checkpointing is not None
     assert not run.parts.checkpointing.memory.lent  # the run is over
     for done, state in states.items():
         saved = Store(tmp_path / "checkpoints").at(done)
         for file in ("model", "optimizer"):
             assert state[file]
-            assert all(
-                torch.equal(saved.tensors(file)[name], each) for name, each in state[file].items()
-            )
+            for name, tensor in state[file].items():
+                assert torch.equal(saved.tensors(file)[name], tensor), name
 
 
 def test_a_kill_before_the_look_at_the_data_leaves_it_to_the_next_session(
@@ -1002,14 +1039,12 @@ def test_a_kill_before_the_look_at_the_data_leaves_it_to_the_next_session(
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "run").train()
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
+
     for stop in ("4 steps", None):  # a later session does not look again
         build(tmp_path / "run", stop_after=stop).train()
-    checks = [
-        record["step"]
-        for record in records(tmp_path / "run" / "metrics.jsonl")
-        if record["kind"] == "data_check"
-    ]
-    assert checks == [0]
+
+    (check,) = records_of_kind(tmp_path / "run", "data_check")
+    assert check["step"] == 0
 
 
 def test_a_kill_after_the_last_save_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -1017,5 +1052,7 @@ def test_a_kill_after_the_last_save_leaves_nothing_behind(tmp_path: Path) -> Non
     checkpoints = tmp_path / "run" / "checkpoints"
     before = sorted(path.name for path in checkpoints.iterdir())
     shutil.copytree(checkpoints / "step-00000000", checkpoints / ".deleted-step-00000004")
+
     build(tmp_path / "run").train()  # finished: no save follows
+
     assert sorted(path.name for path in checkpoints.iterdir()) == before

@@ -35,9 +35,13 @@ class Ranks:
 def idle_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other ranks have made no pass: sums and maxima over ranks are those of this one."""
     monkeypatch.setattr("torch.distributed.all_reduce", lambda _, op: None)
-    monkeypatch.setattr(
-        RankSums, "of_tree", lambda _, tree, *, like: tree.total() if tree.subtrees else like
-    )
+
+    def total(_: RankSums, tree: Any, *, like: Tensor) -> Tensor:
+        if tree.subtrees:
+            return tree.total()  # type: ignore[no-any-return]
+        return like
+
+    monkeypatch.setattr(RankSums, "of_tree", total)
 
 
 @pytest.mark.usefixtures("idle_others")
@@ -51,6 +55,7 @@ def test_buffers_may_lie_elsewhere_than_weights_that_are_kept_on_the_cpu(size: i
         norm(torch.zeros(3, 2, device="meta"))
         statistics.end_pass()
     statistics.finish(torch.zeros(()))
+
     assert all(buffer.is_meta for buffer in statistics.tensors())
 
 
@@ -79,7 +84,8 @@ class OneProcess:
 class TwoProcesses:
     """The other one has made no pass, so it adds nothing."""
 
-    size, rank = 2, 0
+    size = 2
+    rank = 0
 
     def add_up(self, tensor: Tensor) -> None:
         assert tensor.dtype == torch.uint8 or tensor == 4  # bytes of integers, or the passes
@@ -102,10 +108,15 @@ def test_floating_buffers_move_by_the_mean_of_the_passes_and_others_once(
         statistics.end_pass()
     statistics.finish(torch.tensor(float(skipped)))
 
-    moved = torch.tensor([-0.0, 1.0, 2.0] if skipped else [-0.0, 1.25, 2.5])
-    assert torch.equal(model.added, moved)
-    assert torch.equal(model.added.signbit(), moved.signbit())
-    assert (int(model.passes), bool(model.flag)) == ((7, False) if skipped else (8, True))
+    if skipped:
+        added = torch.tensor([-0.0, 1.0, 2.0])
+        passes, flag = 7, False
+    else:
+        added = torch.tensor([-0.0, 1.25, 2.5])
+        passes, flag = 8, True
+    assert torch.equal(model.added, added)
+    assert torch.equal(model.added.signbit(), added.signbit())
+    assert (int(model.passes), bool(model.flag)) == (passes, flag)
 
 
 class Masked(nn.Module):
@@ -140,12 +151,21 @@ def test_a_step_writes_no_buffer_that_its_passes_left_alone(passes: int) -> None
     assert model.running.tolist() == [1.5] * 3
 
 
-@pytest.mark.parametrize(
-    "write", [lambda mask: mask.data.fill_(2.0), lambda mask: mask.numpy().fill(2.0)]
-)
+def fill_data(mask: Tensor) -> None:
+    mask.data.fill_(7.0)
+
+
+def fill_array(mask: Tensor) -> None:
+    mask.numpy().fill(7.0)
+
+
+# `.data` and NumPy change a buffer without changing its version
+hidden_writes = pytest.mark.parametrize("write", [fill_data, fill_array])
+
+
+@hidden_writes
 @pytest.mark.parametrize("passes", [1, 3])
 def test_a_bad_step_undoes_what_autograd_does_not_see(passes: int, write: Any) -> None:
-    """`.data` and NumPy change a buffer without changing its version."""
     model = Masked()
     statistics = BatchStatistics({"model": model}, behavior=FIRST)
     mask = model.mask.clone()
@@ -165,60 +185,71 @@ def one_step(statistics: BatchStatistics, pass_fn: Any, *, skipped: bool = False
     statistics.finish(torch.tensor(float(skipped)))
 
 
-HIDDEN = [
-    lambda mask: mask.data.fill_(7.0),
-    lambda mask: mask.numpy().fill(7.0),
-]  # torch's version counter stays
-
-
-@pytest.mark.parametrize("write", HIDDEN)
+@hidden_writes
 def test_a_hidden_write_that_begins_in_a_later_step_is_undone_by_a_bad_step(write: Any) -> None:
     model = Masked()
     statistics = BatchStatistics({"model": model}, behavior=FIRST)
     mask = model.mask.clone()
     for _ in range(5):
         one_step(statistics, lambda: None)
+
     one_step(statistics, lambda: write(model.mask), skipped=True)
+
     assert torch.equal(model.mask, mask)
 
 
-@pytest.mark.parametrize("write", HIDDEN)
+@hidden_writes
 def test_a_hidden_write_between_steps_stays_after_a_bad_step(write: Any) -> None:
     model = Masked()
     statistics = BatchStatistics({"model": model}, behavior=FIRST)
     for _ in range(5):
         one_step(statistics, lambda: None)
+
     write(model.mask)
     one_step(statistics, lambda: model.mask.fill_(9.0), skipped=True)
+
     assert torch.equal(model.mask, torch.full((512, 512), 7.0))
 
 
+def copies_by_step(statistics: BatchStatistics, pass_fn: Any) -> int:
+    """How often the large buffer is copied because of a step."""
+    one_step(statistics, lambda: None)
+    (group,) = [group for group in statistics.groups if group.is_large]
+    version = group.before._version
+    one_step(statistics, pass_fn)
+    one_step(statistics, lambda: None)
+    return group.before._version - version
+
+
 def test_a_large_buffer_is_copied_only_if_its_bits_changed() -> None:
-    """While it changes at each step, it is compared at one step of 64 only."""
     model = Masked()
     statistics = BatchStatistics({"model": model}, behavior=FIRST)
-    compared = []
 
-    def copies(pass_fn: Any) -> int:
-        one_step(statistics, lambda: None)
-        (group,) = (each for each in statistics.groups if each.is_large)
-        version = group.before._version
-        one_step(statistics, pass_fn)
-        one_step(statistics, lambda: None)
-        return group.before._version - version
+    assert copies_by_step(statistics, lambda: None) == 0
+    assert copies_by_step(statistics, lambda: fill_data(model.mask)) == 1
 
-    assert copies(lambda: None) == 0
-    assert copies(lambda: model.mask.data.fill_(7.0)) == 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "surefoot.train.buffer_groups.equal_on_cpu", lambda *pair: compared.append(pair)
-        )
+
+def test_a_large_buffer_that_changes_is_compared_at_one_step_of_64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statistics = BatchStatistics({"model": Masked()}, behavior=FIRST)
+    comparisons = []
+
+    def unequal(*pair: Tensor) -> bool:
+        comparisons.append(pair)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr("surefoot.train.buffer_groups.equal_on_cpu", unequal)
+        one_step(statistics, lambda: None)
+        comparisons.clear()
         for _ in range(128):
             one_step(statistics, lambda: None)
-    assert len(compared) == 2
+        assert len(comparisons) == 2
+
     for _ in range(64):
         one_step(statistics, lambda: None)
-    assert copies(lambda: None) == 0
+    assert copies_by_step(statistics, lambda: None) == 0  # it no longer changes
 
 
 @pytest.mark.parametrize("bits", [0x7FC00001, 0x80000000])
@@ -229,10 +260,11 @@ def test_a_bad_step_restores_the_bits_of_a_nan_and_of_a_negative_zero(bits: int)
     statistics = BatchStatistics({"model": model}, behavior=FIRST)
     for _ in range(3):
         one_step(statistics, lambda: None)
-    model.table.data[7, 7] = torch.tensor(bits - (1 << 32) * (bits >> 31), dtype=torch.int32).view(
-        torch.float32
-    )
+    signed = torch.tensor(bits, dtype=torch.int64).to(torch.int32)  # of the same 32 bits
+    model.table.data[7, 7] = signed.view(torch.float32)
+
     one_step(statistics, lambda: model.table.fill_(1.0), skipped=True)
+
     assert int(model.table[7, 7].view(torch.int32)) & 0xFFFFFFFF == bits
 
 
@@ -241,7 +273,9 @@ def test_a_bad_step_restores_buffers_beside_one_that_became_none_between_steps()
     statistics = BatchStatistics({"model": model}, behavior=FIRST)
     one_step(statistics, lambda: None)
     model._buffers["running"] = None
+
     one_step(statistics, lambda: model.mask.fill_(9.0), skipped=True)
+
     assert model.running is None
     assert not (model.mask == 9.0).any()
 
@@ -255,7 +289,10 @@ def test_large_statistics_are_restored_though_a_norm_writes_past_the_version_cou
     for _ in range(4):
         one_step(statistics, lambda: norm(torch.randn(2, 70_000)))
     before = [buffer.clone() for buffer in norm.buffers()]
-    one_step(statistics, lambda: norm.train()(torch.full((2, 70_000), torch.nan)), skipped=True)
+
+    norm.train()
+    one_step(statistics, lambda: norm(torch.full((2, 70_000), torch.nan)), skipped=True)
+
     assert all(map(torch.equal, norm.buffers(), before))
 
 
@@ -263,11 +300,10 @@ def test_large_statistics_are_restored_though_a_norm_writes_past_the_version_cou
 def test_a_skipped_step_restores_the_shape_of_a_buffer(size: int) -> None:
     model = Masked()
     model.running = torch.full((size,), 2.0)
-    one_step(
-        statistics := BatchStatistics({"model": model}, behavior=FIRST),
-        lambda: setattr(model, "running", torch.zeros(5, 3)),
-        skipped=True,
-    )
+    statistics = BatchStatistics({"model": model}, behavior=FIRST)
+
+    one_step(statistics, lambda: setattr(model, "running", torch.zeros(5, 3)), skipped=True)
+
     assert model.running.tolist() == [2.0] * size
     assert not statistics.started
 
@@ -291,12 +327,14 @@ def test_passes_that_are_repeated_within_a_step_change_nothing() -> None:
     statistics.start_pass()
     model(torch.ones(3))
     statistics.end_pass()
+
     with statistics.repeated():
         statistics.start_pass()
         assert model.running.tolist() == [0.0] * 3
         model(torch.full((3,), 9.0))
         statistics.end_pass()
     assert model.running.tolist() == [1.0] * 3
+
     statistics.start_pass()
     model(torch.full((3,), 3.0))
     statistics.end_pass()
@@ -312,9 +350,11 @@ def test_a_pass_that_fails_is_undone_where_the_pass_before_it_changed_nothing() 
         statistics.start_pass()
         model(torch.ones(3))
         statistics.end_pass()
+
     statistics.start_pass()
     model.mask.fill_(2.0)  # and then an exception
     statistics.undo()
+
     assert torch.equal(model.mask, mask)
 
 
@@ -354,15 +394,15 @@ def test_one_pass_leaves_its_own_bits_on_a_device_too(skipped: float) -> None:
     statistics.start_pass()
     model(0.1)
     statistics.end_pass()
-    expected = [each.clone() for each in model.buffers()]
+    after_pass = [buffer.clone() for buffer in model.buffers()]
+
     statistics.finish(flag)  # type: ignore[arg-type]
+
     if skipped:
         assert model.low.tolist() == [float("inf")] * 3
         assert model.moved.tolist() == [1000.0] * 3
     else:
-        assert all(
-            torch.equal(one, other) for one, other in zip(model.buffers(), expected, strict=True)
-        )
+        assert all(map(torch.equal, model.buffers(), after_pass))
 
 
 @pytest.mark.parametrize("count", [3, 70_000])
@@ -382,16 +422,14 @@ def test_integers_of_several_ranks_stay_exact() -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer(
-                "flags", torch.zeros(5, dtype=torch.bool)
-            )  # five bytes before the next buffer
+            # five bytes before the next buffer
+            self.register_buffer("flags", torch.zeros(5, dtype=torch.bool))
             self.register_buffer("count", torch.tensor(2**60 + 1))
 
     model = Large()
-    world = SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
-    statistics = BatchStatistics(
-        {"model": model}, behavior=FIRST, world=world, shares=[range(1), range(1, 2)]
-    )  # type: ignore[arg-type]
+    world: Any = SimpleNamespace(size=2, rank=0, add_up=lambda _: None)
+    shares = [range(1), range(1, 2)]
+    statistics = BatchStatistics({"model": model}, behavior=FIRST, world=world, shares=shares)
     statistics.start_pass()
     model.count += 2  # type: ignore[operator]
     statistics.end_pass()
@@ -410,6 +448,7 @@ def test_a_skipped_step_undoes_what_repeated_passes_left_alone() -> None:
         statistics.start_pass()
         statistics.end_pass()
     assert model.mask.eq(5.0).all()
+
     statistics.finish(torch.ones(()))
     assert torch.equal(model.mask, mask)
 
@@ -420,5 +459,6 @@ def test_a_buffer_that_appears_within_a_step_is_refused() -> None:
     model.count = None  # type: ignore[assignment]
     statistics.start_pass()
     model.count = torch.tensor(1)
+
     with refused("buffer-none"):
         statistics.finish(torch.zeros(()))

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from recorded import records_of_kind
 from refused import refused
 from scored_runs import Count, build, rows, scored
 from surefoot.recipes.optimizer_settings import EarlyStopping as Flags
 from surefoot.run import messages
 from surefoot.tools.plan import summary
-from surefoot.tracking.jsonl import records
 from surefoot.train.patience import Best, PlateauProgress, ScoreWatch, following
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
@@ -36,12 +36,8 @@ def split(**scores: Sequence[float]) -> sf.Split:
     return sf.Split(rows(), metrics=metrics)
 
 
-def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == kind]
-
-
 def evaluated_steps(run_dir: Path) -> list[int]:
-    return [line["step"] for line in written(run_dir, "eval")]
+    return [line["step"] for line in records_of_kind(run_dir, "eval")]
 
 
 def kept_steps(run_dir: Path) -> list[int]:
@@ -71,7 +67,7 @@ def test_the_best_is_the_largest_value_whatever_early_stopping_calls_an_improvem
     changes: dict[str, Any] = {"splits": splits, "early_stopping": rule, "keep_last": 1}
     build(tmp_path / "run", best="max val/score", **changes).train()
 
-    (end,) = written(tmp_path / "run", "final_eval")
+    (end,) = records_of_kind(tmp_path / "run", "final_eval")
     assert (end["weights"], end["weights_step"], end["test/loss"]) == ("best", 4, -4.0)
     assert 4 in kept_steps(tmp_path / "run")
     assert best_weight(tmp_path / "run") == 4.0
@@ -86,7 +82,7 @@ def test_without_best_the_last_weights_are_evaluated_at_the_end_and_none_are_kep
     run.train()
 
     assert run.state.step == 7
-    (end,) = written(tmp_path / "run", "final_eval")
+    (end,) = records_of_kind(tmp_path / "run", "final_eval")
     assert (end["weights"], end["weights_step"], end["test/loss"]) == ("last", 7, -7.0)
     assert kept_steps(tmp_path / "run") == [0, 7]
     with refused("run-without-best-checkpoint", sf.CheckpointError):
@@ -370,10 +366,10 @@ def test_a_run_of_behavior_1_ends_as_it_began(tmp_path: Path) -> None:
     run.train()
 
     assert run.state.step == 7  # six evaluations without an improvement of more than 0.02
-    (end,) = written(run_dir, "final_eval")
+    (end,) = records_of_kind(run_dir, "final_eval")
     assert (end["weights"], end["weights_step"]) == ("best", 1)
     assert 1 in kept_steps(run_dir)
-    assert {line["val/nothing"] for line in written(run_dir, "eval")} == {0.0}
+    assert {line["val/nothing"] for line in records_of_kind(run_dir, "eval")} == {0.0}
     verdict = sf.load(scores_of_behavior_1.build(run_dir)).verify(say=None)
     assert verdict.exit_status == 0, str(verdict)
 
@@ -383,7 +379,7 @@ def test_a_run_with_the_settings_of_one_of_behavior_1_keeps_no_best_today(tmp_pa
     run.train()
 
     assert run.state.step == 7
-    (end,) = written(tmp_path / "run", "final_eval")
+    (end,) = records_of_kind(tmp_path / "run", "final_eval")
     assert (end["weights"], end["weights_step"]) == ("last", 7)
-    for line in written(tmp_path / "run", "eval"):
+    for line in records_of_kind(tmp_path / "run", "eval"):
         assert math.isnan(line["val/nothing"])

@@ -20,11 +20,11 @@ import surefoot as sf
 from identities import world_runs
 from in_one import in_one
 from ragged import CLASSES, FEATURES, counted_targets, plain_mean, tokens
+from recorded import records_of_kind
 from refused import refused
 from stated import lines_naming
 from surefoot.data.loader import MicroBatch
 from surefoot.seeding import fold, seed_generators
-from surefoot.tracking.jsonl import records
 from surefoot.train.layer_hooks import SATURATED, Activity, observed
 from surefoot.train.layer_stats import Layers, LayerWatch
 
@@ -80,9 +80,7 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 
 
 def layers(run_dir: Path) -> list[dict[str, Any]]:
-    return [
-        record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "layer_stats"
-    ]
+    return records_of_kind(run_dir, "layer_stats")
 
 
 @dataclass

@@ -5,6 +5,7 @@ as a micro-batch without targets does, and they are counted.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch.utils.data import default_collate
 import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
+from stated import lines_naming
 
-SAMPLES, STEPS = 24, 9
+SAMPLES = 24
+STEPS = 9
 INPUTS = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(SAMPLES) % 2
 BAD = torch.arange(SAMPLES) % 8 == 3  # their batches are left out
@@ -82,39 +85,57 @@ def state_of(run: sf.Run) -> list[Tensor]:
     return [tensor.clone() for tensor in run.state.model.state_dict().values()]
 
 
-def test_what_is_left_out_changes_what_a_micro_batch_without_targets_changes(
-    tmp_path: Path,
-) -> None:
-    """To the bit: weights, batch statistics, and the loss of the records."""
-    expected = build(tmp_path / "count", count_fn=count_or_zero)
-    by_loss = build(tmp_path / "loss", loss=loss_or_none)
-    by_collate = build(tmp_path / "collate", collate_fn=collate_or_none)
-    for run in (expected, by_loss, by_collate):
-        run.train()
-    want = [record["loss"] for record in sf.load(tmp_path / "count").records("train")]
-    for name, run in (("loss", by_loss), ("collate", by_collate)):
-        for one, other in zip(state_of(run), state_of(expected), strict=True):
-            assert torch.equal(one, other), name
-        records = sf.load(tmp_path / name).records("train")
-        assert [record["loss"] for record in records] == want
+def recorded(run_dir: Path, name: str) -> list[Any]:
+    """A value of each training record, None where it has none."""
+    return [record.get(name) for record in sf.load(run_dir).records("train")]
+
+
+@pytest.fixture(scope="module")
+def without_targets(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tensor], list[float]]:
+    """A run of which the same micro-batches have no targets: its weights and batch statistics, and
+    the losses of its records.
+    """
+    run_dir = tmp_path_factory.mktemp("count") / "run"
+    run = build(run_dir, count_fn=count_or_zero)
+    run.train()
+    return state_of(run), recorded(run_dir, "loss")
 
 
 @pytest.mark.parametrize("change", [{"loss": loss_or_none}, {"collate_fn": collate_or_none}])
-def test_they_are_counted_once_also_by_workers_and_over_a_resume(
-    tmp_path: Path, change: dict[str, Any]
+def test_what_is_left_out_changes_what_a_micro_batch_without_targets_changes(
+    tmp_path: Path,
+    change: dict[str, Any],
+    without_targets: tuple[list[Tensor], list[float]],
 ) -> None:
-    seen: list[int] = []
+    run = build(tmp_path / "run", **change)
+    run.train()
+
+    expected_state, expected_losses = without_targets
+    for one, other in zip(state_of(run), expected_state, strict=True):
+        assert torch.equal(one, other)
+    assert recorded(tmp_path / "run", "loss") == expected_losses
+
+
+@pytest.mark.parametrize(
+    ("change", "workers"), [({"loss": loss_or_none}, 0), ({"collate_fn": collate_or_none}, 2)]
+)
+def test_they_are_counted_once_also_by_workers_and_over_a_resume(
+    tmp_path: Path, change: dict[str, Any], workers: int
+) -> None:
+    left_out = 0
     with build(tmp_path / "whole", **change) as run:
         for step in run:
             for micro_batch in step.micro_batches:
-                if BAD[torch.from_numpy(micro_batch.sample_ids.astype("int64"))].any():
-                    seen.append(len(micro_batch.sample_ids))
-    whole = [r.get("skipped_samples") for r in sf.load(tmp_path / "whole").records("train")]
-    assert sum(filter(None, whole)) == sum(seen) > 0
-    workers = 2 if "collate_fn" in change else 0
+                ids = torch.from_numpy(micro_batch.sample_ids.astype("int64"))
+                if BAD[ids].any():
+                    left_out += len(ids)
     build(tmp_path / "cut", stop_after="4 steps", workers=workers, **change).train()
     build(tmp_path / "cut", workers=workers, **change).train()
-    assert [r.get("skipped_samples") for r in sf.load(tmp_path / "cut").records("train")] == whole
+
+    counts = recorded(tmp_path / "whole", "skipped_samples")
+    assert left_out > 0
+    assert sum(count or 0 for count in counts) == left_out
+    assert recorded(tmp_path / "cut", "skipped_samples") == counts
 
 
 @pytest.mark.parametrize("change", [{"loss": lambda *_: None}, {"collate_fn": lambda _: None}])
@@ -123,31 +144,36 @@ def test_a_step_of_which_nothing_is_left_changes_nothing(change: dict[str, Any])
     before = state_of(run)
     with refused("every-sample-left-out", setting="loss", step=2):
         run.train()
+
     assert all(map(torch.equal, state_of(run), before))
 
 
-@pytest.mark.parametrize("cut", [None, "2 steps"], ids=["in one session", "resumed"])
-def test_only_a_run_whose_first_ten_steps_are_left_out_is_ended(
-    tmp_path: Path, cut: str | None
-) -> None:
+BY_TWO: dict[str, Any] = {"batch_size": 2, "length": "12 steps", "check_state": False}
+cut_or_whole = pytest.mark.parametrize("cut", [None, "2 steps"], ids=["in one session", "resumed"])
+
+
+@cut_or_whole
+def test_a_run_whose_first_step_is_left_out_goes_on(tmp_path: Path, cut: str | None) -> None:
     """One picture that cannot be read may be the whole first step."""
-    bad: set[int] = set()
+    ((ids, _),) = build(**BY_TWO).parts.pipeline.plan.micro_batches(0)
+    of_first_step = set(ids.tolist())
 
     def collate(samples: list[Any]) -> Any:
-        is_left_out = any(sample[2] in bad for sample in samples)
+        is_left_out = any(sample[2] in of_first_step for sample in samples)
         return None if is_left_out else default_collate(samples)
 
-    settings = {"collate_fn": collate, "batch_size": 2, "length": "12 steps", "check_state": False}
-    order = build(**settings).parts.pipeline.plan
-    bad.update(int(sample) for ids, _ in order.micro_batches(0) for sample in ids)
-    run_dir = tmp_path / "a"
-    build(run_dir, log_every="1 steps", stop_after=cut, **settings).train()
-    build(run_dir, log_every="1 steps", **settings).train()
-    bad.update(range(SAMPLES))
+    changes = BY_TWO | {"collate_fn": collate, "log_every": "1 steps"}
+    build(tmp_path / "run", stop_after=cut, **changes).train()
+    build(tmp_path / "run", **changes).train()
+
+
+@cut_or_whole
+def test_a_run_whose_first_ten_steps_are_left_out_is_ended(tmp_path: Path, cut: str | None) -> None:
+    changes = BY_TWO | {"collate_fn": lambda _: None, "log_every": "11 steps"}
     if cut is not None:
-        build(tmp_path / "b", log_every="11 steps", stop_after=cut, **settings).train()
+        build(tmp_path / "run", stop_after=cut, **changes).train()
     with refused("every-sample-left-out", setting="loss", step=11):
-        build(tmp_path / "b", log_every="11 steps", **settings).train()
+        build(tmp_path / "run", **changes).train()
 
 
 def test_a_later_record_of_which_nothing_is_left_ends_no_run(
@@ -160,8 +186,8 @@ def test_a_later_record_of_which_nothing_is_left_ends_no_run(
         return plain_loss(model, batch) if len(calls) < 30 else None
 
     build(loss=loss, console=True, check_state=False, log_every="1 steps").train()
-    lines = capsys.readouterr().out.splitlines()
-    assert len([line for line in lines if line.startswith("note: ") and " None " in line]) == 1
+
+    assert len(lines_naming(capsys.readouterr().out, "note: ", " None ")) == 1
 
 
 def test_the_first_batch_may_be_left_out() -> None:
@@ -176,12 +202,10 @@ def test_the_first_batch_may_be_left_out() -> None:
 
 
 def test_verify_repeats_what_was_left_out(tmp_path: Path) -> None:
-    run = build(tmp_path / "a", loss=loss_or_none, save_every="3 steps")
-    run.train()
-    assert (
-        sf.load(build(tmp_path / "a", loss=loss_or_none, save_every="3 steps")).verify().problems
-        == []
-    )
+    build(tmp_path / "run", loss=loss_or_none, save_every="3 steps").train()
+
+    run = build(tmp_path / "run", loss=loss_or_none, save_every="3 steps")
+    assert sf.load(run).verify().problems == []
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> sf.Mean:
@@ -235,8 +259,9 @@ def test_the_ending_shows_no_count_of_samples_left_out(capsys: pytest.CaptureFix
     split = sf.Split(Rows(), loss=lambda *_: None)
     run = build(splits={"val": split}, console=True)
     run.train()
-    assert [*run.evaluate()] == ["val/loss", "val/skipped_samples"]
+
     ending = capsys.readouterr().out.partition("finished: ")[2]
+    assert [*run.evaluate()] == ["val/loss", "val/skipped_samples"]
     assert "val/loss" in ending
     assert "skipped_samples" not in ending
 
@@ -262,10 +287,11 @@ def on_rank() -> Any:
 
 
 def test_ranks_leave_out_the_same(ranks: Ranks) -> None:
-    (weights, scores) = ranks(2, on_rank)[0]
-    expected = on_rank()
-    assert weights == expected[0]
-    assert scores == pytest.approx(expected[1], rel=1e-6)
+    (weights, scores), _ = ranks(2, on_rank)
+
+    expected_weights, expected_scores = on_rank()
+    assert weights == expected_weights
+    assert scores == pytest.approx(expected_scores, rel=1e-6)
 
 
 def objects_on_rank(left_out: list[int], batch_size: int) -> Any:
@@ -292,18 +318,27 @@ def objects_on_rank(left_out: list[int], batch_size: int) -> Any:
     return build(splits={"val": split}, check_state=False).evaluate()
 
 
-OBJECTS_LEFT_OUT: list[tuple[list[int], int, int]] = [  # samples, batch size, number of scores
-    ([4, 12, 20], 4, 3),  # every batch of rank 1
-    ([0, 8, 16], 4, 3),  # every batch of rank 0
-    ([12], 12, 3),  # the only batch of rank 1
-    ([0], 12, 3),
-    ([0], SAMPLES, 0),  # the only batch, and rank 1 has padding
-    ([0, 4, 8, 12, 16, 20], 4, 0),
+@dataclass(frozen=True)
+class LeftOut:
+    """Samples whose batches are left out of a split."""
+
+    samples: list[int]
+    batch_size: int
+    score_count: int  # of the metrics
+
+
+LEFT_OUT = [
+    LeftOut([4, 12, 20], batch_size=4, score_count=3),  # every batch of rank 1
+    LeftOut([0, 8, 16], batch_size=4, score_count=3),  # every batch of rank 0
+    LeftOut([12], batch_size=12, score_count=3),  # the only batch of rank 1
+    LeftOut([0], batch_size=12, score_count=3),
+    LeftOut([0], batch_size=SAMPLES, score_count=0),  # the only batch, and rank 1 has padding
+    LeftOut([0, 4, 8, 12, 16, 20], batch_size=4, score_count=0),
 ]
 
 
-def all_objects_on_rank() -> Any:
-    return [objects_on_rank(left_out, size) for left_out, size, _ in OBJECTS_LEFT_OUT]
+def all_objects_on_rank() -> list[dict[str, float]]:
+    return [objects_on_rank(case.samples, case.batch_size) for case in LEFT_OUT]
 
 
 def test_ranks_of_which_every_batch_is_left_out_have_the_scores_of_the_others(
@@ -311,9 +346,11 @@ def test_ranks_of_which_every_batch_is_left_out_have_the_scores_of_the_others(
 ) -> None:
     pytest.importorskip("torchmetrics")
     expected = all_objects_on_rank()
-    for scores, (_, _, count) in zip(expected, OBJECTS_LEFT_OUT, strict=True):
-        assert len(scores) == count + 1  # and `skipped_samples`
-    for of_rank in ranks(2, all_objects_on_rank):
+    of_ranks = ranks(2, all_objects_on_rank)
+
+    for scores, case in zip(expected, LEFT_OUT, strict=True):
+        assert len(scores) == case.score_count + 1  # and `skipped_samples`
+    for of_rank in of_ranks:
         for scores, of_one_process in zip(of_rank, expected, strict=True):
             assert scores == pytest.approx(of_one_process, rel=1e-6)
 

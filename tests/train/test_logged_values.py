@@ -5,6 +5,7 @@ mean, sum, maximum, minimum, or the last.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ from rank_processes import Ranks
 from refused import refused
 from surefoot.mean import add_logged
 
-STEPS, EVERY = 10, 4
-WINDOWS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9))  # steps of each record
-VALUES = (3.0, -1.0, 4.0, 1.5, -9.0, 2.0, 6.0, 5.0, 3.5, -8.0)
-OF: dict[str, Any] = {
+VALUES = (3.0, -1.0, 4.0, 1.5, -9.0, 2.0, 6.0, 5.0, 3.5, -8.0)  # of each step
+WINDOWS = (VALUES[:4], VALUES[4:8], VALUES[8:])  # of each record
+REDUCTIONS: dict[str, Any] = {
     "mean": lambda values: sum(values) / len(values),
     "sum": sum,
     "max": max,
@@ -39,9 +39,9 @@ def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
         "train_data": (inputs, inputs.sum(1, keepdim=True)),
         "batch_size": 4,
         "micro_batch_size": 2,
-        "length": f"{STEPS} steps",
+        "length": "10 steps",
         "optimizer": sf.optim.sgd(lr=0.01),
-        "log_every": f"{EVERY} steps",
+        "log_every": "4 steps",
         "device": "cpu",
         "console": False,
         "report": False,
@@ -52,36 +52,56 @@ def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
 
 
 def log_all(step: sf.Step, value: float) -> None:
-    for reduce in OF:
-        step.log(
-            reduce=reduce,  # type: ignore[arg-type]
-            **{f"{reduce}_of_numbers": value, f"{reduce}_of_tensors": torch.tensor(value)},
-        )
+    for reduce in REDUCTIONS:
+        values: dict[str, Any] = {
+            f"{reduce}_of_numbers": value,
+            f"{reduce}_of_tensors": torch.tensor(value),
+        }
+        step.log(reduce=reduce, **values)  # type: ignore[arg-type]
 
 
-def expected(record: int) -> dict[str, float]:
-    values = [VALUES[step] for step in WINDOWS[record]]
-    return {
-        f"{reduce}_of_{kind}": function(values)
-        for reduce, function in OF.items()
-        for kind in ("numbers", "tensors")
-    }
+def as_logged(reduced: dict[str, float]) -> dict[str, float]:
+    """What `log_all` makes of the value of each reduction in a record."""
+    values = {}
+    for reduce, value in reduced.items():
+        values[f"{reduce}_of_numbers"] = value
+        values[f"{reduce}_of_tensors"] = value
+    return values
 
 
-def logged(run_dir: Path | str) -> list[dict[str, float]]:
-    records = sf.load(run_dir).records("train")
-    return [{name: record[name] for name in record if "_of_" in name} for record in records]
+def expected_values() -> list[dict[str, float]]:
+    """The values of each record of a run that logs `VALUES`."""
+    values = []
+    for window in WINDOWS:
+        reduced = {reduce: function(window) for reduce, function in REDUCTIONS.items()}
+        values.append(as_logged(reduced))
+    return values
 
 
-@pytest.mark.parametrize("is_opened", [False, True])
-def test_values_are_those_of_the_steps_of_a_record(tmp_path: Path, is_opened: bool) -> None:
+def logged_values(run_dir: Path | str) -> list[dict[str, float]]:
+    """The values of each record, by the names that tests give them."""
+    values = []
+    for record in sf.load(run_dir).records("train"):
+        values.append({name: record[name] for name in record if "_of_" in name})
+    return values
+
+
+def test_values_are_those_of_the_steps_of_a_record(tmp_path: Path) -> None:
     with build(tmp_path / "a") as run:
-        for step in run.steps() if is_opened else run:
-            if is_opened:
-                sf.forward_backward(step)
-                sf.update(step)
+        for step in run:
             log_all(step, VALUES[step.index])
-    assert logged(tmp_path / "a") == [expected(record) for record in range(3)]
+
+    assert logged_values(tmp_path / "a") == expected_values()
+
+
+def test_values_of_a_loop_of_ones_own_are_those_of_the_steps_of_a_record(tmp_path: Path) -> None:
+    with build(tmp_path / "a") as run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            sf.update(step)
+            log_all(step, VALUES[step.index])
+
+    assert logged_values(tmp_path / "a") == expected_values()
 
 
 def test_a_resume_in_the_middle_of_a_record_changes_nothing(tmp_path: Path) -> None:
@@ -89,7 +109,8 @@ def test_a_resume_in_the_middle_of_a_record_changes_nothing(tmp_path: Path) -> N
         with build(tmp_path / "a", stop_after=stop) as run:
             for step in run:
                 log_all(step, VALUES[step.index])
-    assert logged(tmp_path / "a") == [expected(record) for record in range(3)]
+
+    assert logged_values(tmp_path / "a") == expected_values()
 
 
 def on_rank(run_dir: str) -> None:
@@ -102,23 +123,17 @@ def on_rank(run_dir: str) -> None:
 
 def test_values_of_all_ranks_are_put_together(tmp_path: Path, ranks: Ranks) -> None:
     ranks(2, on_rank, run_dir=str(tmp_path / "a"))
-    for record, values in enumerate(logged(tmp_path / "a")):
-        steps = WINDOWS[record]
-        own = [VALUES[step] for step in steps]
-        alone = values.pop("alone_of_rank")
-        assert alone == len(steps)
-        of_ranks = {
-            "mean": OF["mean"](own) + 0.5,
-            "sum": 2 * sum(own) + len(own),
-            "max": max(own) + 1,
-            "min": min(own),
-            "last": own[-1],  # of rank 0
+
+    for values, window in zip(logged_values(tmp_path / "a"), WINDOWS, strict=True):
+        assert values.pop("alone_of_rank") == len(window)
+        of_both = {
+            "mean": sum(window) / len(window) + 0.5,
+            "sum": 2 * sum(window) + len(window),
+            "max": max(window) + 1,
+            "min": min(window),
+            "last": window[-1],  # of rank 0
         }
-        assert values == {
-            f"{reduce}_of_{kind}": value
-            for reduce, value in of_ranks.items()
-            for kind in ("numbers", "tensors")
-        }
+        assert values == as_logged(of_both)
 
 
 def test_calls_of_one_step_go_on(tmp_path: Path) -> None:
@@ -130,40 +145,54 @@ def test_calls_of_one_step_go_on(tmp_path: Path) -> None:
                 step.log(reduce="min", min_of_step=value)
                 step.log(reduce="last", last_of_step=value)
             step.log(reduce="max", max_of_step=1)
-    assert logged(tmp_path / "a") == [
-        {"sum_of_step": 10.0, "max_of_step": 5.0, "min_of_step": 2.0, "last_of_step": 3.0}
-    ]
+
+    (values,) = logged_values(tmp_path / "a")
+    expected = {"sum_of_step": 10.0, "max_of_step": 5.0, "min_of_step": 2.0, "last_of_step": 3.0}
+    assert values == expected
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max", "min", "last"])
 def test_nan_is_not_lost(tmp_path: Path, reduce: Any) -> None:
+    a_of_steps = [1.0, math.nan, 1.0]
+    if reduce == "last":
+        a_of_steps = [1.0, 1.0, math.nan]
     with build(tmp_path / "a", length="3 steps", log_every="3 steps") as run:
         for step in run:
-            is_nan = step.index == (2 if reduce == "last" else 1)
-            step.log(reduce=reduce, a_of_steps=math.nan if is_nan else 1.0)
+            step.log(reduce=reduce, a_of_steps=a_of_steps[step.index])
             step.log(reduce=reduce, b_of_calls=math.nan)
             if reduce != "last":
                 step.log(reduce=reduce, b_of_calls=1.0)
+
     (record,) = sf.load(tmp_path / "a").records("train")
     assert math.isnan(record["a_of_steps"])
     assert math.isnan(record["b_of_calls"])
 
 
-def test_what_is_unclear_is_refused() -> None:
+@pytest.fixture
+def step() -> Iterator[sf.Step]:
     with build(length="1 steps") as run:
-        for step in run:
-            with refused("unknown-reduction", setting="reduce", value="'median'"):
-                step.log(reduce="median", a=1.0)  # type: ignore[arg-type]
-            with refused("unknown-reduction", setting="reduce", value="0.5"):
-                step.log(reduce=0.5)  # type: ignore[arg-type]  # a value of this name
-            with refused("reduced-mean", setting="reduce", value="a"):
-                step.log(reduce="sum", a=sf.Mean(1.0, 2))
-            step.log(b=1.0)
-            with refused("logged-two-ways", setting="reduce", value="b"):
-                step.log(reduce="max", b=1.0)
-            step.log(reduce="max", c=1.0)
-            with refused("logged-two-ways", setting="reduce", value="c"):
-                step.log(c=1.0)
+        yield from run
+
+
+def test_a_reduction_that_is_none_is_refused(step: sf.Step) -> None:
+    with refused("unknown-reduction", setting="reduce", value="'median'"):
+        step.log(reduce="median", a=1.0)  # type: ignore[arg-type]
+    with refused("unknown-reduction", setting="reduce", value="0.5"):
+        step.log(reduce=0.5)  # type: ignore[arg-type]  # a value of this name
+
+
+def test_a_mean_is_refused_by_other_reductions(step: sf.Step) -> None:
+    with refused("reduced-mean", setting="reduce", value="a"):
+        step.log(reduce="sum", a=sf.Mean(1.0, 2))
+
+
+def test_two_reductions_in_one_step_are_refused(step: sf.Step) -> None:
+    step.log(a=1.0)
+    with refused("logged-two-ways", setting="reduce", value="a"):
+        step.log(reduce="max", a=1.0)
+    step.log(reduce="max", b=1.0)
+    with refused("logged-two-ways", setting="reduce", value="b"):
+        step.log(b=1.0)
 
 
 def test_two_reductions_in_two_steps_of_a_record_are_refused() -> None:
@@ -196,11 +225,10 @@ def test_a_float_beside_a_tensor_is_written_on_its_device(is_float_first: bool) 
     with Calls() as calls:
         for value in values:
             add_logged(logged, {"a": value}, reduce="max")
+
     assert logged["a"].number.device.type == "meta"
-    assert [name for name in calls.names if "full" in name or "maximum" in name] == [
-        "aten.full.default",
-        "aten.maximum.default",
-    ]
+    of_interest = [name for name in calls.names if "full" in name or "maximum" in name]
+    assert of_interest == ["aten.full.default", "aten.maximum.default"]
 
 
 def scored(model: nn.Module, batch: Any) -> tuple[Any, dict[str, sf.Mean]]:
@@ -212,6 +240,9 @@ def test_a_metric_of_the_loss_is_not_replaced() -> None:
     with refused("logged-name-of-the-loss", name="accuracy"), build(loss=scored) as run:
         for step in run:
             step.log(accuracy=1.0)
+
+
+def test_a_metric_of_a_later_loss_does_not_replace_a_value() -> None:
     with refused("logged-name-of-the-loss", name="accuracy"), build(loss=scored) as run:
         for step in run.steps():
             step.log(accuracy=1.0)
@@ -224,4 +255,6 @@ def test_metrics_of_two_losses_are_added(tmp_path: Path) -> None:
             sf.forward_backward(step, scored)
             sf.forward_backward(step, scored)
             sf.update(step)
-    assert {record["accuracy"] for record in sf.load(tmp_path / "a").records("train")} == {0.5}
+
+    for record in sf.load(tmp_path / "a").records("train"):
+        assert record["accuracy"] == 0.5

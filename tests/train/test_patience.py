@@ -20,6 +20,7 @@ from torch import nn
 import small_runs
 import surefoot as sf
 from in_one import in_one
+from recorded import records_of_kind
 from refused import refused
 from stated import numbers_in
 from surefoot.cli.main import main
@@ -27,7 +28,6 @@ from surefoot.config.tree import layered
 from surefoot.recipes import images
 from surefoot.recipes.optimizer_settings import Plateau
 from surefoot.tools.plan import summary
-from surefoot.tracking.jsonl import records
 from surefoot.train.patience import (
     Feedback,
     PlateauProgress,
@@ -63,11 +63,7 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
 
 
 def written(run_dir: Path, kind: str, value: str) -> list[tuple[int, Any]]:
-    return [
-        (line["step"], line[value])
-        for line in records(run_dir / "metrics.jsonl")
-        if line["kind"] == kind
-    ]
+    return [(record["step"], record[value]) for record in records_of_kind(run_dir, kind)]
 
 
 def outcome(run_dir: Path) -> Any:
