@@ -34,14 +34,14 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
-    plain = {
+    defaults = {
         "loss": 2.5 - step / 100,
         "lr": 1e-3,
         "grad_norm": 0.51,
         "targets_per_s": 15400.0,
         "eta_s": 90,
     }
-    return {"kind": "train", "step": step, **plain, **values}
+    return {"kind": "train", "step": step} | defaults | values
 
 
 def scores(step: int, **values: float) -> dict[str, Any]:
@@ -54,25 +54,46 @@ def scores(step: int, **values: float) -> dict[str, Any]:
     } | values
 
 
-def shown(*records: dict[str, Any], columns: int = 80, rows: int = 24, epochs: int = 0) -> Screen:
-    screen = Screen(columns, rows)
-    terminal = Terminal(100, screen, epochs=epochs, now=lambda: 0.0)  # type: ignore[arg-type]
-    hand(terminal, records)
+def terminal_on(screen: Screen, *, steps: int = 100, **settings: Any) -> Terminal:
+    """A live view of a run of so many steps, for which no time passes."""
+    return Terminal(steps, screen, now=lambda: 0.0, **settings)  # type: ignore[arg-type]
+
+
+def screen_after(*records: dict[str, Any], columns: int = 80, epochs: int = 0) -> Screen:
+    screen = Screen(columns)
+    hand(terminal_on(screen, epochs=epochs), records)
     return screen
+
+
+def table_rows(screen: Screen) -> list[list[str]]:
+    """The words of each row of the table: those lines end with a time."""
+    return [line.split() for line in screen.lines if re.search(r" \d+s$", line)]
+
+
+def without_colors(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def color_codes(text: str) -> set[str]:
+    codes = set()
+    for sequence in re.findall(r"\x1b\[([0-9;]*)m", text):
+        codes.update(sequence.split(";"))
+    return codes
 
 
 def test_there_is_one_row_per_evaluation_under_one_head_and_one_live_line_below() -> None:
     steps = range(10, 100, 10)
-    screen = shown(*(record for step in steps for record in (train(step), scores(step))), train(95))
-    assert screen.lines[0].split() == [
-        *("step", "train", "loss", "val/loss", "val/perplexity", "cloze/accuracy", "time")
-    ]
-    rows = [line.split() for line in screen.lines[1:-1]]
-    assert [row[0] for row in rows] == [str(step) for step in steps]
-    assert rows[0][1:5] == ["2.4", "3.3654", "28.946", "0.645"]
-    assert screen.lines[-1].startswith(
-        "━━━━━━━━━━─ 95/100  loss 1.55  eta 1m30s  lr 0.001  norm 0.51  15.4k/s"
-    )
+    records = []
+    for step in steps:
+        records += [train(step), scores(step)]
+
+    head, *rows, live = screen_after(*records, train(95)).lines
+
+    names = ["val/loss", "val/perplexity", "cloze/accuracy"]
+    assert head.split() == ["step", "train", "loss", *names, "time"]
+    assert [row.split()[0] for row in rows] == [str(step) for step in steps]
+    assert rows[0].split()[1:5] == ["2.4", "3.3654", "28.946", "0.645"]
+    assert live.startswith("━━━━━━━━━━─ 95/100  loss 1.55  eta 1m30s  lr 0.001  norm 0.51  15.4k/s")
 
 
 @pytest.mark.parametrize("scores_first", [False, True])
@@ -82,11 +103,14 @@ def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_th
     epoch = {"kind": "epoch", "loss": 0.25, "epoch_s": 65.0}
     first = epoch | {"step": 10, "epoch": 1}
     second = epoch | {"step": 20, "epoch": 2}
-    evaluated = [{"kind": "eval", "step": step, "val/loss": 0.75} for step in (10, 15)]
-    in_order = [train(10), first, evaluated[0]]
+    scores_of_10 = {"kind": "eval", "step": 10, "val/loss": 0.75}
+    scores_of_15 = {"kind": "eval", "step": 15, "val/loss": 0.75}
+    records_of_10 = [train(10), first, scores_of_10]
     if scores_first:
-        in_order = [evaluated[0], train(10), first]
-    screen = shown(*in_order, evaluated[1], train(20), second, epochs=30)
+        records_of_10 = [scores_of_10, train(10), first]
+
+    screen = screen_after(*records_of_10, scores_of_15, train(20), second, epochs=30)
+
     head, *rows = [line.split() for line in screen.lines[:-1]]
     assert head == ["step", "train", "loss", "val/loss", "epoch", "mean", "time"]
     assert rows == [
@@ -97,39 +121,43 @@ def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_th
 
 
 def test_every_record_of_training_has_one_row_if_log_every_was_given() -> None:
-    screen = Screen(80, 24)
-    terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
+    screen = Screen()
+    terminal = terminal_on(screen, every_record=True)
     hand(terminal, [train(10), train(20), scores(20), scores(25), train(25), train(30)])
     terminal.step_recorded()
     terminal.say("finished: 30 steps")
     terminal.close()
-    rows = [line.split()[:2] for line in screen.lines if re.search(r" 0s$", line)]
-    assert rows == [["10", "2.4"], ["20", "2.3"], ["25", "2.25"], ["30", "2.2"]]
+
+    step_and_loss = [row[:2] for row in table_rows(screen)]
+    assert step_and_loss == [["10", "2.4"], ["20", "2.3"], ["25", "2.25"], ["30", "2.2"]]
     assert screen.lines[-1] == "finished: 30 steps"
 
 
-@pytest.mark.parametrize("said_after", ["train", "eval"])
-def test_a_step_has_one_row_even_if_a_note_comes_before_its_scores(said_after: str) -> None:
-    screen = Screen(80, 24)
-    terminal = Terminal(100, screen, every_record=True, now=lambda: 0.0)  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", ["train", "eval"])
+def test_a_step_has_one_row_even_if_a_note_comes_before_its_scores(kind: str) -> None:
+    screen = Screen()
+    terminal = terminal_on(screen, every_record=True)
     for record in (train(10), scores(10), train(20), scores(20)):
         terminal.write(record)
-        if record["kind"] == said_after:
+        if record["kind"] == kind:
             terminal.say("note: the loss has a spike")
     terminal.close()
-    assert [line.split()[0] for line in screen.lines if re.search(r" 0s$", line)] == ["10", "20"]
-    assert sum(line.startswith("note:") for line in screen.lines) == 2
+
+    assert [row[0] for row in table_rows(screen)] == ["10", "20"]
+    notes = [line for line in screen.lines if line.startswith("note:")]
+    assert len(notes) == 2
 
 
 @pytest.mark.slow
 def test_a_thousand_rows_scroll_away_as_ordinary_text() -> None:
-    screen = shown(
-        *(
-            record
-            for step in range(1000)
-            for record in ([train(step)] * (step % 10 == 0) + [scores(step)])
-        )
-    )
+    records = []
+    for step in range(1000):
+        if step % 10 == 0:
+            records.append(train(step))
+        records.append(scores(step))
+
+    screen = screen_after(*records)
+
     assert sum("28.946" in line for line in screen.lines) == 1000
     assert sum("━" in line for line in screen.lines) == 1
 
@@ -139,10 +167,13 @@ def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
     columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    own = {"a_value_with_a_rather_long_name": 1.0, "two\nlines": 123456.789, "wide 宽宽宽宽": 1e300}
-    screen = shown(
-        train(10, **own), train(20, loss=1e300, grad_norm=float("inf"), **own), columns=columns
-    )
+    values = {
+        "a_value_with_a_rather_long_name": 1.0,
+        "two\nlines": 123456.789,
+        "wide 宽宽宽宽": 1e300,
+    }
+    records = [train(10, **values), train(20, loss=1e300, grad_norm=float("inf"), **values)]
+    screen = screen_after(*records, columns=columns)
     assert len(screen.lines) == 1
     assert screen.screen.cursor.x <= columns - 3
 
@@ -151,80 +182,85 @@ def test_the_live_line_is_one_line_and_leaves_room_for_the_echo_of_ctrl_c(
 def test_no_row_is_wider_than_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     values = (1e300, -1.23456e-100, float("nan"), 123456.789, -float("inf"))
-    more = {f"split {number}/宽 score": value for number, value in enumerate(values)}
-    screen = Screen(columns)
-    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
-    other = {"kind": "eval", "step": 20, **more}
-    hand(terminal, [train(10, loss=1e300), scores(10), train(20, loss=1e300), other])
-    assert [line.split()[0] for line in screen.lines if line.split()[1:2] == ["1e+300"]] == [
-        "10",
-        "20",
+    wide_scores = {f"split {number}/宽 score": value for number, value in enumerate(values)}
+    records = [
+        train(10, loss=1e300),
+        scores(10),
+        train(20, loss=1e300),
+        {"kind": "eval", "step": 20, **wide_scores},
     ]
-    rows = [line for line in screen.lines[:-1] if " 1e+300 " in line or line.endswith("time")]
-    assert [row.split()[-1] for row in rows] == [
-        "time",
-        "0s",
-        "time",
-        "0s",
-    ]  # nothing of them has wrapped
+
+    screen = screen_after(*records, columns=columns)
+
+    rows = [line.split() for line in screen.lines[:-1]]
+    assert [row[0] for row in rows if row[1:2] == ["1e+300"]] == ["10", "20"]
+    heads_and_rows = [row for row in rows if "1e+300" in row or row[-1] == "time"]
+    # nothing of them has wrapped
+    assert [row[-1] for row in heads_and_rows] == ["time", "0s", "time", "0s"]
 
 
-def test_all_that_one_wants_to_know_is_in_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_one_wants_to_know_is_in_eighty_columns() -> None:
     screen = Screen()
-    terminal = Terminal(20_000, screen)  # type: ignore[arg-type]
-    terminal.write(
-        train(19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040)
+    record = train(
+        19_999, loss=2.34567, lr=4.98e-5, grad_norm=0.512, targets_per_s=123456.0, eta_s=5040
     )
+    terminal_on(screen, steps=20_000).write(record)
     assert screen.lines == [
         "━━━━━━━ 19999/20000  loss 2.3457  eta 1h24m  lr 4.98e-5  norm 0.512  123k/s"
     ]
 
 
-def test_the_rate_has_its_unit_beside_a_full_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns, end in ((91, "norm 0.51  15.4k/s"), (92, "norm 0.51  15.4k tokens/s")):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        screen = Screen(columns)
-        terminal = Terminal(100, screen, unit="tokens")  # type: ignore[arg-type]
-        terminal.write(train(10))
-        assert re.match("━━─{14} 10/100  ", screen.lines[0])
-        assert screen.lines[0].endswith(end)
+@pytest.mark.parametrize(
+    ("columns", "end"), [(91, "norm 0.51  15.4k/s"), (92, "norm 0.51  15.4k tokens/s")]
+)
+def test_the_rate_has_its_unit_beside_a_full_bar(
+    columns: int, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    screen = Screen(columns)
+    terminal_on(screen, unit="tokens").write(train(10))
+    (live,) = screen.lines
+    assert re.match("━━─{14} 10/100  ", live)
+    assert live.endswith(end)
 
 
 def test_scores_for_which_there_is_no_room_are_named() -> None:
-    more = {f"split {number}/a rather long score": 1.0 for number in range(5)}
-    screen = shown(train(10), scores(10, **more))
+    wide_scores = {f"split {number}/a rather long score": 1.0 for number in range(5)}
+    screen = screen_after(train(10), scores(10, **wide_scores))
     assert ": split 1" in " ".join(screen.lines)
 
 
 def test_other_scores_get_a_head_of_their_own() -> None:
-    screen = shown(scores(10), {"kind": "eval", "step": 20, "test/loss": 1.0})
-    assert [line.split()[-2] for line in screen.lines if "step" in line] == [
-        "cloze/accuracy",
-        "test/loss",
-    ]
+    screen = screen_after(scores(10), {"kind": "eval", "step": 20, "test/loss": 1.0})
+    heads = [line.split() for line in screen.lines if "step" in line]
+    assert [head[-2] for head in heads] == ["cloze/accuracy", "test/loss"]
 
 
-@pytest.mark.parametrize(("columns", "heads"), [(88, 1), (87, 2), (80, 2)])
+ONE_HEAD = ["step train loss val/loss val/perplexity cloze/accuracy val/bits_per_byte time"]
+TWO_HEADS = [
+    "train val val cloze val",
+    "step loss loss perplexity accuracy bits_per_byte time",
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [(88, ONE_HEAD), (87, TWO_HEADS), (80, TWO_HEADS)],
+    ids=["88", "87", "80"],
+)
 def test_every_column_names_its_split_in_one_line_or_above_it(
-    columns: int, heads: int, monkeypatch: pytest.MonkeyPatch
+    columns: int, heads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    screen = shown(train(10), scores(10, **{"val/bits_per_byte": 1.5}), columns=columns)
-    head = [line.split() for line in screen.lines[:heads]]
-    names = ["val/loss", "val/perplexity", "cloze/accuracy", "val/bits_per_byte"]
-    if heads == 1:
-        assert head == [["step", "train", "loss", *names, "time"]]
-    else:
-        assert head == [
-            ["train", *(name.split("/")[0] for name in names)],
-            ["step", "loss", *(name.split("/")[1] for name in names), "time"],
-        ]
-    assert screen.lines[heads].split() == ["10", "2.4", "3.3654", "28.946", "0.645", "1.5", "0s"]
+    screen = screen_after(train(10), scores(10, **{"val/bits_per_byte": 1.5}), columns=columns)
+    *shown_heads, row, _ = [line.split() for line in screen.lines]
+    assert shown_heads == [head.split() for head in heads]
+    assert row == ["10", "2.4", "3.3654", "28.946", "0.645", "1.5", "0s"]
 
 
-def test_what_is_said_breaks_between_words_and_its_first_word_has_a_colour() -> None:
+def test_a_message_breaks_between_words_and_its_first_word_has_a_color() -> None:
     screen = Screen(40)
-    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal = terminal_on(screen)
     terminal.rich.width = 40
     terminal.say("WARNING slow: one two three four five six seven eight nine\nfinished: 3 steps")
     assert screen.lines == [
@@ -238,7 +274,7 @@ def test_what_is_said_breaks_between_words_and_its_first_word_has_a_colour() -> 
 
 def test_prose_and_samples_stand_above_the_live_line() -> None:
     screen = Screen()
-    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal = terminal_on(screen)
     terminal.write(train(10))
     terminal.say("warning: something")
     terminal.write({"kind": "sample", "step": 10, "text": "[bold]so it goes[/bold] :smile:"})
@@ -256,11 +292,11 @@ def test_prose_and_samples_stand_above_the_live_line() -> None:
 @pytest.mark.parametrize(
     "record",
     [train(20), scores(10), {"kind": "sample", "step": 10, "text": "so it goes"}],
-    ids=lambda held: held["kind"],
+    ids=lambda record: record["kind"],
 )
 def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) -> None:
     screen = Screen()
-    terminal = Terminal(100, screen, now=lambda: 0.0)  # type: ignore[arg-type]
+    terminal = terminal_on(screen)
     terminal.write(train(10))
     terminal.doing("evaluating val")
     assert screen.lines[-1].endswith("10/100  evaluating val")
@@ -269,9 +305,8 @@ def test_what_takes_long_is_named_until_the_next_record(record: dict[str, Any]) 
 
 
 def test_what_a_model_writes_does_not_command_the_terminal() -> None:
-    screen = shown(
-        train(10), {"kind": "sample", "step": 10, "text": "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"}
-    )
+    text = "so\x1b[2J it\x1b[?25l\rgoes\r\non\x9b2J"
+    screen = screen_after(train(10), {"kind": "sample", "step": 10, "text": text})
     assert screen.lines[:4] == [
         sample_block({"step": 10, "text": ""}).splitlines()[0],
         "so\ufffd[2J it\ufffd[?25l\ufffdgoes",
@@ -283,7 +318,7 @@ def test_what_a_model_writes_does_not_command_the_terminal() -> None:
 
 def test_a_terminal_that_knows_few_letters_gets_others() -> None:
     screen = Screen(encoding="latin-1")
-    terminal = Terminal(100, screen)  # type: ignore[arg-type]
+    terminal = terminal_on(screen)
     terminal.write(train(50))
     terminal.say("宽")
     assert screen.lines[0] == "?"
@@ -303,17 +338,18 @@ def test_plain_lines_go_where_a_line_cannot_be_redrawn(
 
 
 def test_skipped_steps_stand_out() -> None:
-    screen = shown(train(10, skipped=2, loss=float("nan"), loss_applied=1.5))
+    screen = screen_after(train(10, skipped=2, loss=float("nan"), loss_applied=1.5))
     assert "2 skipped  loss 1.5" in screen.lines[-1]
     assert "\x1b[31m" in screen.raw
 
 
-def test_only_the_eight_plain_colours_are_used_and_the_cursor_is_never_hidden() -> None:
-    screen = shown(train(10, skipped=1), scores(10), train(20))
-    codes = {
-        code for found in re.findall(r"\x1b\[([0-9;]*)m", screen.raw) for code in found.split(";")
-    }
-    assert codes <= {"0", "1", "2", *(str(30 + colour) for colour in range(8))}
+NO_COLORS = {"0", "1", "2"}  # plain, bold and dim
+
+
+def test_only_the_eight_plain_colors_are_used_and_the_cursor_is_never_hidden() -> None:
+    screen = screen_after(train(10, skipped=1), scores(10), train(20))
+    colors = {str(30 + color) for color in range(8)}
+    assert color_codes(screen.raw) <= NO_COLORS | colors
     assert "\x1b[?25l" not in screen.raw
 
 
@@ -394,15 +430,19 @@ def warm() -> Iterator[Warm]:
 
 
 @pytest.fixture
-def started(warm: Warm, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+def start(warm: Warm, tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Starts a program after `RUN` in a pseudo-terminal, with these variables of its
+    environment.
+    """
     processes: list[Process] = []
 
-    def start(program: str, *, columns: int = 80, **variables: str) -> Process:
-        whole = RUN.format(out=str(tmp_path / "run")) + program
-        processes.append(Process(warm, whole, columns=columns, environment=variables))
-        return processes[-1]
+    def start_program(program: str, *, columns: int = 80, **variables: str) -> Process:
+        text = RUN.format(out=str(tmp_path / "run")) + program
+        process = Process(warm, text, columns=columns, environment=variables)
+        processes.append(process)
+        return process
 
-    yield start
+    yield start_program
     for process in processes:
         process.close()
 
@@ -414,32 +454,24 @@ def assert_sane(process: Process) -> None:
     assert "\x1b[?25l" not in process.screen.raw
 
 
-def test_a_run_leaves_its_head_its_table_and_its_end(started: Callable[..., Process]) -> None:
-    process = started(
-        "build(length='11 steps').train()"
-    )  # too few for a remark, whose time depends on the machine
+def test_a_run_leaves_its_head_its_table_and_its_end(start: Callable[..., Process]) -> None:
+    # too few steps for a remark, whose time depends on the machine
+    process = start("build(length='11 steps').train()")
     assert process.end() == 0
+
     lines = process.screen.lines
-    words = (
-        "model",
-        "data",
-        "plan",
-        "update",
-        "precision",
-        "adds",
-        "device",
-        "run_dir",
-    )  # a long line may have wrapped, and notes stand between
-    assert [line.split()[0] for line in lines[:16] if line.split()[0] in words] == list(words)
-    table = next(
-        place for place, line in enumerate(lines) if line.split()[0] == "step"
-    )  # a long path may have wrapped
-    end = next(place for place, line in enumerate(lines) if line.startswith("finished: 11 steps"))
-    rows = [line.split()[0] for line in lines[table:end] if not line.startswith("note:")]
-    assert [row for row in rows if row.isdigit()] == [
-        str(step) for step in range(1, 12)
-    ]  # each record, as log_every asks
-    assert rows.count("step") == 2  # from the first evaluation on there are more columns
+    first_words = [line.split()[0] for line in lines]
+    # a long line may have wrapped, and notes stand between
+    subjects = ["model", "data", "plan", "update", "precision", "adds", "device", "run_dir"]
+    assert [word for word in first_words[:16] if word in subjects] == subjects
+
+    table = first_words.index("step")
+    end = first_words.index("finished:")
+    assert lines[end].startswith("finished: 11 steps")
+    steps = [word for word in first_words[table:end] if word.isdigit()]
+    assert steps == [str(step) for step in range(1, 12)]  # each record, as log_every asks
+    heads = first_words[table:end].count("step")
+    assert heads == 2  # from the first evaluation on there are more columns
     assert "; val/loss " in " ".join(lines[end:])
     assert_sane(process)
 
@@ -457,59 +489,53 @@ def test_a_process_that_was_not_forked_shows_the_same(tmp_path: Path) -> None:
     os.close(side)
     data = b""
     with suppress(OSError):  # the end of a terminal that nobody has open any more
-        while new := os.read(main, 65536):
-            data += new
+        while chunk := os.read(main, 65536):
+            data += chunk
     assert process.wait() == 0
     os.close(main)
+
     screen = Screen()
     screen.write(data.decode().replace("\r\n", "\n"))
-    assert [line.split()[0] for line in screen.lines if re.search(r" \d+s$", line)] == [
-        str(step) for step in range(1, 13)
-    ]
+    assert [row[0] for row in table_rows(screen)] == [str(step) for step in range(1, 13)]
 
 
-def test_a_dumb_terminal_gets_plain_lines(started: Callable[..., Process]) -> None:
-    process = started("build(length='12 steps').train()", TERM="dumb")
+def test_a_dumb_terminal_gets_plain_lines(start: Callable[..., Process]) -> None:
+    process = start("build(length='12 steps').train()", TERM="dumb")
     assert process.end() == 0
     assert "\x1b" not in process.screen.raw
     assert any(line.startswith("step=12/12 train/loss=") for line in process.screen.lines)
 
 
-def test_without_colour_there_is_none_and_still_a_live_line(
-    started: Callable[..., Process],
+def test_without_color_there_is_none_and_still_a_live_line(
+    start: Callable[..., Process],
 ) -> None:
-    process = started("build(length='12 steps').train()", NO_COLOR="1")
+    process = start("build(length='12 steps').train()", NO_COLOR="1")
     assert process.end() == 0
-    assert set(re.findall(r"\x1b\[([0-9;]*)m", process.screen.raw)) <= {
-        "0",
-        "1",
-        "2",
-    }  # bold and dim are no colours
+    assert color_codes(process.screen.raw) <= NO_COLORS
     assert "━" in process.screen.raw
 
 
 def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(
-    started: Callable[..., Process],
+    start: Callable[..., Process],
 ) -> None:
-    process = started(SHORT_STEPS, columns=120)
+    process = start(SHORT_STEPS, columns=120)
     process.until(" 2/2000")
     process.resize(40)
     process.screen.raw = ""
     process.until("12/2000")
     process.press(b"\x03")
     assert process.end() == 130
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", process.screen.raw)
-    drawn = [
-        re.split(r"\n|\^C", line)[0] for line in plain.split("\r\x1b[2K")[3:]
-    ]  # the first may be older than the change
-    drawn = [
-        line for line in drawn if "loss " in line and not line.startswith(("stopped by", "best:"))
-    ]  # messages are prose
-    assert max(map(len, drawn)) <= 37
+
+    # the first ones may be older than the change
+    redrawn = without_colors(process.screen.raw).split("\r\x1b[2K")[3:]
+    lines = [re.split(r"\n|\^C", text)[0] for text in redrawn]
+    messages = ("stopped by", "best:")  # prose, which has "loss" too
+    live_lines = [line for line in lines if "loss " in line and not line.startswith(messages)]
+    assert max(len(line) for line in live_lines) <= 37
 
 
 @pytest.mark.parametrize(
-    ("program", "begun"),
+    ("program", "last_text_before"),
     [
         (SLOW_STEP, " 2/2000"),
         pytest.param(SLOW_EVALUATION, "evaluating val", marks=pytest.mark.slow),
@@ -518,43 +544,44 @@ def test_a_terminal_that_is_made_narrow_gets_short_lines_from_then_on(
     ids=["step", "evaluation", "short steps"],
 )
 def test_ctrl_c_is_answered_while_a_call_goes_on_on_a_line_of_its_own(
-    program: str, begun: str, started: Callable[..., Process], tmp_path: Path
+    program: str, last_text_before: str, start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    process = started(program)
-    process.until(begun)
+    process = start(program)
+    process.until(last_text_before)
     if "slow_call" in program:
         assert wait_until((tmp_path / "begun").exists)
     process.press(b"\x03")
     process.until("Ctrl-C: ")
     assert not (tmp_path / "over").exists()
     assert process.end() == 130
-    assert len([line for line in process.screen.lines if line.startswith("Ctrl-C: ")]) == 1
+    answers = [line for line in process.screen.lines if line.startswith("Ctrl-C: ")]
+    assert len(answers) == 1
     assert "resume with:  " in process.screen.raw
     assert not any("^" in line for line in process.screen.lines)
     assert_sane(process)
 
 
 def test_ctrl_c_twice_ends_at_once_and_leaves_the_terminal_as_it_was(
-    started: Callable[..., Process], tmp_path: Path
+    start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    process = started(ENDLESS_STEP)
+    process = start(ENDLESS_STEP)
     process.until(" 2/2000")
     assert wait_until((tmp_path / "begun").exists)
     process.press(b"\x03")
     process.until("Ctrl-C: ")
     (tmp_path / "awake").unlink(missing_ok=True)
-    assert wait_until(
-        (tmp_path / "awake").exists
-    )  # or both would be one signal: Python's handlers do not count
+    # or both would be one signal: Python's handlers do not count
+    assert wait_until((tmp_path / "awake").exists)
     process.press(b"\x03")
     assert process.end() == 130
-    (again,) = [line for line in process.screen.lines if line.startswith("Ctrl-C again: ")]
-    assert numbers_in(again)[:1] == [0]  # the newest checkpoint
+    (answer,) = [line for line in process.screen.lines if line.startswith("Ctrl-C again: ")]
+    newest_checkpoint, *_ = numbers_in(answer)
+    assert newest_checkpoint == 0
     assert_sane(process)
 
 
-def test_what_the_user_prints_stands_on_lines_of_its_own(started: Callable[..., Process]) -> None:
-    process = started(
+def test_what_the_user_prints_stands_on_lines_of_its_own(start: Callable[..., Process]) -> None:
+    process = start(
         """
 import sys
 with build(length="12 steps") as run:
@@ -575,8 +602,8 @@ print("after it")
     assert_sane(process)
 
 
-def test_an_error_stands_on_a_line_of_its_own(started: Callable[..., Process]) -> None:
-    process = started(
+def test_an_error_stands_on_a_line_of_its_own(start: Callable[..., Process]) -> None:
+    process = start(
         """
 with build(length="12 steps") as run:
     for step in run:
@@ -591,9 +618,9 @@ with build(length="12 steps") as run:
 
 
 def test_a_signal_to_a_forked_child_is_not_answered_by_its_parent(
-    started: Callable[..., Process],
+    start: Callable[..., Process],
 ) -> None:
-    process = started(
+    process = start(
         """
 with build(length="12 steps") as run:
     for step in run:
@@ -610,10 +637,10 @@ with build(length="12 steps") as run:
 
 
 def test_a_run_whose_reader_has_ended_with_the_same_ctrl_c_is_saved(
-    started: Callable[..., Process], tmp_path: Path
+    start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """`python train.py 2>&1 | tee log`"""
-    process = started(
+    process = start(
         """
 reader, writer = os.pipe()
 for number in (1, 2):
@@ -632,18 +659,20 @@ with build(length="2000 steps") as run:
 
 
 def test_a_row_of_scores_has_the_loss_of_the_steps_up_to_it(
-    started: Callable[..., Process], tmp_path: Path
+    start: Callable[..., Process], tmp_path: Path
 ) -> None:
     """Both are due at once, and the first row has a loss too."""
     run_dir = str(tmp_path / "run")
     every = "log_every='4 steps', evaluate_every='4 steps'"
-    process = started(
+    process = start(
         f"small_runs.build({run_dir!r}, console=True, length='12 steps', {every}).train()"
     )
     assert process.end() == 0
-    kept = records(tmp_path / "run" / "metrics.jsonl")
-    losses = {record["step"]: record["loss"] for record in kept if record["kind"] == "train"}
-    rows = [line.split() for line in process.screen.lines if re.search(r" \d+s$", line)]
-    assert [(int(row[0]), float(row[1])) for row in rows] == [
-        (step, pytest.approx(loss, rel=1e-4)) for step, loss in losses.items()
+    training = [
+        record
+        for record in records(tmp_path / "run" / "metrics.jsonl")
+        if record["kind"] == "train"
     ]
+    for row, record in zip(table_rows(process.screen), training, strict=True):
+        assert int(row[0]) == record["step"]
+        assert float(row[1]) == pytest.approx(record["loss"], rel=1e-4)

@@ -14,12 +14,13 @@ import os
 import select
 import sqlite3
 import struct
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
-from dataclasses import asdict
+from contextlib import closing, redirect_stdout
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,28 +43,27 @@ from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record
 from waiting import HANG_S, HangLimit
 
-THERE = tuple(
+INSTALLED = tuple(
     name
     for name, packages in TRACKERS.items()
     if all(find_spec(package) is not None for package in packages)
 )
-TOLD = ("train/loss", "val/accuracy")  # one curve of each kind
+CURVES = ("train/loss", "val/accuracy")  # one of each kind
 
 
 def sample(model: Any) -> str:
     return f"the {type(model).__name__} says <&>"
 
 
-def built(run_dir: Path, **changes: Any) -> sf.Run:
-    held_out = small_runs.Augmented()
-    ends = {
-        "val": sf.Split((held_out.inputs, held_out.labels), metrics=sf.metrics.accuracy),
-        "test": sf.Split(
-            (held_out.inputs[:9], held_out.labels[:9]), metrics=sf.metrics.accuracy, at_end=True
-        ),
-    }
+def build(run_dir: Path, **changes: Any) -> sf.Run:
+    data = small_runs.Augmented()
+    val_data = (data.inputs, data.labels)
+    test_data = (data.inputs[:9], data.labels[:9])
     settings: dict[str, Any] = {
-        "splits": ends,
+        "splits": {
+            "val": sf.Split(val_data, metrics=sf.metrics.accuracy),
+            "test": sf.Split(test_data, metrics=sf.metrics.accuracy, at_end=True),
+        },
         "sample_fn": sample,
         "length": "18 steps",
         "save_every": "4 steps",
@@ -71,8 +71,8 @@ def built(run_dir: Path, **changes: Any) -> sf.Run:
     return small_runs.build(run_dir, **(settings | changes))
 
 
-def needs(name: str) -> None:
-    if name not in THERE:
+def skip_without(name: str) -> None:
+    if name not in INSTALLED:
         pytest.skip(f"{name} is not installed: pip install surefoot[{name}]")
 
 
@@ -82,36 +82,39 @@ class MishapError(Exception):
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A run told to a tracker, ended by an error at step 11 without a save since step 8, and gone
-    on with.
+    """A run with a tracker, ended by an error at step 11 without a save since step 8, and
+    resumed.
     """
 
     @cache
-    def trained(name: str) -> Path:
-        needs(name)
+    def train_with(name: str) -> Path:
+        skip_without(name)
         run_dir = tmp_path_factory.mktemp(name) / "poems" / "runs" / "first"
         with pytest.MonkeyPatch.context() as patch:
-            for variable in [
-                held for held in os.environ if held.startswith(("WANDB_", "MLFLOW_", "TRACKIO_"))
-            ]:
-                patch.delenv(variable)
+            delete_variables(patch, "WANDB_", "MLFLOW_", "TRACKIO_")
             patch.setenv("WANDB_MODE", "offline")
             patch.setenv("WANDB_ERROR_REPORTING", "false")
             patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-            patch.setattr(
-                client, "CLOSING_S", HANG_S
-            )  # a busy machine takes long to start each package
-            before = set(sys.modules)
+            # a busy machine takes long to start each package
+            patch.setattr(client, "CLOSING_S", HANG_S)
+            modules_before = set(sys.modules)
             with pytest.raises(MishapError):
-                fail_after_ten_steps(built(run_dir, trackers=(name,)))
+                fail_after_ten_steps(build(run_dir, trackers=(name,)))
             with redirect_stdout(io.StringIO()) as console:
-                built(run_dir, trackers=name, console=True).train()
-            log = (run_dir / "trackers" / f"{name}.log").read_text()
-            assert "WARNING: records" not in console.getvalue(), console.getvalue() + log
-            assert name not in set(sys.modules) - before
+                build(run_dir, trackers=name, console=True).train()
+        log = (run_dir / "trackers" / f"{name}.log").read_text()
+        assert "WARNING: records" not in console.getvalue(), console.getvalue() + log
+        assert name not in set(sys.modules) - modules_before
         return run_dir
 
-    return trained
+    return train_with
+
+
+def delete_variables(patch: pytest.MonkeyPatch, *beginnings: str) -> None:
+    """Delete the variables of the environment that begin so."""
+    for variable in list(os.environ):
+        if variable.startswith(beginnings):
+            patch.delenv(variable)
 
 
 def fail_after_ten_steps(run: sf.Run) -> None:
@@ -121,90 +124,88 @@ def fail_after_ten_steps(run: sf.Run) -> None:
                 raise MishapError
 
 
-def expected(run_dir: Path, name: str) -> list[tuple[int, float]]:
-    kind, _, own = name.partition("/")
-    return [
-        (record["step"], record[own if kind == "train" else name])
-        for record in records(run_dir / "metrics.jsonl")
-        if record["kind"] == ("train" if kind == "train" else "eval")
-    ]
+def curve_of_records(run_dir: Path, name: str) -> list[tuple[int, float]]:
+    """The points of one of `CURVES`, as the run's own records have them."""
+    kind = "eval"
+    key = name
+    if name.startswith("train/"):
+        kind = "train"
+        key = name.removeprefix("train/")
+    lines = records(run_dir / "metrics.jsonl")
+    return [(record["step"], record[key]) for record in lines if record["kind"] == kind]
 
 
 @pytest.mark.slow
 def test_of_wandb_the_file_holds_every_point_once_in_one_run(
     tracked: Callable[[str], Path],
 ) -> None:
-    out = tracked("wandb")
-    found = [
-        entry
-        for path in sorted((out / "trackers" / "wandb").glob("offline-run-*/*.wandb"))
-        for entry in wandb_file(path)
-    ]
-    runs = [entry.run for entry in found if entry.HasField("run")]
-    assert {(run.run_id, run.project, run.display_name) for run in runs} == {
-        (TrackerState.read(out / "trackers" / "wandb.json").id, "poems", "first")
-    }
-    config = {u.key: u.value_json for e in found if e.HasField("config") for u in e.config.update}
-    assert json.loads(config["seed"]) == 0
-    assert json.loads(config["optimizer"])["lr"] == 1e-2
-    points = [
-        {"/".join(item.nested_key): item.value_json for item in e.history.item}
-        for e in found
-        if e.HasField("history")
-    ]
-    for name in TOLD:
-        assert [(int(p["step"]), float(p[name])) for p in points if name in p] == expected(
-            out, name
-        )
-    (text,) = [json.loads(point["sample/path"]) for point in points if "sample/path" in point]
-    (file,) = (out / "trackers" / "wandb").glob(f"offline-run-*/files/{text}")
+    run_dir = tracked("wandb")
+    files = read_wandb(run_dir)
+    run_id = TrackerState.read(run_dir / "trackers" / "wandb.json").id
+    assert files.runs == {(run_id, "poems", "first")}
+    for name in CURVES:
+        points = [point for point in files.points if name in point]
+        curve = [(int(point["step"]), float(point[name])) for point in points]
+        assert curve == curve_of_records(run_dir, name)
+
+
+@pytest.mark.slow
+def test_of_wandb_the_file_holds_settings_samples_and_the_scores_of_the_end(
+    tracked: Callable[[str], Path],
+) -> None:
+    run_dir = tracked("wandb")
+    files = read_wandb(run_dir)
+    assert json.loads(files.config["seed"]) == 0
+    assert json.loads(files.config["optimizer"])["lr"] == 1e-2
+
+    (sample_point,) = [point for point in files.points if "sample/path" in point]
+    sample_path = json.loads(sample_point["sample/path"])
+    (file,) = (run_dir / "trackers" / "wandb").glob(f"offline-run-*/files/{sample_path}")
     assert "the Net says &lt;&amp;&gt;" in file.read_text()
-    summary = {
-        u.key: u.value_json for e in found if e.HasField("summary") for u in e.summary.update
-    }
-    (end,) = (record for record in records(out / "metrics.jsonl") if record["kind"] == "final_eval")
-    assert float(summary["test/accuracy"]) == end["test/accuracy"]
+
+    lines = records(run_dir / "metrics.jsonl")
+    (final,) = [record for record in lines if record["kind"] == "final_eval"]
+    assert float(files.summary["test/accuracy"]) == final["test/accuracy"]
 
 
 @pytest.mark.slow
 def test_of_mlflow_the_store_holds_every_point_once_in_one_run(
     tracked: Callable[[str], Path],
 ) -> None:
-    out = tracked("mlflow")
-    store = sqlite3.connect(out / "trackers" / "mlflow.db")
-    rows = store.execute("select name, status, run_uuid from runs").fetchall()
-    assert rows == [("first", "FINISHED", TrackerState.read(out / "trackers" / "mlflow.json").id)]
-    assert ("poems",) in store.execute("select name from experiments").fetchall()
-    for name in TOLD:
-        points = store.execute(
-            "select step, value from metrics where key = ? order by step", (name,)
-        ).fetchall()
-        assert points == expected(out, name)
-    params = dict(store.execute("select key, value from params").fetchall())
-    assert (params["seed"], params["optimizer.lr"]) == ("0", "0.01")
-    (text,) = (out / "trackers" / "mlflow").glob("*/artifacts/samples/step-00000018.txt")
+    run_dir = tracked("mlflow")
+    run_id = TrackerState.read(run_dir / "trackers" / "mlflow.json").id
+    with closing(sqlite3.connect(run_dir / "trackers" / "mlflow.db")) as store:
+        runs = store.execute("select name, status, run_uuid from runs").fetchall()
+        assert runs == [("first", "FINISHED", run_id)]
+        assert ("poems",) in store.execute("select name from experiments").fetchall()
+        query = "select step, value from metrics where key = ? order by step"
+        for name in CURVES:
+            curve = store.execute(query, (name,)).fetchall()
+            assert curve == curve_of_records(run_dir, name)
+
+
+@pytest.mark.slow
+def test_of_mlflow_the_store_holds_settings_and_samples(tracked: Callable[[str], Path]) -> None:
+    run_dir = tracked("mlflow")
+    with closing(sqlite3.connect(run_dir / "trackers" / "mlflow.db")) as store:
+        params = dict(store.execute("select key, value from params").fetchall())
+    assert params["seed"] == "0"
+    assert params["optimizer.lr"] == "0.01"
+    (text,) = (run_dir / "trackers" / "mlflow").glob("*/artifacts/samples/step-00000018.txt")
     assert text.read_text() == "the Net says <&>"
-    store.close()
 
 
 @pytest.mark.slow
 def test_mlflow_itself_reads_what_was_written(tracked: Callable[[str], Path]) -> None:
-    out = tracked("mlflow")
-    status = os.spawnve(
-        os.P_WAIT,
-        sys.executable,
-        [
-            sys.executable,
-            "-W",
-            "ignore",
-            "-c",
-            READ_BY_MLFLOW,
-            str(out / "trackers"),
-            json.dumps(expected(out, TOLD[0])),
-        ],
-        os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "MLFLOW_DISABLE_TELEMETRY": "true"},
+    run_dir = tracked("mlflow")
+    curve = json.dumps(curve_of_records(run_dir, "train/loss"))
+    command = [sys.executable, "-W", "ignore", "-c", READ_BY_MLFLOW]
+    subprocess.run(
+        [*command, str(run_dir / "trackers"), curve],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(sys.path), "MLFLOW_DISABLE_TELEMETRY": "true"},
+        check=True,
     )
-    assert status == 0
 
 
 READ_BY_MLFLOW = """
@@ -222,43 +223,50 @@ assert run.data.params["seed"] == "0" and run.data.metrics["test/accuracy"] <= 1
 def test_of_trackio_the_database_holds_every_point_once_in_one_run(
     tracked: Callable[[str], Path],
 ) -> None:
-    out = tracked("trackio")
-    store = sqlite3.connect(out / "trackers" / "trackio" / "poems.db")
-    rows = [
-        (run, step, json.loads(held))
-        for run, step, held in store.execute("select run_name, step, metrics from metrics")
-    ]
-    kept = TrackerState.read(out / "trackers" / "trackio.json")
-    assert {run for run, _, _ in rows} == {f"first-{kept.id[:6]}"}
-    for name in TOLD:
-        assert sorted((step, held[name]) for _, step, held in rows if name in held) == expected(
-            out, name
-        )
-    (text,) = [held["sample"]["_value"] for _, _, held in rows if "sample" in held]
-    assert text == "```\nthe Net says <&>\n```"
-    (config,) = store.execute("select config from configs order by rowid desc limit 1").fetchone()
+    run_dir = tracked("trackio")
+    run_id = TrackerState.read(run_dir / "trackers" / "trackio.json").id
+    with closing(sqlite3.connect(run_dir / "trackers" / "trackio" / "poems.db")) as store:
+        runs = store.execute("select distinct run_name from metrics").fetchall()
+        rows = store.execute("select step, metrics from metrics").fetchall()
+    assert runs == [(f"first-{run_id[:6]}",)]
+    points = [(step, json.loads(text)) for step, text in rows]
+    for name in CURVES:
+        curve = sorted((step, values[name]) for step, values in points if name in values)
+        assert curve == curve_of_records(run_dir, name)
+
+
+@pytest.mark.slow
+def test_of_trackio_the_database_holds_settings_and_samples(
+    tracked: Callable[[str], Path],
+) -> None:
+    query_of_config = "select config from configs order by rowid desc limit 1"
+    run_dir = tracked("trackio")
+    with closing(sqlite3.connect(run_dir / "trackers" / "trackio" / "poems.db")) as store:
+        (config,) = store.execute(query_of_config).fetchone()
+        rows = store.execute("select metrics from metrics").fetchall()
     assert json.loads(config)["seed"] == 0
-    store.close()
+    values = [json.loads(text) for (text,) in rows]
+    samples = [entry["sample"]["_value"] for entry in values if "sample" in entry]
+    assert samples == ["```\nthe Net says <&>\n```"]
 
 
 def test_trackers_change_no_bit_and_write_in_the_runs_directory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs("trackio")
-    for variable in [held for held in os.environ if held.startswith("TRACKIO_")]:
-        monkeypatch.delenv(variable)
+    skip_without("trackio")
+    delete_variables(monkeypatch, "TRACKIO_")
     place = tmp_path / "place"
-    out = place / "poems" / "runs" / "first"
-    for each, trackers in ((out, "trackio"), (tmp_path / "run", None)):
-        built(each, length="6 steps", **({"trackers": trackers} if trackers else {})).train()
+    run_dir = place / "poems" / "runs" / "first"
+
+    build(run_dir, length="6 steps", trackers="trackio").train()
+    build(tmp_path / "run", length="6 steps").train()
+
     last = "checkpoints/step-00000006/model.safetensors"
-    assert (out / last).read_bytes() == (tmp_path / "run" / last).read_bytes()
-    assert TrackerState.read(out / "trackers" / "trackio.json").sent
-    assert [
-        path
-        for path in place.rglob("*")
-        if not path.is_relative_to(out) and path not in out.parents
-    ] == []
+    assert (run_dir / last).read_bytes() == (tmp_path / "run" / last).read_bytes()
+    assert TrackerState.read(run_dir / "trackers" / "trackio.json").sent
+    paths = set(place.rglob("*"))
+    paths_of_run = {run_dir, *run_dir.parents, *run_dir.rglob("*")}
+    assert paths - paths_of_run == set()
 
 
 # --- what a tracker may do wrong, with packages that do it ----------------------------------------
@@ -311,19 +319,19 @@ def test_a_tracker_that_fails_stops_no_run_and_is_told_of_once(
     package(tmp_path, FAILS[how], monkeypatch)
     monkeypatch.setattr(client, "CLOSING_S", 0.7 if "hanging" in how else 30.0)
     limit = HangLimit()  # less than a tracker here hangs
-    built(tmp_path / "run", trackers="trackio", console=True).train()
+    build(tmp_path / "run", trackers="trackio", console=True).train()
     assert not limit.is_over
-    said = capsys.readouterr().out
-    assert said.count("WARNING: records ") == 1
-    why = {"by ending its process": "ended with status 7"}.get(
-        how, "did not finish" if "hanging" in how else "no room for it"
-    )
-    assert why in said
-    assert [
-        line["step"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "final_eval"
-    ] == [18]
+    output = capsys.readouterr().out
+    assert output.count("WARNING: records ") == 1
+    if how == "by ending its process":
+        assert "ended with status 7" in output
+    elif "hanging" in how:
+        assert "did not finish" in output
+    else:
+        assert "no room for it" in output
+    lines = records(tmp_path / "run" / "metrics.jsonl")
+    (final,) = [record for record in lines if record["kind"] == "final_eval"]
+    assert final["step"] == 18
 
 
 def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_none_is_taken(
@@ -340,9 +348,11 @@ def test_a_record_is_handed_over_without_waiting_and_the_oldest_are_lost_where_n
             sink.write({"kind": "sample", "step": step, "text": "x" * 2000})
         except OSError as problem:
             problems.append(str(problem))
-    assert ([numbers_in(problem) for problem in problems], len(sink.waiting)) == ([[100]], 100)
+    (problem,) = problems
+    assert numbers_in(problem) == [100]
+    assert len(sink.waiting) == 100
     assert not limit.is_over, "a record waited for the tracker"
-    sink.close()  # told already
+    sink.close()  # it has said so already, and does not again
 
 
 @pytest.mark.filterwarnings(
@@ -353,7 +363,8 @@ def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(
 ) -> None:
     monkeypatch.setattr(worker, "GONE_S", 0.1)
     monkeypatch.setattr(worker, "_LOOKS_S", 0.01)
-    there, held = os.pipe()  # which nothing is written to: its end is that of all who hold it
+    # nothing is written to this pipe: its end is that of all processes that have it open
+    reading, writing = os.pipe()
     training = os.fork()
     if training == 0:
         itself = os.getpid()
@@ -361,21 +372,15 @@ def test_a_tracker_that_hangs_ends_by_itself_where_the_training_was_killed(
             worker.end_with(itself)
             time.sleep(1000)  # in beginning, writing or closing
         os._exit(0)
-    os.close(held)
+    os.close(writing)
     os.waitpid(training, 0)
-    ended, _, _ = select.select([there], [], [], HANG_S)
-    os.close(there)
+    ended, _, _ = select.select([reading], [], [], HANG_S)
+    os.close(reading)
     assert ended
 
 
-def test_to_follow_records_that_end_without_a_word_leaves_no_thread(tmp_path: Path) -> None:
-    before = threading.enumerate()
-    followed(tmp_path, told=Noted())
-    assert threading.enumerate() == before
-
-
-class Noted:
-    """A tracker that keeps what it is told."""
+class ListTracker:
+    """A tracker that keeps its records in a list."""
 
     def __init__(self, fails_at: int = -1) -> None:
         self.records: list[Record] = []
@@ -391,29 +396,41 @@ class Noted:
         self.ending = ending
 
 
-def followed(place: Path, *records: Record, told: Noted) -> list[str]:
+def follow(place: Path, *records: Record, tracker: ListTracker) -> list[str]:
+    """Hand records to a tracker as its process does, and return the problems that it names."""
     about = About("trackio", "poems", "first", str(place), {})
     lines = [json.dumps(asdict(about)), *(json.dumps(record) for record in records)]
-    said: list[str] = []
-    worker.follow((line.encode() for line in lines), lambda *_: told, say=said.append)
-    return said
+    problems: list[str] = []
+    worker.follow((line.encode() for line in lines), lambda *_: tracker, say=problems.append)
+    return problems
 
 
 CLOSE: Record = {"kind": "close"}
 
 
-def test_after_a_kill_no_point_is_told_twice_and_each_kind_goes_on_where_it_stood(
+def test_records_that_end_without_a_close_leave_no_thread(tmp_path: Path) -> None:
+    threads = threading.enumerate()
+    follow(tmp_path, tracker=ListTracker())
+    assert threading.enumerate() == threads
+
+
+def test_after_a_kill_no_point_is_sent_twice_and_each_kind_resumes_where_it_was(
     tmp_path: Path,
 ) -> None:
-    first, second = Noted(), Noted()
-    train = [{"kind": "train", "step": step} for step in (3, 6, 9, 12)]
-    scores = [{"kind": "eval", "step": step} for step in (5, 10)]
-    followed(tmp_path, *train[:3], scores[0], told=first)
-    followed(
-        tmp_path, train[1], train[2], scores[1], train[3], CLOSE, told=second
-    )  # gone on with from step 5
-    assert first.records + second.records == [*train[:3], scores[0], scores[1], train[3]]
-    assert (first.ending, second.ending) == ("stopped", "finished")
+    train_3, train_6, train_9, train_12 = [
+        {"kind": "train", "step": step} for step in (3, 6, 9, 12)
+    ]
+    scores_5, scores_10 = [{"kind": "eval", "step": step} for step in (5, 10)]
+    killed = ListTracker()
+    follow(tmp_path, train_3, train_6, train_9, scores_5, tracker=killed)
+
+    resumed = ListTracker()  # from step 5
+    follow(tmp_path, train_6, train_9, scores_10, train_12, CLOSE, tracker=resumed)
+
+    assert killed.records == [train_3, train_6, train_9, scores_5]
+    assert killed.ending == "stopped"
+    assert resumed.records == [scores_10, train_12]
+    assert resumed.ending == "finished"
 
 
 def test_what_an_earlier_process_still_sends_is_known_before_the_next_one_sends(
@@ -425,34 +442,34 @@ def test_what_an_earlier_process_still_sends_is_known_before_the_next_one_sends(
         state.write()
 
     monkeypatch.setattr(fcntl, "flock", earlier_process_ends)
-    second = Noted()
-    followed(tmp_path, {"kind": "train", "step": 3}, {"kind": "train", "step": 6}, told=second)
+    second = ListTracker()
+    follow(tmp_path, {"kind": "train", "step": 3}, {"kind": "train", "step": 6}, tracker=second)
     assert [record["step"] for record in second.records] == [6]
 
 
-def test_two_events_of_one_step_are_both_told(tmp_path: Path) -> None:
-    told = Noted()
+def test_two_events_of_one_step_are_both_sent(tmp_path: Path) -> None:
+    tracker = ListTracker()
     events = [
-        {"kind": "event", "step": 4, "event": what} for what in ("stopped by SIGTERM", "saved")
+        {"kind": "event", "step": 4, "event": "stopped by SIGTERM"},
+        {"kind": "event", "step": 4, "event": "saved"},
     ]
-    followed(tmp_path, *events, CLOSE, told=told)
-    assert told.records == events
-    assert told.ending == "stopped"
+    follow(tmp_path, *events, CLOSE, tracker=tracker)
+    assert tracker.records == events
+    assert tracker.ending == "stopped"
 
 
-def test_after_a_record_that_could_not_be_told_the_next_one_is(tmp_path: Path) -> None:
-    told = Noted(fails_at=2)
-    said = followed(
-        tmp_path, *({"kind": "train", "step": step} for step in (1, 2, 3)), CLOSE, told=told
-    )
-    assert [record["step"] for record in told.records] == [1, 3]
-    assert said == ["ValueError: not this one"]
+def test_after_a_record_that_could_not_be_sent_the_next_one_is(tmp_path: Path) -> None:
+    tracker = ListTracker(fails_at=2)
+    train = [{"kind": "train", "step": step} for step in (1, 2, 3)]
+    problems = follow(tmp_path, *train, CLOSE, tracker=tracker)
+    assert [record["step"] for record in tracker.records] == [1, 3]
+    assert problems == ["ValueError: not this one"]
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"id": 1}', '{"id": "a", "begun": true, "sent": 3}', "\x00"]
 )
-def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(
+def test_a_state_that_cannot_be_read_begins_a_new_run_in_the_tracker(
     text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "wandb.json").write_text(text)
@@ -463,29 +480,27 @@ def test_what_was_kept_and_cannot_be_read_begins_a_new_run_in_the_tracker(
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "value"),
+    ("trackers", "code"),
     [
-        ("wandbb", "tracker-unknown", "wandbb"),
-        ("tensorboard", "tracker-unknown", "tensorboard"),
-        ("neptune", "tracker-unknown", "neptune"),
-        ("wandb,wandb", "tracker-named-twice", "wandb,wandb"),
+        ("wandbb", "tracker-unknown"),
+        ("tensorboard", "tracker-unknown"),
+        ("neptune", "tracker-unknown"),
+        ("wandb,wandb", "tracker-named-twice"),
     ],
 )
-def test_a_tracker_that_there_is_not_is_refused(
-    given: str, code: str, value: str, tmp_path: Path
-) -> None:
-    with refused(code, setting="trackers", value=value):
-        built(tmp_path / "run", trackers=given)
+def test_a_tracker_that_there_is_not_is_refused(trackers: str, code: str, tmp_path: Path) -> None:
+    with refused(code, setting="trackers", value=trackers):
+        build(tmp_path / "run", trackers=trackers)
 
 
 def test_trackers_are_names(tmp_path: Path) -> None:
     with refused("setting-of-wrong-type", setting="trackers"):
-        built(tmp_path / "run", trackers=(3,))
+        build(tmp_path / "run", trackers=(3,))
 
 
 def test_tensorboard_is_no_tracker_and_has_a_setting(tmp_path: Path) -> None:
     with refused("tracker-unknown") as error:
-        built(tmp_path / "run", trackers="tensorboard")
+        build(tmp_path / "run", trackers="tensorboard")
     assert error.value.remedies == (Setting("tensorboard", True),)
 
 
@@ -499,7 +514,7 @@ def test_packages_that_are_missing_are_named_at_once_and_nothing_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "alembic", None)
-    run = built(tmp_path / "run", trackers="wandb,mlflow")
+    run = build(tmp_path / "run", trackers="wandb,mlflow")
     with refused("package-not-usable", modules=["wandb", "alembic"]) as error:
         run.train()
     assert Command('pip install "surefoot[trackers]"') in error.value.remedies
@@ -510,8 +525,8 @@ def test_trackers_are_a_setting_of_every_recipe() -> None:
     from surefoot.cli.settings import configured
     from surefoot.recipes.gpt.config import Config
 
-    config, found = configured(Config, [], ["--trackers", "wandb,mlflow"], verb="train gpt")
-    assert 'trackers = "wandb,mlflow"' in to_toml(config, found, {})
+    config, sources = configured(Config, [], ["--trackers", "wandb,mlflow"], verb="train gpt")
+    assert 'trackers = "wandb,mlflow"' in to_toml(config, sources, {})
 
 
 def package(place: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,27 +535,57 @@ def package(place: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(place)
 
 
-def wandb_file(path: Path) -> Iterator[Any]:
+@dataclass(frozen=True)
+class WandbFiles:
+    """What the .wandb files of a run hold: its ids, project and names; JSON texts of its points,
+    settings and last values.
+    """
+
+    runs: set[tuple[str, str, str]] = field(default_factory=set)
+    points: list[dict[str, str]] = field(default_factory=list)
+    config: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, str] = field(default_factory=dict)
+
+
+def read_wandb(run_dir: Path) -> WandbFiles:
+    files = WandbFiles()
+    for path in sorted((run_dir / "trackers" / "wandb").glob("offline-run-*/*.wandb")):
+        for entry in wandb_entries(path):
+            if entry.HasField("run"):
+                run = entry.run
+                files.runs.add((run.run_id, run.project, run.display_name))
+            if entry.HasField("config"):
+                files.config.update({item.key: item.value_json for item in entry.config.update})
+            if entry.HasField("summary"):
+                files.summary.update({item.key: item.value_json for item in entry.summary.update})
+            if entry.HasField("history"):
+                items = entry.history.item
+                files.points.append({"/".join(item.nested_key): item.value_json for item in items})
+    return files
+
+
+def wandb_entries(path: Path) -> Iterator[Any]:
     """The entries of a .wandb file: LevelDB's log format, blocks of 32 KiB, with a header of seven
     bytes.
     """
     from wandb.proto.wandb_internal_pb2 import Record as Entry
 
     data = path.read_bytes()
-    at = 7
-    held = b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
+    position = 7
+    parts = b""
+    while position + 7 <= len(data):
+        left_in_block = 32768 - position % 32768
+        if left_in_block < 7:
+            position += left_in_block
             continue
-        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
-        held += data[at + 7 : at + 7 + size]
-        at += 7 + size
+        _, size, kind = struct.unpack("<IHB", data[position : position + 7])
+        parts += data[position + 7 : position + 7 + size]
+        position += 7 + size
         if kind in (1, 4):  # whole, or the last part
-            found = Entry()
-            found.ParseFromString(held)
-            held = b""
-            yield found
+            entry = Entry()
+            entry.ParseFromString(parts)
+            parts = b""
+            yield entry
 
 
 @pytest.mark.parametrize("other", [b"ready", b"3", b'{"state": "ready"}', b"[]"])
