@@ -38,7 +38,8 @@ QUICK: dict[str, Any] = {  # what no screen shows costs nothing
     "save_every": "100 steps",
     "tensorboard": False,
 }
-EPOCHS, EPOCH_STEPS = 4, 6.5  # of `small_runs`: 52 samples, 8 a step
+EPOCHS = 4
+EPOCH_STEPS = 6.5  # of `small_runs`: 52 samples, 8 a step
 ENDS = [ceil(epoch * EPOCH_STEPS) for epoch in range(EPOCHS + 1)]
 INTERVALS: dict[str, dict[str, Any]] = {
     "of the defaults": {"log_every": "auto", "evaluate_every": "1 epochs"},
@@ -51,9 +52,7 @@ INTERVALS: dict[str, dict[str, Any]] = {
         "sample_every": "4 steps",
     },
 }
-
-
-OWN = ("index", "steps", "largest", "last")  # logged by `by_loop`
+LOGGED_VALUES = ("index", "steps", "largest", "last")  # by `by_loop`
 
 
 def held_out() -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,6 +98,7 @@ class Screens:
         self.length = length
         self.plain = StringIO()
         self.terminal = Screen(160)
+        self.cell = ""  # what the notebook's cell shows
         self.screens: list[Any] = [
             Console(length, self.plain, **settings),
             Terminal(length, self.terminal, marks_loss=marks_loss, **settings),  # type: ignore[arg-type]
@@ -106,11 +106,11 @@ class Screens:
         ]
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        def to_all(*values: Any) -> None:
+        def call_all(*values: Any) -> None:
             for screen in self.screens:
                 getattr(screen, name)(*values)
 
-        return to_all
+        return call_all
 
 
 class Cells(HTMLParser):
@@ -132,12 +132,12 @@ class Cells(HTMLParser):
 
 @pytest.fixture
 def screens(monkeypatch: pytest.MonkeyPatch) -> list[Screens]:
-    """The screens of each run that is built, and the last content of its cell."""
-    made: list[Screens] = []
+    """The screens of each run that is built."""
+    screens_of_runs: list[Screens] = []
 
     def display(bundle: dict[str, str], **_: Any) -> Any:
         def update(bundle: dict[str, str], **_: Any) -> None:
-            made[-1].cell = bundle["text/html"]  # type: ignore[attr-defined]
+            screens_of_runs[-1].cell = bundle["text/html"]
 
         update(bundle)
         return SimpleNamespace(update=update)
@@ -145,37 +145,42 @@ def screens(monkeypatch: pytest.MonkeyPatch) -> list[Screens]:
     def screen(length: int, stream: None, **settings: Any) -> Screens:
         assert stream is None
         monkeypatch.setenv("COLUMNS", "160")
-        made.append(Screens(length, **settings))
-        return made[-1]
+        screens_of_runs.append(Screens(length, **settings))
+        return screens_of_runs[-1]
 
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))  # type: ignore[arg-type]
     monkeypatch.setattr(live_terminal, "screen", screen)
-    return made
+    return screens_of_runs
 
 
 def by_step(run_dir: Path) -> dict[str, dict[int, Record]]:
+    """The records of each kind by their step, of which there is one for each."""
     kinds: dict[str, dict[int, Record]] = {"train": {}, "epoch": {}, "eval": {}}
     for record in records(run_dir / "metrics.jsonl"):
         if record["kind"] in kinds:
-            assert record["step"] not in kinds[record["kind"]]
-            kinds[record["kind"]][record["step"]] = record
+            of_kind = kinds[record["kind"]]
+            assert record["step"] not in of_kind
+            of_kind[record["step"]] = record
     return kinds
 
 
 # --- what each screen may show of a step ----------------------------------------------------------
 
 
-def of_train(record: Record) -> dict[str, str]:
-    names = ["lr", "grad_norm", "targets_per_s", "ms_per_step", *OWN]
-    own = {"train/loss": number(record["loss"]), "eta": duration(record["eta_s"])}
-    return own | {name: number(record[name]) for name in names if name in record}
+def training_pairs(record: Record) -> dict[str, str]:
+    names = ["lr", "grad_norm", "targets_per_s", "ms_per_step", *LOGGED_VALUES]
+    pairs = {"train/loss": number(record["loss"]), "eta": duration(record["eta_s"])}
+    for name in names:
+        if name in record:
+            pairs[name] = number(record[name])
+    return pairs
 
 
 def expected_line(kinds: dict[str, dict[int, Record]], step: int) -> dict[str, str]:
     """The `key=value` pairs of a step."""
     pairs: dict[str, str] = {}
     if step in kinds["train"]:
-        pairs |= of_train(kinds["train"][step])
+        pairs |= training_pairs(kinds["train"][step])
     if step in kinds["epoch"]:
         epoch = kinds["epoch"][step]
         pairs |= {"epoch": f"{epoch['epoch']}/{EPOCHS}", "train/epoch_mean": number(epoch["loss"])}
@@ -210,20 +215,72 @@ def rows_of_terminal(lines: list[str]) -> list[tuple[int, dict[str, str]]]:
         if line.lstrip().startswith("step  "):
             titles = [*re.finditer(r"\S+(?: \S+)?(?=\s\s|$)", line)]
         elif re.match(r" +\d+  ", line) and titles:
-            begins = [0, *(title.end() for title in titles)]
-            cells = {
-                title[0]: line[begin : title.end()].strip()
-                for begin, title in zip(begins, titles, strict=False)
-            }
-            cells[""] = line[titles[-1].end() :].strip()
+            cells = {}
+            begin = 0
+            for title in titles:
+                cells[title[0]] = line[begin : title.end()].strip()
+                begin = title.end()
+            cells[""] = line[begin:].strip()
             rows.append((int(cells.pop("step")), cells))
     return rows
 
 
 def rows_of_cell(html: str) -> list[tuple[int, dict[str, str]]]:
     head, *rows = Cells(html).rows
-    named = [dict(zip(head, row, strict=True)) for row in rows]
-    return [(int(cells.pop("step")), cells) for cells in named]
+    steps_and_cells = []
+    for row in rows:
+        cells = dict(zip(head, row, strict=True))
+        steps_and_cells.append((int(cells.pop("step")), cells))
+    return steps_and_cells
+
+
+def assert_lines_of_console(
+    text: str, kinds: dict[str, dict[int, Record]], length: int, needs_row: set[int]
+) -> None:
+    """Each line has the numbers of its step, and each of these steps has one."""
+    steps = Counter[int]()
+    for line in text.splitlines():
+        if not line.startswith("step="):
+            continue
+        first, *pairs = line.split(" ")
+        step = int(first.removeprefix("step=").removesuffix(f"/{length}"))
+        assert dict(pair.split("=") for pair in pairs) == expected_line(kinds, step)
+        steps[step] += 1
+    assert needs_row <= steps.keys() <= needs_row | kinds["train"].keys()
+    assert set(steps.values()) == {1}
+
+
+def assert_rows_of_table(
+    rows: list[tuple[int, dict[str, str]]],
+    kinds: dict[str, dict[int, Record]],
+    needs_row: set[int],
+) -> None:
+    """Each of these steps has one row, with its numbers."""
+    assert [step for step, _ in rows] == sorted(needs_row)
+    for step, cells in rows:
+        numbers = {title: cell for title, cell in cells.items() if cell and title != "time"}
+        assert numbers == expected_row(kinds, step)
+
+
+def assert_live_lines(text: str, training: dict[int, Record], length: int) -> None:
+    """Each record of training was shown in the live line, with its numbers."""
+    live_lines = re.findall(rf"(\d+)/{length}(?:  (loss [^\r\n]+))", without_colors(text))
+    assert {int(step) for step, _ in live_lines} == training.keys()
+    for step, line in live_lines:
+        record = training[int(step)]
+        for entry in line.split("  "):
+            if entry.endswith(" targets/s"):
+                assert entry == f"{compact(record['targets_per_s'])} targets/s"
+                continue
+            name, value, *_ = entry.split(" ")
+            if name == "loss":
+                assert value == number(record["loss"])
+            elif name == "eta":
+                assert value == duration(record["eta_s"])
+            else:
+                key = {"norm": "grad_norm", "step": "ms_per_step"}.get(name, name)
+                assert key in ("lr", "grad_norm", "ms_per_step", *LOGGED_VALUES)
+                assert float(value) == pytest.approx(record[key], rel=5e-3)
 
 
 @pytest.mark.parametrize("intervals", [*INTERVALS])
@@ -235,46 +292,14 @@ def test_every_number_on_every_screen_is_that_of_the_record_of_its_step(
     loop(build(tmp_path / "run", console=True, **settings))
     (shown,) = screens
     kinds = by_step(tmp_path / "run")
-    length = shown.length
     needs_row = kinds["epoch"].keys() | kinds["eval"].keys()
     if settings.get("log_every", "auto") != "auto":
         needs_row |= kinds["train"].keys()
 
-    lines = [line for line in shown.plain.getvalue().splitlines() if line.startswith("step=")]
-    steps = Counter[int]()
-    for line in lines:
-        first, *pairs = line.split(" ")
-        step = int(first.removeprefix("step=").removesuffix(f"/{length}"))
-        assert dict(pair.split("=") for pair in pairs) == expected_line(kinds, step)
-        steps[step] += 1
-    assert needs_row <= steps.keys() <= needs_row | kinds["train"].keys()
-    assert set(steps.values()) == {1}
-
-    in_terminal = rows_of_terminal(shown.terminal.lines)
-    in_cell = rows_of_cell(shown.cell)  # type: ignore[attr-defined]
-    for rows in (in_terminal, in_cell):
-        assert [step for step, _ in rows] == sorted(needs_row)
-        for step, cells in rows:
-            numbers = {title: cell for title, cell in cells.items() if cell and title != "time"}
-            assert numbers == expected_row(kinds, step)
-
-    live = re.findall(rf"(\d+)/{length}(?:  (loss [^\r\n]+))", without_colors(shown.terminal.raw))
-    assert {int(step) for step, _ in live} == kinds["train"].keys()
-    for step, text in live:
-        record = kinds["train"][int(step)]
-        values = {"loss": number(record["loss"]), "eta": duration(record["eta_s"])}
-        values |= {"lr": record["lr"], "norm": record["grad_norm"]}
-        values |= {"step": record.get("ms_per_step")} | {name: record.get(name) for name in OWN}
-        for each in text.split("  "):
-            if each.endswith(" targets/s"):
-                assert each == f"{compact(record['targets_per_s'])} targets/s"
-                continue
-            name, value, *_ = each.split(" ")
-            expected = values[name]
-            if isinstance(expected, str):
-                assert value == expected
-            else:
-                assert float(value) == pytest.approx(expected, rel=5e-3)
+    assert_lines_of_console(shown.plain.getvalue(), kinds, shown.length, needs_row)
+    assert_rows_of_table(rows_of_terminal(shown.terminal.lines), kinds, needs_row)
+    assert_rows_of_table(rows_of_cell(shown.cell), kinds, needs_row)
+    assert_live_lines(shown.terminal.raw, kinds["train"], shown.length)
 
 
 def without_colors(text: str) -> str:
@@ -286,18 +311,19 @@ def without_colors(text: str) -> str:
 
 def means_of_epochs(run_dir: Path) -> list[float]:
     """From one record a step: epochs of 7, 6, 7 and 6 steps."""
-    each = [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
-    assert [record["step"] for record in each] == list(range(1, ENDS[-1] + 1))
+    steps = by_step(run_dir)["train"]
+    assert list(steps) == list(range(1, ENDS[-1] + 1))
     means = []
     for begin, end in pairwise(ENDS):
-        steps = each[begin:end]
-        targets = sum(record["targets"] for record in steps)
-        means.append(sum(record["loss"] * record["targets"] for record in steps) / targets)
+        of_epoch = [steps[step] for step in range(begin + 1, end + 1)]
+        total = sum(record["loss"] * record["targets"] for record in of_epoch)
+        targets = sum(record["targets"] for record in of_epoch)
+        means.append(total / targets)
     return means
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def expected_means(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     run_dir = tmp_path_factory.mktemp("reference") / "run"
     build(run_dir, **QUICK, log_every="1 steps").train()
     return means_of_epochs(run_dir)
@@ -310,22 +336,22 @@ RECORDED = {"9 steps": {9: 1, 18: 2, 26: 4}, "100 steps": {26: 4}}
 @pytest.mark.parametrize("log_every", ["3 steps", *RECORDED])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_mean_of_an_epoch_is_over_its_steps_whatever_the_interval_of_records(
-    loop: Callable[[sf.Run], None], log_every: str, expected: list[float], tmp_path: Path
+    loop: Callable[[sf.Run], None], log_every: str, expected_means: list[float], tmp_path: Path
 ) -> None:
     """An epoch that is shorter than the interval is recorded with the next training record."""
     loop(build(tmp_path / "run", **QUICK, log_every=log_every))
     kinds = by_step(tmp_path / "run")
     epochs = kinds["epoch"]
-    recorded = {ENDS[number]: number for number in range(1, EPOCHS + 1)}
+    expected_epochs = {ENDS[epoch]: epoch for epoch in range(1, EPOCHS + 1)}
     if log_every != "3 steps":
         assert epochs.keys() <= kinds["train"].keys()
-        recorded = RECORDED[log_every]
-    assert {step: record["epoch"] for step, record in epochs.items()} == recorded
+        expected_epochs = RECORDED[log_every]
+    assert {step: record["epoch"] for step, record in epochs.items()} == expected_epochs
     for record in epochs.values():
-        number = record["epoch"]
-        begin = ENDS[number - 1]
-        end = ENDS[number]
-        assert record["loss"] == pytest.approx(expected[number - 1], rel=1e-12)
+        epoch = record["epoch"]
+        begin = ENDS[epoch - 1]
+        end = ENDS[epoch]
+        assert record["loss"] == pytest.approx(expected_means[epoch - 1], rel=1e-12)
         if loop is not by_train:  # your own values are means over the epoch too
             assert record["index"] == (begin + end - 1) / 2
         if loop is by_loop:
@@ -338,17 +364,18 @@ def test_the_mean_of_an_epoch_is_over_its_steps_whatever_the_interval_of_records
 def test_the_mean_of_an_epoch_in_two_sessions_has_the_same_bits(
     stop: int, log_every: str, tmp_path: Path
 ) -> None:
-    def epochs(run_dir: Path) -> list[Record]:
-        found = [*by_step(run_dir)["epoch"].values()]
-        for record in found:
+    def epochs_without_time(run_dir: Path) -> list[Record]:
+        epochs = list(by_step(run_dir)["epoch"].values())
+        for record in epochs:
             assert record.pop("epoch_s") > 0.0
-        return found
+        return epochs
 
     settings = QUICK | {"log_every": log_every}
     by_loop(build(tmp_path / "whole", **settings))
     by_loop(build(tmp_path / "parted", stop_after=f"{stop} steps", **settings))
     by_loop(build(tmp_path / "parted", **settings))
-    assert epochs(tmp_path / "parted") == epochs(tmp_path / "whole")
+
+    assert epochs_without_time(tmp_path / "parted") == epochs_without_time(tmp_path / "whole")
 
 
 def test_short_epochs_read_the_device_no_more_often_than_records(tmp_path: Path) -> None:
@@ -356,13 +383,14 @@ def test_short_epochs_read_the_device_no_more_often_than_records(tmp_path: Path)
     run = build(tmp_path / "run", **QUICK, batch_size=52, length="60 epochs", log_every="auto")
     run.train()
     kinds = by_step(tmp_path / "run")
-    assert [*kinds["epoch"]] == [*kinds["train"]] == [*range(3, 61, 3)]
-    assert [record["epoch"] for record in kinds["epoch"].values()] == [*kinds["epoch"]]
-    last = kinds["epoch"][60]
-    assert last["targets"] == 52
+    steps = list(range(3, 61, 3))
+    assert list(kinds["train"]) == steps
+    assert list(kinds["epoch"]) == steps
+    assert [record["epoch"] for record in kinds["epoch"].values()] == steps
+    assert kinds["epoch"][60]["targets"] == 52
 
 
-def test_values_named_like_keys_of_an_epoch_are_said_to_be_in_training_records_only(
+def test_a_note_says_that_values_named_like_keys_of_an_epoch_are_in_training_records_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with build(tmp_path / "run", console=True, **QUICK) as run:
@@ -378,26 +406,28 @@ def test_values_named_like_keys_of_an_epoch_are_said_to_be_in_training_records_o
 def test_an_epoch_whose_beginning_is_unknown_has_no_mean(tmp_path: Path) -> None:
     """A checkpoint of an older version has no totals of the epoch."""
     run = build(tmp_path / "run", stop_after="9 steps", **QUICK)
-    saved_by = run.parts.run_state.meter
-    saved_by.epoch_state = lambda: None  # type: ignore[method-assign]
+    run.parts.run_state.meter.epoch_state = lambda: None  # type: ignore[method-assign]
     run.train()
     build(tmp_path / "run", **QUICK).train()
-    assert [*by_step(tmp_path / "run")["epoch"]] == [7, 20, 26]
+    assert list(by_step(tmp_path / "run")["epoch"]) == [7, 20, 26]
 
 
 def test_skipped_steps_are_not_in_the_mean_of_an_epoch(tmp_path: Path) -> None:
-    def broken_at_4(model: Any, batch: Any) -> Any:
+    def nan_at_step_5(model: Any, batch: Any) -> Any:
         mean = loss(model, batch)
-        return mean * (torch.nan if model.training and run.state.step == 4 else 1.0)
+        if model.training and run.state.step == 4:
+            return mean * torch.nan
+        return mean
 
-    run = build(tmp_path / "run", log_every="1 steps", **QUICK, loss=broken_at_4)
+    run = build(tmp_path / "run", log_every="1 steps", **QUICK, loss=nan_at_step_5)
     run.train()
-    steps = by_step(tmp_path / "run")["train"]
-    first = [steps[step] for step in range(1, 8) if step != 5]
-    total = sum(record["loss"] * record["targets"] for record in first)
-    epoch = by_step(tmp_path / "run")["epoch"][7]
+
+    kinds = by_step(tmp_path / "run")
+    applied = [kinds["train"][step] for step in (1, 2, 3, 4, 6, 7)]
+    total = sum(record["loss"] * record["targets"] for record in applied)
+    epoch = kinds["epoch"][7]
     assert epoch["loss"] == pytest.approx(total / epoch["targets"])
-    assert epoch["targets"] == sum(record["targets"] for record in first) == 48
+    assert epoch["targets"] == sum(record["targets"] for record in applied) == 48
 
 
 def test_a_run_whose_length_is_in_steps_has_no_epochs(tmp_path: Path) -> None:
@@ -411,13 +441,16 @@ def test_a_run_whose_length_is_in_steps_has_no_epochs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "is_marked"),
     [
-        ({}, False),
-        ({"loss_note": "label smoothing 0.1"}, True),
-        (
-            {"splits": {"val": sf.Split(held_out(), loss=other_loss)}},
-            True,
+        pytest.param({}, False, id="same loss"),
+        pytest.param({"loss_note": "label smoothing 0.1"}, True, id="note"),
+        pytest.param(
+            {"splits": {"val": sf.Split(held_out(), loss=other_loss)}}, True, id="other loss"
         ),
-        ({"splits": {"val": sf.Split(held_out(), loss=False, metrics=sf.metrics.accuracy)}}, False),
+        pytest.param(
+            {"splits": {"val": sf.Split(held_out(), loss=False, metrics=sf.metrics.accuracy)}},
+            False,
+            id="no loss",
+        ),
     ],
 )
 def test_a_training_loss_that_is_not_the_loss_of_the_splits_is_marked(
@@ -429,7 +462,9 @@ def test_a_training_loss_that_is_not_the_loss_of_the_splits_is_marked(
     build(tmp_path / "run", console=True, **QUICK, **changes).train()
     (shown,) = screens
     title = "train loss*" if is_marked else "train loss"
-    assert title in rows_of_cell(shown.cell)[0][1]  # type: ignore[attr-defined]
-    assert title in rows_of_terminal(shown.terminal.lines)[0][1]
+    _, first_of_cell = rows_of_cell(shown.cell)[0]
+    _, first_of_terminal = rows_of_terminal(shown.terminal.lines)[0]
+    assert title in first_of_cell
+    assert title in first_of_terminal
     for text in (shown.plain.getvalue(), shown.terminal.raw):
         assert ("loss*      " in without_colors(text)) == is_marked
