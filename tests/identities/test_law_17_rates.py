@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -61,23 +62,46 @@ def groups_of(run: sf.Run, name: str = "model") -> list[dict[str, Any]]:
     return optimizer_of(run, name).param_groups
 
 
+def copies_of(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
 def weights(run: sf.Run) -> list[Tensor]:
-    models = run.state.models.values()
-    return [each.detach().clone() for model in models for each in model.parameters()]
+    copies: list[Tensor] = []
+    for model in run.state.models.values():
+        copies += copies_of(model)
+    return copies
 
 
-def times(number: float, at: int) -> Any:
+def assert_same_weights(first: list[Tensor], second: list[Tensor]) -> None:
+    """To the bit."""
+    for tensor, other in zip(first, second, strict=True):
+        assert torch.equal(tensor, other)
+
+
+def written_records(run_dir: Path) -> list[Any]:
+    return list(sf.load(run_dir).records("train"))
+
+
+Body = Callable[[sf.Run, sf.Step], Any]
+
+
+def multiply_rates(factor: float, at: int) -> Body:
     """A body that multiplies every rate after a step."""
 
     def body(run: sf.Run, step: sf.Step) -> None:
         if step.index == at:
             for group in groups_of(run):
-                group["lr"] *= number
+                group["lr"] *= factor
 
     return body
 
 
-def loop(run: sf.Run, body: Any, *, opened: bool = False) -> list[float]:
+def leave_alone(run: sf.Run, step: sf.Step) -> None:
+    """A body that writes nothing."""
+
+
+def loop(run: sf.Run, body: Body, *, opened: bool = False) -> list[float]:
     """The rate of each step, of a run whose body is called after each step."""
     rates = []
     with run:
@@ -96,7 +120,7 @@ def loop(run: sf.Run, body: Any, *, opened: bool = False) -> list[float]:
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_rate_written_by_hand_is_that_of_the_next_step(opened: bool) -> None:
     run = build()
-    rates = loop(run, times(0.1, at=4), opened=opened)
+    rates = loop(run, multiply_rates(0.1, at=4), opened=opened)
     assert rates == [RATE] * 5 + [RATE * 0.1] * 7
 
 
@@ -120,24 +144,26 @@ def test_a_rate_written_before_the_update_is_that_of_this_step() -> None:
 
 def test_a_schedule_goes_on_from_what_was_written() -> None:
     schedule = sf.schedules.cosine(warmup=3)
-    plain = loop(build(schedule=schedule), lambda run, step: None)
-    assert loop(build(schedule=schedule), times(0.5, at=5)) == pytest.approx(
-        plain[:6] + [rate * 0.5 for rate in plain[6:]], rel=1e-15
-    )
+    scheduled = loop(build(schedule=schedule), leave_alone)
+
+    rates = loop(build(schedule=schedule), multiply_rates(0.5, at=5))
+
+    halved = [rate * 0.5 for rate in scheduled[6:]]
+    assert rates == pytest.approx(scheduled[:6] + halved, rel=1e-15)
 
 
 def test_without_writing_the_rates_are_those_of_the_schedule_to_the_bit() -> None:
     schedule = sf.schedules.one_cycle()
-    factors = build(schedule=schedule).parts.task.factors
-    assert loop(build(schedule=schedule), lambda run, step: None) == [
-        RATE * factors(step) for step in range(STEPS)
-    ]
+    run = build(schedule=schedule)
+    scheduled = [RATE * run.parts.task.factors(step) for step in range(STEPS)]
+    assert loop(run, leave_alone) == scheduled
 
 
 def test_the_record_has_the_rate_of_the_step_and_the_factor(tmp_path: Path) -> None:
     run = build(run_dir=tmp_path / "run")
-    rates = loop(run, times(0.5, at=4))
-    records = list(sf.load(tmp_path / "run").records("train"))
+    rates = loop(run, multiply_rates(0.5, at=4))
+
+    records = written_records(tmp_path / "run")
     assert [record["lr"] for record in records] == rates
     assert [record.get("lr_body_factor", 1.0) for record in records] == [1.0] * 5 + [0.5] * 7
 
@@ -149,39 +175,48 @@ def two_rates(groups: Any) -> torch.optim.Optimizer:
 
 def test_the_record_has_the_factors_of_all_groups_if_they_differ(tmp_path: Path) -> None:
     def body(run: sf.Run, step: sf.Step) -> None:
-        if step.index in (2, 4):
-            groups_of(run)[step.index // 4]["lr"] *= 0.5
+        first, second = groups_of(run)
+        if step.index == 2:
+            first["lr"] *= 0.5
+        if step.index == 4:
+            second["lr"] *= 0.5
 
     loop(build(optimizer=two_rates, run_dir=tmp_path / "run"), body)
-    records = list(sf.load(tmp_path / "run").records("train"))
-    first = {"model.param_groups[0]": 0.5, "model.param_groups[1]": 1.0}
+
+    records = written_records(tmp_path / "run")
+    differing = {"model.param_groups[0]": 0.5, "model.param_groups[1]": 1.0}
     factors = [record.get("lr_body_factors") for record in records]
-    assert factors == [None] * 3 + [first] * 2 + [None] * 7
+    assert factors == [None] * 3 + [differing] * 2 + [None] * 7
     assert [record.get("lr_body_factor", 1.0) for record in records] == [1.0] * 3 + [0.5] * 9
 
 
-def test_one_group_and_the_second_optimizer() -> None:
+def changes_by_step(values: list[Tensor]) -> list[bool]:
+    return [not torch.equal(before, after) for before, after in pairwise(values)]
+
+
+def test_a_rate_written_into_one_group_of_the_second_optimizer_is_that_of_this_group() -> None:
     def joint(models: Any, batch: Any) -> Tensor:
         return loss(lambda inputs: models["b"](models["a"](inputs)), batch)
 
-    def body(run: sf.Run, step: sf.Step) -> None:
-        if step.index == 2:
-            groups_of(run, "b")[1]["lr"] = 0.0
-
-    models = {"a": lambda: nn.Linear(8, 8), "b": lambda: nn.Linear(8, 3)}
-    optimizers = {"a": sf.optim.sgd(0.3), "b": two_rates}
-    run = build(model=models, optimizer=optimizers, loss=joint)
-    seen = []
+    run = build(
+        model={"a": lambda: nn.Linear(8, 8), "b": lambda: nn.Linear(8, 3)},
+        optimizer={"a": sf.optim.sgd(0.3), "b": two_rates},
+        loss=joint,
+    )
+    group_of_weight, group_of_bias = groups_of(run, "b")
+    weight_values = []
+    bias_values = []
     with run:
         for step in run:
-            seen.append((weights(run)[2], weights(run)[3], groups_of(run, "b")[0]["lr"]))
-            body(run, step)
-    moved = [
-        [not torch.equal(one[index], other[index]) for one, other in pairwise(seen)]
-        for index in (0, 1)
-    ]
-    assert moved == [[True] * 11, [True, True] + [False] * 9]
-    assert [rate for *_, rate in seen] == [RATE] * STEPS
+            weight, bias = copies_of(run.state.models["b"])
+            weight_values.append(weight)
+            bias_values.append(bias)
+            assert group_of_weight["lr"] == RATE
+            if step.index == 2:
+                group_of_bias["lr"] = 0.0
+
+    assert changes_by_step(weight_values) == [True] * 11
+    assert changes_by_step(bias_values) == [True, True] + [False] * 9
 
 
 @pytest.mark.parametrize("at", [3, 4, 5, 8])
@@ -190,7 +225,7 @@ def test_a_resume_has_the_same_bits(at: int, opened: bool, tmp_path: Path) -> No
     schedule = sf.schedules.cosine(warmup=4)
 
     def body(run: sf.Run, step: sf.Step) -> None:
-        times(0.3, at)(run, step)
+        multiply_rates(0.3, at)(run, step)
         if step.index == at + 1:
             for group in groups_of(run):
                 group["momentum"] = 0.75
@@ -198,13 +233,14 @@ def test_a_resume_has_the_same_bits(at: int, opened: bool, tmp_path: Path) -> No
 
     whole = build(schedule=schedule)
     expected = loop(whole, body, opened=opened)
-    first = build(schedule=schedule, run_dir=tmp_path / "run", stop_after="5 steps")
-    rates = loop(first, body, opened=opened)
+
+    stopped = build(schedule=schedule, run_dir=tmp_path / "run", stop_after="5 steps")
+    rates = loop(stopped, body, opened=opened)
     resumed = build(schedule=schedule, run_dir=tmp_path / "run")
     rates += loop(resumed, body, opened=opened)
 
     assert rates == expected
-    assert all(map(torch.equal, weights(resumed), weights(whole)))
+    assert_same_weights(weights(resumed), weights(whole))
     assert groups_of(resumed)[0]["momentum"] == 0.75
 
 
@@ -253,14 +289,17 @@ SCHEDULERS: dict[str, Any] = {
 }
 
 
-def plain_loop(make: Any) -> tuple[list[float], list[Tensor]]:
+def plain_loop(build_scheduler: Any) -> tuple[list[float], list[Tensor]]:
     """The rates and weights of a loop as torch documents it."""
-    run = build()
-    model = run.state.model
+    model = build().state.model
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.5, fused=True)
-    scheduler = make(optimizer)
-    with build() as reading:
-        batches = [step.micro_batches[0].batch for step in reading]
+    scheduler = build_scheduler(optimizer)
+    batches = []
+    with build() as run:
+        for step in run:
+            (micro_batch,) = step.micro_batches
+            batches.append(micro_batch.batch)
+
     rates = []
     for batch in batches:
         rates.append(optimizer.param_groups[0]["lr"])
@@ -268,7 +307,7 @@ def plain_loop(make: Any) -> tuple[list[float], list[Tensor]]:
         loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         scheduler.step()
-    return rates, [each.detach().clone() for each in model.parameters()]
+    return rates, copies_of(model)
 
 
 @pytest.mark.parametrize("place", ["before", "inside"])
@@ -277,41 +316,44 @@ def test_a_scheduler_in_the_body_is_the_loop_of_torch_also_after_a_resume(
     name: str, place: str, tmp_path: Path
 ) -> None:
     """It is built before the run is opened, or after."""
-    make = SCHEDULERS[name]
-    rates = []
+    build_scheduler = SCHEDULERS[name]
     with warnings.catch_warnings(action="ignore"):  # SequentialLR of torch warns of itself
-        expected, final = plain_loop(make)
+        expected_rates, expected_weights = plain_loop(build_scheduler)
+    rates: list[Any] = []
 
-    def session(**changes: Any) -> sf.Run:
+    def train(**changes: Any) -> sf.Run:
         run = build(run_dir=tmp_path / "run", **changes)
         if place == "before":
-            scheduler = run.register_state("scheduler", make(optimizer_of(run)))
+            scheduler = run.register_state("scheduler", build_scheduler(optimizer_of(run)))
         with run:
             if place == "inside":
-                scheduler = run.register_state("scheduler", make(optimizer_of(run)))
+                scheduler = run.register_state("scheduler", build_scheduler(optimizer_of(run)))
             for step in run:
                 rates.append(step.lr)
                 scheduler.step()
         return run
 
     with warnings.catch_warnings(action="ignore" if name == "in sequence" else "error"):
-        session(stop_after="5 steps")
-        last = session()
-    assert rates == pytest.approx(expected, rel=1e-14)
-    torch.testing.assert_close(weights(last), final, rtol=1e-6, atol=1e-7)
-    if rates == expected:
-        assert all(map(torch.equal, weights(last), final))
+        train(stop_after="5 steps")
+        resumed = train()
+
+    assert rates == pytest.approx(expected_rates, rel=1e-14)
+    torch.testing.assert_close(weights(resumed), expected_weights, rtol=1e-6, atol=1e-7)
+    if rates == expected_rates:
+        assert_same_weights(weights(resumed), expected_weights)
 
 
 def test_a_plateau_of_torch_in_the_body_multiplies_the_schedule() -> None:
     run = build(schedule=sf.schedules.linear())
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer_of(run), factor=0.5, patience=0)
+
     rates = loop(run, lambda run, step: scheduler.step(1.0))
-    factors = [run.parts.task.factors(step) for step in range(STEPS)]
-    halved = [0.5 ** max(0, step - 1) for step in range(STEPS)]
-    assert rates == pytest.approx(
-        [RATE * one * two for one, two in zip(factors, halved, strict=True)]
-    )
+
+    expected = []
+    for step in range(STEPS):
+        halvings = max(0, step - 1)
+        expected.append(RATE * run.parts.task.factors(step) * 0.5**halvings)
+    assert rates == pytest.approx(expected)
 
 
 def test_an_instance_with_a_scheduler_begins_as_the_scheduler_does() -> None:
@@ -331,12 +373,23 @@ def test_no_warning_for_a_scheduler_whose_optimizer_is_called_by_its_kernel() ->
     assert rates[-1] == pytest.approx(RATE * 0.001)
 
 
-@pytest.mark.parametrize("own", ["schedule", "plateau"])
-def test_a_scheduler_that_writes_rates_of_its_own_beside_a_schedule_is_refused(own: str) -> None:
-    split = {"val": sf.Split(data())}
-    rule = sf.ReduceLROnPlateau("min val/loss", patience=9)
-    changes: dict[str, Any] = {"plateau": rule, "splits": split}
-    run = build(**({"schedule": sf.schedules.cosine()} if own == "schedule" else changes))
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"schedule": sf.schedules.cosine()}, id="schedule"),
+        pytest.param(
+            {
+                "plateau": sf.ReduceLROnPlateau("min val/loss", patience=9),
+                "splits": {"val": sf.Split(data())},
+            },
+            id="plateau",
+        ),
+    ],
+)
+def test_a_scheduler_that_writes_rates_of_its_own_beside_a_schedule_is_refused(
+    settings: dict[str, Any],
+) -> None:
+    run = build(**settings)
     scheduler = lr_scheduler.CosineAnnealingWarmRestarts(optimizer_of(run), 5)
     with refused("two-schedules", value="CosineAnnealingWarmRestarts"):
         loop(run, lambda run, step: scheduler.step())
@@ -394,16 +447,18 @@ def test_schedulers_are_found_beside_objects_of_any_class() -> None:
     assert type(other).__module__ is None
 
 
-def test_a_scheduler_that_no_checkpoint_holds_is_refused(tmp_path: Path) -> None:
-    def session(**changes: Any) -> None:
+def test_a_scheduler_that_no_checkpoint_holds_is_refused_where_one_is_saved(
+    tmp_path: Path,
+) -> None:
+    def train(**changes: Any) -> None:
         run = build(**changes)
         scheduler = lr_scheduler.ExponentialLR(optimizer_of(run), 0.9)
         loop(run, lambda run, step: scheduler.step())
 
     with refused("scheduler-not-registered", value="ExponentialLR"):
-        session(run_dir=tmp_path / "run")
-    session(run_dir=tmp_path / "unchecked", check_state=False)
-    session()
+        train(run_dir=tmp_path / "run")
+    train(run_dir=tmp_path / "unchecked", check_state=False)
+    train()
 
 
 class Warmup:
@@ -425,18 +480,21 @@ class Warmup:
         self.calls = state["calls"]
 
 
-def test_a_scheduler_of_ones_own_is_registered_or_refused(tmp_path: Path) -> None:
-    def session(name: str, *, registers: bool, **changes: Any) -> list[float]:
-        run = build(run_dir=tmp_path / name, **changes)
-        scheduler = Warmup(optimizer_of(run))
-        if registers:
-            run.register_state("warmup", scheduler)
+def test_a_scheduler_of_ones_own_that_is_registered_goes_on_after_a_resume(tmp_path: Path) -> None:
+    def train(**changes: Any) -> list[float]:
+        run = build(run_dir=tmp_path / "run", **changes)
+        scheduler = run.register_state("warmup", Warmup(optimizer_of(run)))
         return loop(run, lambda run, step: scheduler.step())
 
-    rates = session("run", registers=True, stop_after="5 steps") + session("run", registers=True)
+    rates = train(stop_after="5 steps") + train()
     assert rates == [RATE] + [RATE * step / STEPS for step in range(1, STEPS)]
+
+
+def test_a_scheduler_of_ones_own_that_is_not_registered_is_refused(tmp_path: Path) -> None:
+    run = build(run_dir=tmp_path / "run")
+    scheduler = Warmup(optimizer_of(run))
     with refused("scheduler-not-registered", value="Warmup"):
-        session("other", registers=False)
+        loop(run, lambda run, step: scheduler.step())
 
 
 def test_a_scheduler_that_nobody_steps_has_no_part_in_a_rate_written_by_hand(
@@ -446,9 +504,13 @@ def test_a_scheduler_that_nobody_steps_has_no_part_in_a_rate_written_by_hand(
     step_every = lr_scheduler.StepLR(optimizer_of(run), 1)
     cosine = lr_scheduler.CosineAnnealingLR(optimizer_of(run), STEPS)
     warmup = Warmup(optimizer_of(run))
-    rates = loop(run, times(0.5, at=4))
+
+    rates = loop(run, multiply_rates(0.5, at=4))
+
     assert rates[5] == pytest.approx(RATE * 0.5 * (1 - 5 / STEPS))
-    assert (step_every.last_epoch, cosine.last_epoch, warmup.calls) == (0, 0, 0)
+    assert step_every.last_epoch == 0
+    assert cosine.last_epoch == 0
+    assert warmup.calls == 0
 
 
 def test_a_scheduler_that_is_stepped_after_a_rate_was_written_by_hand_is_looked_at() -> None:
@@ -456,7 +518,7 @@ def test_a_scheduler_that_is_stepped_after_a_rate_was_written_by_hand_is_looked_
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer_of(run), STEPS)
 
     def body(run: sf.Run, step: sf.Step) -> None:
-        times(0.5, at=2)(run, step)
+        multiply_rates(0.5, at=2)(run, step)
         if step.index >= 5:
             scheduler.step()
 
@@ -468,7 +530,7 @@ def test_a_scheduler_that_is_stepped_after_a_rate_was_written_by_hand_is_looked_
 # --- tensors, momentum, groups --------------------------------------------------------------------
 
 
-class Reading(torch.utils._python_dispatch.TorchDispatchMode):
+class NoReads(torch.utils._python_dispatch.TorchDispatchMode):
     """Raises where the host reads a tensor."""
 
     def __torch_dispatch__(
@@ -478,49 +540,46 @@ class Reading(torch.utils._python_dispatch.TorchDispatchMode):
         return function(*arguments, **(named or {}))
 
 
-def test_a_rate_in_a_tensor_is_followed_without_a_read(tmp_path: Path) -> None:
-    def session(**changes: Any) -> sf.Run:
-        make = partial(torch.optim.SGD, lr=torch.tensor(RATE), momentum=0.5)
-        return build(optimizer=make, schedule=sf.schedules.linear(), **changes)
+def build_with_tensor_rate(**changes: Any) -> sf.Run:
+    optimizer = partial(torch.optim.SGD, lr=torch.tensor(RATE), momentum=0.5)
+    return build(optimizer=optimizer, schedule=sf.schedules.linear(), **changes)
 
-    def rates_of(run: sf.Run) -> list[Tensor]:
+
+def test_a_rate_in_a_tensor_is_followed_also_after_a_resume(tmp_path: Path) -> None:
+    def loop_with_tensor_rate(run: sf.Run) -> list[float]:
         rates = []
+        first_tensor = None
         with run:
             for step in run:
                 rate = groups_of(run)[0]["lr"]
-                assert rate is first_of(run, rate)
-                rates.append(rate.clone())
+                first_tensor = rate if first_tensor is None else first_tensor
+                assert rate is first_tensor, "it is written in place"
+                rates.append(float(rate))
                 if step.index == 4:
                     rate.mul_(0.1)
         return rates
 
-    known: list[tuple[sf.Run, Tensor]] = []
+    whole = build_with_tensor_rate()
+    rates = loop_with_tensor_rate(whole)
+    loop_with_tensor_rate(build_with_tensor_rate(run_dir=tmp_path / "run", stop_after="6 steps"))
+    resumed = build_with_tensor_rate(run_dir=tmp_path / "run")
+    loop_with_tensor_rate(resumed)
 
-    def first_of(run: sf.Run, rate: Tensor) -> Tensor:
-        for other, first in known:
-            if other is run:
-                return first
-        known.append((run, rate))
-        return rate
-
-    whole = session()
-    rates = rates_of(whole)
-    factors = [whole.parts.task.factors(step) for step in range(STEPS)]
-    expected = [RATE * factor * (1.0 if step < 5 else 0.1) for step, factor in enumerate(factors)]
-    assert [float(rate) for rate in rates] == pytest.approx(expected, rel=1e-6)
-    rates_of(session(run_dir=tmp_path / "run", stop_after="6 steps"))
-    resumed = session(run_dir=tmp_path / "run")
-    rates_of(resumed)
-    assert all(map(torch.equal, weights(resumed), weights(whole)))
-    records = list(sf.load(tmp_path / "run").records("train"))
+    expected = [RATE * whole.parts.task.factors(step) for step in range(STEPS)]
+    expected[5:] = [rate * 0.1 for rate in expected[5:]]
+    assert rates == pytest.approx(expected, rel=1e-6)
+    records = written_records(tmp_path / "run")
     assert [record["lr"] for record in records] == pytest.approx(expected, rel=1e-6)
+    assert_same_weights(weights(resumed), weights(whole))
 
-    trained = session().state.optimizers["model"]
-    for group in trained.optimizer.param_groups:
-        group["lr"].mul_(0.5)
-    with Reading():
+
+def test_a_rate_in_a_tensor_is_set_without_a_read() -> None:
+    trained = build_with_tensor_rate().state.optimizers["model"]
+    (group,) = trained.optimizer.param_groups
+    group["lr"].mul_(0.5)
+    with NoReads():
         trained.rates.set(0.5, lowered=1.0, momentum=None)
-    assert float(trained.optimizer.param_groups[0]["lr"]) == pytest.approx(RATE * 0.25)
+    assert float(group["lr"]) == pytest.approx(RATE * 0.25)
 
 
 @pytest.mark.parametrize(
@@ -557,7 +616,7 @@ def test_a_momentum_that_the_schedule_sets_too_is_refused() -> None:
         loop(build(schedule=schedule), lambda run, step: groups_of(run)[0].update(momentum=0.25))
 
 
-def unfreezing(run: sf.Run, step: sf.Step) -> None:
+def unfreeze_bias(run: sf.Run, step: sf.Step) -> None:
     if step.index == 4:
         run.state.model.bias.requires_grad_(True)
 
@@ -570,84 +629,86 @@ def half_frozen() -> nn.Module:
 
 def test_a_rate_survives_the_unfreezing_of_parameters() -> None:
     def body(run: sf.Run, step: sf.Step) -> None:
-        unfreezing(run, step)
-        times(0.5, at=4)(run, step)
+        unfreeze_bias(run, step)
+        multiply_rates(0.5, at=4)(run, step)
 
     assert loop(build(model=half_frozen), body) == [RATE] * 5 + [RATE * 0.5] * 7
 
 
-def test_what_still_writes_to_a_replaced_optimizer_is_refused() -> None:
+def test_a_rate_written_into_a_replaced_optimizer_is_refused() -> None:
     run = build(model=half_frozen)
-    former = groups_of(run)
+    (replaced_group,) = groups_of(run)
 
     def body(run: sf.Run, step: sf.Step) -> None:
-        unfreezing(run, step)
+        unfreeze_bias(run, step)
         if step.index == 6:
-            former[0]["lr"] *= 0.5
+            replaced_group["lr"] *= 0.5
 
     with refused("rate-of-replaced-optimizer"):
         loop(run, body)
 
+
+def test_a_scheduler_of_a_replaced_optimizer_is_refused() -> None:
     run = build(model=half_frozen)
     scheduler = lr_scheduler.StepLR(optimizer_of(run), 3)
 
-    def scheduled(run: sf.Run, step: sf.Step) -> None:
-        unfreezing(run, step)
+    def body(run: sf.Run, step: sf.Step) -> None:
+        unfreeze_bias(run, step)
         scheduler.step()
 
     with refused("scheduler-of-replaced-optimizer"):
-        loop(run, scheduled)
+        loop(run, body)
 
 
 # --- ranks, replay and verify ---------------------------------------------------------------------
 
 
-def same_on_ranks() -> Any:
-    return on_ranks(differing=False)
-
-
-def other_on_ranks() -> Any:
-    return on_ranks(differing=True)
-
-
-def on_ranks(*, differing: bool) -> Any:
+def train_with_same_rates() -> Any:
     run = build(micro_batch_size=5)
-
-    def body(run: sf.Run, step: sf.Step) -> None:
-        if step.index == 3:
-            factor = 0.5 - 0.1 * run.rank if differing else 0.5
-            groups_of(run)[0]["lr"] *= factor
-
-    try:
-        rates = loop(run, body)
-    except sf.SurefootError as problem:
-        return problem.code, run.state.step
-    return rates, [each.tolist() for each in weights(run)]
+    rates = loop(run, multiply_rates(0.5, at=3))
+    return rates, [weight.tolist() for weight in weights(run)]
 
 
-def test_ranks_write_the_same_rates_or_are_refused(ranks: Ranks) -> None:
-    same = ranks(2, same_on_ranks)
-    assert same[0] == same[1] == same_on_ranks()
-    (code, step), (other_code, other_step) = ranks(2, other_on_ranks)
+def train_with_other_rates() -> tuple[str, int]:
+    """The code of the error, and the step at which it came."""
+    run = build(micro_batch_size=5)
+    with pytest.raises(sf.SurefootError) as caught:
+        loop(run, multiply_rates(0.5 - 0.1 * run.rank, at=3))
+    return caught.value.code, run.state.step
+
+
+def test_a_rate_that_all_ranks_write_is_that_of_one_process(ranks: Ranks) -> None:
+    first, second = ranks(2, train_with_same_rates)
+    assert first == second == train_with_same_rates()
+
+
+def test_rates_that_differ_on_ranks_are_refused_on_all_of_them(ranks: Ranks) -> None:
+    (code, step), (other_code, other_step) = ranks(2, train_with_other_rates)
     assert "rates-differ-on-ranks" in (code, other_code)
     assert step == other_step == 4
 
 
-def test_verify_and_replay_say_which_steps_they_cannot_repeat(tmp_path: Path) -> None:
-    run = build(
-        run_dir=tmp_path / "run",
-        save_every="2 steps",
-        keep_last=9,
-        schedule=sf.schedules.linear(),
-    )
-    loop(run, times(0.5, at=4))
-    saved = sf.load(build(run_dir=tmp_path / "run", schedule=sf.schedules.linear()))
-    verdict = saved.verify()
+@pytest.fixture
+def saved_with_halved_rate(tmp_path: Path) -> Any:
+    """A run whose body has halved the rate after step 4."""
+    settings: dict[str, Any] = {"run_dir": tmp_path / "run", "schedule": sf.schedules.linear()}
+    run = build(save_every="2 steps", keep_last=9, **settings)
+    loop(run, multiply_rates(0.5, at=4))
+    return sf.load(build(**settings))
+
+
+def test_verify_says_which_steps_it_cannot_repeat(saved_with_halved_rate: Any) -> None:
+    verdict = saved_with_halved_rate.verify()
+
     assert verdict.problems == []
     (unproved,) = [line for line in verdict.not_proved if line.startswith("steps 4 to 6: ")]
     assert unproved.count("learning rates") == 1
     assert [12] in [numbers_in(line) for line in verdict.proved]  # records with their rates
-    assert saved.replay(step=7).learning_rate == pytest.approx(RATE * 0.5 * (1 - 7 / STEPS))
+
+
+def test_replay_takes_the_rate_that_the_body_has_written(saved_with_halved_rate: Any) -> None:
+    replayed = saved_with_halved_rate.replay(step=7)
+    assert replayed.learning_rate == pytest.approx(RATE * 0.5 * (1 - 7 / STEPS))
 
 
 def test_a_run_of_an_older_behavior_overwrites_rates_as_it_began(
@@ -655,6 +716,8 @@ def test_a_run_of_an_older_behavior_overwrites_rates_as_it_began(
 ) -> None:
     with monkeypatch.context() as older:
         older.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 1)
-        first = build(run_dir=tmp_path / "run", stop_after="6 steps")
-        assert loop(first, times(0.1, at=2)) == [RATE] * 6
-    assert loop(build(run_dir=tmp_path / "run"), times(0.1, at=8)) == [RATE] * 6
+        stopped = build(run_dir=tmp_path / "run", stop_after="6 steps")
+        assert loop(stopped, multiply_rates(0.1, at=2)) == [RATE] * 6
+
+    resumed = build(run_dir=tmp_path / "run")
+    assert loop(resumed, multiply_rates(0.1, at=8)) == [RATE] * 6
