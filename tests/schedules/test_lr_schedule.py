@@ -51,13 +51,8 @@ MAKERS = {
     "cosine_restarts": cosine_restarts,
 }
 SHAPES = tuple(MAKERS)
-FALLING = (
-    "linear",
-    "cosine",
-    "polynomial",
-    "exponential",
-    "one_cycle",
-)  # from the end of warm-up to the end of the run
+# from the end of warm-up to the end of the run
+FALLING = ("linear", "cosine", "polynomial", "exponential", "one_cycle")
 FLOORED = (*FALLING, "wsd", "cosine_restarts")
 
 
@@ -66,19 +61,34 @@ def length(steps=STEPS):
 
 
 def factors(schedule, steps=STEPS, until=None):
+    """The factors of a run of so many steps: of its steps, or of all steps before `until`."""
+    if until is None:
+        until = steps
     factor = schedule.factors(length(steps))
-    return [factor(step) for step in range(steps if until is None else until)]
+    return [factor(step) for step in range(until)]
 
 
-def torch_factors(make, steps=STEPS):
+def torch_factors(make_scheduler, steps=STEPS):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make(optimizer)
-    found = []
+    scheduler = make_scheduler(optimizer)
+    rates = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return rates
+
+
+def rises(numbers):
+    return all(earlier < later for earlier, later in pairwise(numbers))
+
+
+def falls(numbers):
+    return all(earlier > later for earlier, later in pairwise(numbers))
+
+
+RATIOS = st.floats(0.001, 0.9)
+FLOORS = st.just(0.0) | RATIOS
 
 
 @st.composite
@@ -87,40 +97,40 @@ def runs(draw, shapes=SHAPES):
     shape = draw(st.sampled_from(shapes))
     steps = draw(st.integers(1, 150))
     warmup = draw(st.integers(0, steps - 1))
-    chosen = {"warmup": warmup}
-    if shape in FLOORED:
-        chosen["min_lr_ratio"] = draw(
-            st.floats(0.001, 0.9)
-            if shape == "exponential"
-            else st.just(0.0) | st.floats(0.001, 0.9)
-        )
+    settings = {"warmup": warmup}
+    if shape == "exponential":
+        settings["min_lr_ratio"] = draw(RATIOS)
+    elif shape in FLOORED:
+        settings["min_lr_ratio"] = draw(FLOORS)
     match shape:
         case "polynomial":
-            chosen["power"] = draw(st.floats(0.1, 4.0))
+            settings["power"] = draw(st.floats(0.1, 4.0))
         case "one_cycle":
-            chosen["start_lr_ratio"] = draw(st.floats(0.001, 0.9))
-            chosen["rise_shape"] = draw(st.sampled_from(("cosine", "linear")))
+            settings["start_lr_ratio"] = draw(RATIOS)
+            settings["rise_shape"] = draw(st.sampled_from(("cosine", "linear")))
         case "multistep":
             assume(warmup < steps - 1)
             milestones = draw(st.sets(st.integers(warmup + 1, steps - 1), min_size=1, max_size=4))
-            chosen |= {"milestones": tuple(sorted(milestones)), "gamma": draw(st.floats(0.01, 0.9))}
-            if draw(st.booleans()):
-                chosen |= {"milestones": (f"every {min(milestones)} steps",), "gamma": 0.9}
+            settings["milestones"] = tuple(sorted(milestones))
+            settings["gamma"] = draw(st.floats(0.01, 0.9))
+            recur = draw(st.booleans())
+            if recur:
+                settings["milestones"] = (f"every {min(milestones)} steps",)
+                settings["gamma"] = 0.9
         case "wsd":
-            least, most = (
-                (0, steps - warmup) if chosen["min_lr_ratio"] == 0.0 else (1, steps - 1 - warmup)
-            )
-            assume(least <= most)
-            chosen |= {
-                "cooldown": draw(st.integers(least, most)),
-                "cooldown_shape": draw(st.sampled_from(("1-sqrt", "linear"))),
-            }
+            if settings["min_lr_ratio"] == 0.0:
+                shortest = 0
+                longest = steps - warmup
+            else:
+                shortest = 1
+                longest = steps - 1 - warmup
+            assume(shortest <= longest)
+            settings["cooldown"] = draw(st.integers(shortest, longest))
+            settings["cooldown_shape"] = draw(st.sampled_from(("1-sqrt", "linear")))
         case "cosine_restarts":
-            chosen |= {
-                "cycle": draw(st.integers(3, 60)),
-                "cycle_growth": draw(st.sampled_from((1.0, 1.5, 2.0))),
-            }
-    return Schedule(shape, **chosen), steps
+            settings["cycle"] = draw(st.integers(3, 60))
+            settings["cycle_growth"] = draw(st.sampled_from((1.0, 1.5, 2.0)))
+    return Schedule(shape, **settings), steps
 
 
 # --- properties of all shapes ---------------------------------------------------------------------
@@ -129,129 +139,153 @@ def runs(draw, shapes=SHAPES):
 @given(runs())
 def test_no_step_runs_at_rate_0_or_above_the_base_rate_or_below_the_floor(run):
     schedule, steps = run
-    found = factors(schedule, steps)
+    floor = schedule.min_lr_ratio or 0.0
 
-    assert all(0.0 < factor <= 1.0 for factor in found)
-    assert all(factor >= (schedule.min_lr_ratio or 0.0) for factor in found[schedule.warmup :])
+    values = factors(schedule, steps)
+
+    assert min(values) > 0.0
+    assert max(values) <= 1.0
+    assert min(values[schedule.warmup :]) >= floor
 
 
 @given(runs())
 def test_the_full_rate_is_first_used_exactly_where_warmup_ends(run):
     schedule, steps = run
-    found = factors(schedule, steps)
 
-    assert found[schedule.warmup] == 1.0
-    assert all(earlier < later for earlier, later in pairwise(found[: schedule.warmup + 1]))
+    values = factors(schedule, steps)
+
+    assert values[schedule.warmup] == 1.0
+    assert rises(values[: schedule.warmup + 1])
 
 
 @given(runs((*FALLING, "inverse_sqrt")))
 def test_a_schedule_without_plateau_uses_the_full_rate_once_and_only_falls(run):
     schedule, steps = run
-    found = factors(schedule, steps)
 
-    assert found.count(1.0) == 1
-    assert all(earlier > later for earlier, later in pairwise(found[schedule.warmup :]))
+    values = factors(schedule, steps)
+
+    assert values.count(1.0) == 1
+    assert falls(values[schedule.warmup :])
 
 
 @given(runs(("constant", "multistep", "wsd")))
 def test_a_schedule_with_a_plateau_never_climbs_after_warmup(run):
     schedule, steps = run
-    found = factors(schedule, steps, until=3 * steps)
 
-    assert all(earlier >= later for earlier, later in pairwise(found[schedule.warmup :]))
+    values = factors(schedule, steps, until=3 * steps)
+
+    after_warmup = values[schedule.warmup :]
+    assert after_warmup == sorted(after_warmup, reverse=True)
 
 
 @given(runs(FLOORED))
 def test_a_floor_above_0_is_reached_on_the_last_step_and_one_of_0_is_never_run(run):
     schedule, steps = run
-    found = factors(schedule, steps)
+
+    values = factors(schedule, steps)
 
     if schedule.min_lr_ratio == 0.0:
-        assert found[-1] > 0.0
-    elif found[-1] != 1.0:  # else warm-up, or a cycle of one step, has it
-        assert found[-1] == schedule.min_lr_ratio
-        assert schedule.shape == "cosine_restarts" or found[-2] > schedule.min_lr_ratio
+        assert values[-1] > 0.0
+    elif values[-1] != 1.0:  # else warm-up, or a cycle of one step, has it
+        assert values[-1] == schedule.min_lr_ratio
+        if schedule.shape != "cosine_restarts":
+            assert values[-2] > schedule.min_lr_ratio
 
 
 @given(runs(FLOORED))
 def test_the_floor_holds_past_the_end(run):
     schedule, steps = run
 
-    assert factors(schedule, steps, until=3 * steps)[steps:] == [schedule.min_lr_ratio] * 2 * steps
+    past_the_end = factors(schedule, steps, until=3 * steps)[steps:]
+
+    assert set(past_the_end) == {schedule.min_lr_ratio}
 
 
 @given(runs(("cosine_restarts",)))
 def test_a_cycle_of_warm_restarts_only_falls_and_the_next_begins_at_the_full_rate(run):
     schedule, steps = run
-    found = factors(schedule, steps)
-    starts = [step for step in range(schedule.warmup, steps) if found[step] == 1.0]
-    sizes = [later - earlier for earlier, later in pairwise((*starts, steps))]
 
-    for start, size in zip(starts, sizes, strict=True):
-        assert all(earlier > later for earlier, later in pairwise(found[start : start + size]))
+    values = factors(schedule, steps)
+
+    for start, end in cycles(values, schedule.warmup):
+        assert falls(values[start:end])
+
+
+def cycles(values, warmup):
+    """The first step of each cycle, and the step after its last."""
+    starts = [step for step in range(warmup, len(values)) if values[step] == 1.0]
+    return list(pairwise((*starts, len(values))))
+
+
+@given(runs(("cosine_restarts",)))
+def test_cycles_of_warm_restarts_grow_as_planned_and_the_last_takes_what_is_left(run):
+    schedule, steps = run
+    growth = schedule.cycle_growth
+
+    values = factors(schedule, steps)
+
+    sizes = [end - start for start, end in cycles(values, schedule.warmup)]
     for size, following in pairwise(sizes[:-1]):
-        assert following == pytest.approx(
-            size * schedule.cycle_growth, abs=1 + schedule.cycle_growth
-        )
+        assert following == pytest.approx(size * growth, abs=1 + growth)
     if len(sizes) > 1:
-        planned = schedule.cycle * schedule.cycle_growth ** (len(sizes) - 1)
-        assert planned / 2 - 1 <= sizes[-1] <= planned + planned * schedule.cycle_growth / 2 + 1
+        planned = schedule.cycle * growth ** (len(sizes) - 1)
+        assert planned / 2 - 1 <= sizes[-1] <= planned + planned * growth / 2 + 1
 
 
 @given(runs())
 def test_a_resolved_schedule_is_the_same_one(run):
     schedule, steps = run
+
     resolved = schedule.resolved(length(steps))
 
     assert factors(resolved, steps, until=2 * steps) == factors(schedule, steps, until=2 * steps)
     assert resolved.resolved(length(steps)) == resolved
 
 
+def count_shared_steps(schedule, steps):
+    """The first steps on which longer runs have the same rates."""
+    values = factors(schedule, steps)
+    of_longer_runs = [factors(schedule, longer) for longer in (steps + 1, 2 * steps, 7 * steps)]
+    for step in range(steps):
+        if any(others[step] != values[step] for others in of_longer_runs):
+            return step
+    return steps
+
+
 @given(runs())
 def test_shared_steps_say_on_how_many_steps_longer_runs_have_the_same_rates(run):
     schedule, steps = run
-    found = factors(schedule, steps)
-    longer = [factors(schedule, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
-    same = next(
-        (step for step in range(steps) if any(other[step] != found[step] for other in longer)),
-        steps,
-    )
 
-    assert [made <= schedule.shared_steps(length(steps)) for made in range(steps + 1)] == [
-        made <= same for made in range(steps + 1)
-    ]
+    shared = schedule.shared_steps(length(steps))
+
+    assert min(shared, steps) == count_shared_steps(schedule, steps)
 
 
 @given(runs(), runs(), st.booleans())
 def test_two_joined_schedules_are_one_after_the_other(first, second, nested):
-    (early, at) = first
-    (late, rest) = second
-    whole = join(early, late, at=at)
-    expected = factors(early, at) + factors(late, rest)
+    early, early_steps = first
+    late, late_steps = second
+    whole = join(early, late, at=early_steps)
+    expected = factors(early, early_steps) + factors(late, late_steps)
     if nested:
-        whole = join(whole, constant(), at=at + rest)
+        whole = join(whole, constant(), at=len(expected))
         expected = [*expected, 1.0, 1.0]
+    steps = len(expected)
 
-    assert factors(whole, len(expected)) == expected
-    assert factors(whole.resolved(length(len(expected))), len(expected)) == expected
+    assert factors(whole, steps) == expected
+    assert factors(whole.resolved(length(steps)), steps) == expected
 
 
 @given(runs(), runs())
 def test_shared_steps_are_those_of_joined_schedules_too(first, second):
-    (early, at) = first
-    (late, rest) = second
-    whole = join(early, late, at=at)
-    steps = at + rest
-    found = factors(whole, steps)
-    longer = [factors(whole, other)[:steps] for other in (steps + 1, 2 * steps, 7 * steps)]
-    same = next(
-        (step for step in range(steps) if any(other[step] != found[step] for other in longer)),
-        steps,
-    )
+    early, early_steps = first
+    late, late_steps = second
+    whole = join(early, late, at=early_steps)
+    steps = early_steps + late_steps
 
-    assert [made <= whole.shared_steps(length(steps)) for made in range(steps + 1)] == [
-        made <= same for made in range(steps + 1)
-    ]
+    shared = whole.shared_steps(length(steps))
+
+    assert min(shared, steps) == count_shared_steps(whole, steps)
 
 
 @in_one
@@ -264,21 +298,24 @@ def test_percentages_are_steps_once_resolved_and_stay_so_in_a_longer_run(shape):
         "cycle": "25%",
     }
     in_steps = {"warmup": 12, "cooldown": 24, "milestones": (60, 70), "cycle": 30}
-    taken = {name: value for name, value in percentages.items() if name in TABLE[shape].takes}
-    resolved = Schedule(shape, **taken).resolved(length(120))
+    names = [name for name in percentages if name in TABLE[shape].takes]
+    schedule = Schedule(shape, **{name: percentages[name] for name in names})
 
-    assert {name: vars(resolved)[name] for name in taken} == {
-        name: in_steps[name] for name in taken
-    }
+    resolved = schedule.resolved(length(120))
+
+    for name in names:
+        assert vars(resolved)[name] == in_steps[name]
     assert resolved.resolved(length(1200)) == resolved
 
 
 def test_percentages_of_joined_schedules_are_of_their_part_and_stay_so():
-    resolved = join(constant("10%"), wsd("10%", cooldown="50%"), at="25%").resolved(length(40))
+    schedule = join(constant("10%"), wsd("10%", cooldown="50%"), at="25%")
 
-    assert resolved == join(
-        constant(1).resolved(length(10)), wsd(3, cooldown=15).resolved(length(30)), at=10
-    )
+    resolved = schedule.resolved(length(40))
+
+    first = constant(1).resolved(length(10))
+    second = wsd(3, cooldown=15).resolved(length(30))
+    assert resolved == join(first, second, at=10)
     assert resolved.resolved(length(400)) == resolved
 
 
@@ -383,7 +420,7 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
 
 @in_one
 @pytest.mark.parametrize(
-    ("schedule", "make"),
+    ("schedule", "make_scheduler"),
     [
         (cosine(), lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, STEPS)),
         # with a floor over one step less: torch reaches it after the last step
@@ -454,8 +491,8 @@ def test_a_percentage_of_cycles_gives_as_many_whatever_the_length():
         ),
     ],
 )
-def test_every_step_is_torch_s(schedule, make):
-    assert factors(schedule) == pytest.approx(torch_factors(make), abs=1e-12)
+def test_every_step_is_torch_s(schedule, make_scheduler):
+    assert factors(schedule) == pytest.approx(torch_factors(make_scheduler), abs=1e-12)
 
 
 def test_milestones_that_recur_do_not_drift_where_an_epoch_is_no_whole_number_of_steps():
@@ -481,41 +518,56 @@ def test_the_momentum_of_one_cycle_is_torch_s(optimizer):
     expected = []
     for _ in range(STEPS):
         group = trained.param_groups[0]
-        expected.append(group["momentum"] if optimizer is torch.optim.SGD else group["betas"][0])
+        if optimizer is torch.optim.SGD:
+            expected.append(group["momentum"])
+        else:
+            expected.append(group["betas"][0])
         trained.step()
         if len(expected) < STEPS:
             scheduler.step()
-    momentum = one_cycle(11, min_lr_ratio=0.04 / 1e4, momentum_range=(0.85, 0.95)).momentum(
-        length()
-    )
 
-    assert [momentum(step) for step in range(STEPS)] == pytest.approx(expected, abs=1e-12)
+    values = momenta(one_cycle(11, **AS_TORCH))
+
+    assert values == pytest.approx(expected, abs=1e-12)
+
+
+AS_TORCH = {"min_lr_ratio": 0.04 / 1e4, "momentum_range": (0.85, 0.95)}
+
+
+def momenta(schedule):
+    momentum = schedule.momentum(length())
+    return [momentum(step) for step in range(STEPS)]
+
+
+def test_one_cycle_leaves_the_momentum_alone_where_no_range_is_given():
     assert one_cycle(11).momentum(length()) is None
 
 
-def test_a_one_cycle_with_a_linear_rise_rises_as_torch_s_and_falls_as_before():
+def test_a_one_cycle_with_a_linear_rise_rises_as_torch_s():
     trained = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = lr_scheduler.OneCycleLR(
         trained, 1.0, total_steps=STEPS, pct_start=12 / STEPS, anneal_strategy="linear"
     )
-    rates = []
-    momenta = []
+    expected_rates = []
+    expected_momenta = []
     for _ in range(12):
-        rates.append(trained.param_groups[0]["lr"])
-        momenta.append(trained.param_groups[0]["momentum"])
+        expected_rates.append(trained.param_groups[0]["lr"])
+        expected_momenta.append(trained.param_groups[0]["momentum"])
         trained.step()
         scheduler.step()
-    settings = {"min_lr_ratio": 0.04 / 1e4, "momentum_range": (0.85, 0.95)}
-    linear, cosine = (one_cycle(11, rise_shape=shape, **settings) for shape in ("linear", "cosine"))
 
-    assert factors(linear)[:12] == pytest.approx(rates, abs=1e-12)
-    assert factors(linear)[11:] == factors(cosine)[11:]
-    momentum = linear.momentum(length())
-    usual = cosine.momentum(length())
-    assert [momentum(step) for step in range(12)] == pytest.approx(momenta, abs=1e-12)
-    assert [momentum(step) for step in range(11, STEPS)] == [
-        usual(step) for step in range(11, STEPS)
-    ]
+    schedule = one_cycle(11, rise_shape="linear", **AS_TORCH)
+
+    assert factors(schedule)[:12] == pytest.approx(expected_rates, abs=1e-12)
+    assert momenta(schedule)[:12] == pytest.approx(expected_momenta, abs=1e-12)
+
+
+def test_a_one_cycle_with_a_linear_rise_falls_as_one_with_another():
+    linear_rise = one_cycle(11, rise_shape="linear", **AS_TORCH)
+    cosine_rise = one_cycle(11, rise_shape="cosine", **AS_TORCH)
+
+    assert factors(linear_rise)[11:] == factors(cosine_rise)[11:]
+    assert momenta(linear_rise)[11:] == momenta(cosine_rise)[11:]
 
 
 def test_a_one_cycle_of_an_older_run_is_the_same_schedule():
@@ -528,37 +580,43 @@ def test_warm_restarts_that_grow_are_torch_s():
         lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 10, 2), 70
     )
 
-    assert factors(cosine_restarts(cycle=10, cycle_growth=2.0), 70) == pytest.approx(
-        expected, abs=1e-12
-    )
+    values = factors(cosine_restarts(cycle=10, cycle_growth=2.0), 70)
+
+    assert values == pytest.approx(expected, abs=1e-12)
 
 
 # --- against transformers -------------------------------------------------------------------------
 
 
-def transformers_factors(name, warmup, steps, *, min_lr_ratio=0.0, power=1.0, cooldown=0, cycles=1):
+def transformers_factors(name, warmup, steps, *, floor=0.0, power=1.0, cooldown=0, cycles=1):
     """transformers/optimization.py at 005edac, its get_*_schedule* functions by name, as one array
     over the steps.
     """
     step = np.arange(steps, dtype=np.float64)
     progress = (step - warmup) / (steps - warmup)
-    cooling = np.clip((step - (steps - cooldown)) / max(cooldown, 1), 0.0, 1.0)
-    after = {
-        "constant_with_warmup": np.ones(steps),
-        "linear": 1.0 - progress,
-        "cosine": 0.5 * (1.0 + np.cos(np.pi * progress)),
-        "cosine_with_restarts": 0.5 * (1.0 + np.cos(np.pi * ((cycles * progress) % 1.0))),
-        "polynomial": (1.0 - min_lr_ratio) * np.maximum(1.0 - progress, 0.0) ** power
-        + min_lr_ratio,
-        "inverse_sqrt": np.sqrt(warmup / np.maximum(step, 1.0)),
-        "warmup_stable_decay": (1.0 - np.sqrt(cooling)) * (1.0 - min_lr_ratio)
-        + min_lr_ratio,  # decay_type "1-sqrt"
-    }[name]
-    return np.where(step < warmup, step / max(warmup, 1), after)
+    match name:
+        case "constant_with_warmup":
+            after_warmup = np.ones(steps)
+        case "linear":
+            after_warmup = 1.0 - progress
+        case "cosine":
+            after_warmup = 0.5 * (1.0 + np.cos(np.pi * progress))
+        case "cosine_with_restarts":
+            progress_of_cycle = (cycles * progress) % 1.0
+            after_warmup = 0.5 * (1.0 + np.cos(np.pi * progress_of_cycle))
+        case "polynomial":
+            falling = np.maximum(1.0 - progress, 0.0) ** power
+            after_warmup = (1.0 - floor) * falling + floor
+        case "inverse_sqrt":
+            after_warmup = np.sqrt(warmup / np.maximum(step, 1.0))
+        case "warmup_stable_decay":  # decay_type "1-sqrt"
+            cooling = np.clip((step - (steps - cooldown)) / max(cooldown, 1), 0.0, 1.0)
+            after_warmup = (1.0 - np.sqrt(cooling)) * (1.0 - floor) + floor
+    return np.where(step < warmup, step / max(warmup, 1), after_warmup)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "name", "chosen"),
+    ("schedule", "name", "settings"),
     [
         (constant(8), "constant_with_warmup", {}),
         (linear(8), "linear", {}),
@@ -569,31 +627,24 @@ def transformers_factors(name, warmup, steps, *, min_lr_ratio=0.0, power=1.0, co
         (wsd(8, cooldown=12), "warmup_stable_decay", {"cooldown": 12}),
     ],
 )
-def test_after_warmup_every_step_is_that_of_transformers(schedule, name, chosen):
-    expected = transformers_factors(name, 8, STEPS, **chosen)
+def test_after_warmup_every_step_is_that_of_transformers(schedule, name, settings):
+    expected = transformers_factors(name, 8, STEPS, **settings)
 
     assert factors(schedule)[8:] == pytest.approx(expected[8:].tolist(), abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "name", "chosen"),
+    ("schedule", "name", "settings"),
     [
-        (
-            polynomial(8, power=2.0, min_lr_ratio=0.1),
-            "polynomial",
-            {"power": 2.0, "min_lr_ratio": 0.1},
-        ),
-        (
-            wsd(8, cooldown=12, min_lr_ratio=0.1),
-            "warmup_stable_decay",
-            {"cooldown": 12, "min_lr_ratio": 0.1},
-        ),
+        (polynomial(8, power=2.0, min_lr_ratio=0.1), "polynomial", {"power": 2.0}),
+        (wsd(8, cooldown=12, min_lr_ratio=0.1), "warmup_stable_decay", {"cooldown": 12}),
     ],
 )
-def test_with_a_floor_it_is_transformers_over_one_step_less(schedule, name, chosen):
-    expected = transformers_factors(name, 8, STEPS - 1, **chosen)
+def test_with_a_floor_it_is_transformers_over_one_step_less(schedule, name, settings):
+    of_transformers = transformers_factors(name, 8, STEPS - 1, floor=0.1, **settings)
 
-    assert factors(schedule)[8:] == pytest.approx([*expected[8:].tolist(), 0.1], abs=1e-12)
+    expected = [*of_transformers[8:].tolist(), 0.1]
+    assert factors(schedule)[8:] == pytest.approx(expected, abs=1e-12)
 
 
 def test_warmup_is_that_of_transformers_without_its_step_at_rate_0():
@@ -614,37 +665,38 @@ def test_warmup_that_does_not_end_within_the_run_is_refused_with_both_numbers(sh
         Schedule(shape, warmup=warmup).factors(length(30))
 
 
-OUT_OF_RANGE = [
-    ("linear", "min_lr_ratio", (-0.1, math.nan)),
-    ("wsd", "min_lr_ratio", (1.5,)),
-    ("polynomial", "power", (0.0, -1.0, math.nan, math.inf)),
-    ("multistep", "gamma", (1.0, 0.0, math.nan)),
-    ("one_cycle", "start_lr_ratio", (0.0, 1.0, math.nan)),
-    ("one_cycle", "momentum_range", ((0.9, 0.8), (0.9, 1.0))),
-    ("cosine_restarts", "cycle_growth", (0.5, math.nan, math.inf)),
-    ("wsd", "cooldown_shape", ("cosine",)),
-]
-
-
 @in_one
 @pytest.mark.parametrize(
-    ("shape", "name", "value"),
-    [(shape, name, value) for shape, name, values in OUT_OF_RANGE for value in values],
+    ("shape", "name", "values"),
+    [
+        ("linear", "min_lr_ratio", (-0.1, math.nan)),
+        ("wsd", "min_lr_ratio", (1.5,)),
+        ("polynomial", "power", (0.0, -1.0, math.nan, math.inf)),
+        ("multistep", "gamma", (1.0, 0.0, math.nan)),
+        ("one_cycle", "start_lr_ratio", (0.0, 1.0, math.nan)),
+        ("one_cycle", "momentum_range", ((0.9, 0.8), (0.9, 1.0))),
+        ("cosine_restarts", "cycle_growth", (0.5, math.nan, math.inf)),
+        ("wsd", "cooldown_shape", ("cosine",)),
+    ],
 )
-def test_a_value_out_of_range_is_refused_where_it_is_written(shape, name, value):
-    with refused("setting-out-of-range", setting=f"schedule.{name}", value=value):
-        Schedule(shape, **{name: value})
+def test_a_value_out_of_range_is_refused_where_it_is_written(shape, name, values):
+    for value in values:
+        with refused("setting-out-of-range", setting=f"schedule.{name}", value=value):
+            Schedule(shape, **{name: value})
 
 
-def test_an_unknown_schedule_is_refused_with_those_that_there_are():
-    with refused("schedule-unknown", value="zigzag") as caught:
-        Schedule("zigzag")
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        pytest.param("zigzag", SHAPES, id="like none: all"),
+        pytest.param("cosign", ("cosine",), id="like one: this one"),
+    ],
+)
+def test_an_unknown_schedule_is_refused_with_those_that_there_are(name, shapes):
+    with refused("schedule-unknown", value=name) as caught:
+        Schedule(name)
     (remedy,) = caught.value.remedies
-    assert all(shape in remedy for shape in SHAPES)
-    with refused("schedule-unknown", value="cosign") as caught:
-        Schedule("cosign")
-    (remedy,) = caught.value.remedies
-    assert [shape for shape in SHAPES if shape in remedy] == ["cosine"]
+    assert tuple(shape for shape in SHAPES if shape in remedy) == shapes
 
 
 def test_an_exponential_decay_to_0_is_refused_with_a_floor_to_type():
@@ -666,8 +718,6 @@ FOREIGN = {
     "milestones": ("50%",),
     "gamma": 0.5,
     "start_lr_ratio": 0.1,
-}
-FOREIGN |= {
     "cycle": "10%",
     "cycle_growth": 2.0,
     "cooldown_shape": "linear",
@@ -676,25 +726,26 @@ FOREIGN |= {
 
 
 @in_one
-@pytest.mark.parametrize(
-    ("shape", "name"),
-    [(shape, name) for shape in SHAPES for name in FOREIGN if name not in TABLE[shape].takes],
-)
-def test_a_foreign_setting_is_refused_naming_what_the_shape_takes(shape, name):
-    owners = [other for other in SHAPES if name in TABLE[other].takes]
-    with refused("schedule-setting-foreign", setting=f"schedule.{name}") as caught:
-        Schedule(shape, **{name: FOREIGN[name]})
-    offered = [each.value for each in caught.value.remedies if isinstance(each, Setting)]
-    assert offered == owners
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_setting_is_refused_naming_the_shapes_that_take_it(name):
+    owners = [shape for shape in SHAPES if name in TABLE[shape].takes]
+    others = [shape for shape in SHAPES if shape not in owners]
+
+    for shape in others:
+        with refused("schedule-setting-foreign", setting=f"schedule.{name}") as caught:
+            Schedule(shape, **{name: FOREIGN[name]})
+        settings = [remedy for remedy in caught.value.remedies if isinstance(remedy, Setting)]
+        assert [setting.value for setting in settings] == owners
 
 
 @in_one
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [shape for shape in SHAPES if "min_lr_ratio" not in TABLE[shape].takes]
+)
 def test_a_floor_of_0_says_nothing_to_a_shape_without_floor(shape):
-    if "min_lr_ratio" not in TABLE[shape].takes:
-        assert Schedule(shape, min_lr_ratio=0.0).resolved(length()) == Schedule(shape).resolved(
-            length()
-        )
+    with_floor = Schedule(shape, min_lr_ratio=0.0)
+
+    assert with_floor.resolved(length()) == Schedule(shape).resolved(length())
 
 
 @in_one
@@ -785,7 +836,7 @@ def test_the_error_of_a_joined_part_says_where_it_was_joined():
 
 @in_one
 @pytest.mark.parametrize(
-    "schedule", [*(make() for make in MAKERS.values()), join(constant(), linear())]
+    "schedule", [*[make() for make in MAKERS.values()], join(constant(), linear())]
 )
 def test_what_is_written_down_is_json_without_what_is_absent(schedule):
     described = schedule.to_dict()

@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,9 +50,9 @@ def zeros() -> nn.Module:
     return model
 
 
-def trained(**settings: Any) -> Tensor:
-    """The weights after a run in which each step sees all data."""
-    fixed: dict[str, Any] = {
+def build_run(**changes: Any) -> sf.Run:
+    """A run in which each step sees all data."""
+    settings: dict[str, Any] = {
         "model": zeros,
         "loss": squares,
         "train_data": data(),
@@ -60,15 +62,19 @@ def trained(**settings: Any) -> Tensor:
         "clip": "off",
         "console": False,
     }
-    run = sf.Run(**(fixed | settings))
+    return sf.Run(**(settings | changes))
+
+
+def train_weights(**changes: Any) -> Tensor:
+    run = build_run(**changes)
     run.train()
     return run.state.models["model"].weight.detach()
 
 
-def plain_loop(optimizer_of: Any, scheduler_of: Any) -> Tensor:
+def train_in_plain_loop(make_optimizer: Any, make_scheduler: Any) -> Tensor:
     model = zeros()
-    optimizer = optimizer_of(model.parameters())
-    scheduler = scheduler_of(optimizer)
+    optimizer = make_optimizer(model.parameters())
+    scheduler = make_scheduler(optimizer)
     for step in range(STEPS):
         optimizer.zero_grad()
         squares(model, data()).backward()
@@ -137,141 +143,177 @@ ABSTRACT = {"LRScheduler", "_LRScheduler"}
 
 
 def classes_within(scheduler: Any) -> set[str]:
-    return {type(scheduler).__name__}.union(
-        *map(classes_within, vars(scheduler).get("_schedulers", ()))
-    )
+    """The names of its class, and of those of the schedulers that it is made of."""
+    names = {type(scheduler).__name__}
+    for inner in vars(scheduler).get("_schedulers", ()):
+        names |= classes_within(inner)
+    return names
 
 
-def assert_taken(build: Any, name: str, *, optimizers: Any = ("sgd", "adam")) -> set[str]:
+@dataclass(frozen=True)
+class Optimizer:
+    """One optimizer of torch, and the same one as surefoot declares it."""
+
+    make: Callable[..., torch.optim.Optimizer]
+    declared: Any
+    group: dict[str, Any]
+
+    def momentum_of(self, optimizer: torch.optim.Optimizer) -> float:
+        group = optimizer.param_groups[0]
+        return group["momentum"] if "momentum" in group else group["betas"][0]
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(
+        make=partial(torch.optim.SGD, lr=LR, momentum=0.9),
+        declared=sf.optim.sgd(LR, momentum=0.9),
+        group={"lr": LR, "momentum": 0.9},
+    ),
+    "adam": Optimizer(
+        make=partial(torch.optim.Adam, lr=LR),
+        declared=sf.optim.adam(LR),
+        group={"lr": LR, "betas": (0.9, 0.999)},
+    ),
+}
+
+
+def assert_taken(make_scheduler: Any, name: str) -> set[str]:
     """The table has each step's rate and momentum of a plain loop, for one group and for two."""
-    within = set[str]()
-    for kind in optimizers:
-        for count in (1, 2):
-            groups = [{"params": [torch.zeros(1)]} for _ in range(count)]
-            optimizer: Any = (
-                torch.optim.SGD(groups, lr=LR, momentum=0.9)
-                if kind == "sgd"
-                else torch.optim.Adam(groups, lr=LR)
-            )
-            own = (
-                {"lr": LR, "momentum": 0.9} if kind == "sgd" else {"lr": LR, "betas": (0.9, 0.999)}
-            )
-            schedule = bound(from_scheduler(build), (own,) * count)
-            factor = schedule.factors(LENGTH)
-            momentum = schedule.momentum(LENGTH) or (lambda step: 0.9)
-            with warnings.catch_warnings(action="ignore"):
-                scheduler = build(optimizer)
-                for step in range(STEPS):
-                    group = optimizer.param_groups[0]
-                    assert LR * factor(step) == pytest.approx(group["lr"], rel=1e-12, abs=1e-15), (
-                        name,
-                        step,
-                    )
-                    assert momentum(step) == pytest.approx(
-                        group["momentum"] if kind == "sgd" else group["betas"][0]
-                    ), name
-                    if step < STEPS - 1:
-                        optimizer.step()
-                        scheduler.step()
-            within |= classes_within(scheduler)
-    return within
+    classes = set[str]()
+    for kind in OPTIMIZERS.values():
+        for groups in (1, 2):
+            classes |= assert_rates_and_momenta(make_scheduler, name, kind, groups)
+    return classes
 
 
-def assert_refused(build: Any, name: str) -> None:
+def assert_rates_and_momenta(
+    make_scheduler: Any, name: str, kind: Optimizer, groups: int
+) -> set[str]:
+    optimizer = kind.make([{"params": [torch.zeros(1)]} for _ in range(groups)])
+    schedule = bound(from_scheduler(make_scheduler), (kind.group,) * groups)
+    factor = schedule.factors(LENGTH)
+    momentum = schedule.momentum(LENGTH) or (lambda step: 0.9)
+
+    with warnings.catch_warnings(action="ignore"):
+        scheduler = make_scheduler(optimizer)
+        for step in range(STEPS):
+            rate = optimizer.param_groups[0]["lr"]
+            assert LR * factor(step) == pytest.approx(rate, rel=1e-12, abs=1e-15), (name, step)
+            assert momentum(step) == pytest.approx(kind.momentum_of(optimizer)), (name, step)
+            if step < STEPS - 1:
+                optimizer.step()
+                scheduler.step()
+    return classes_within(scheduler)
+
+
+def assert_refused(make_scheduler: Any, name: str) -> None:
     with refused("scheduler-needs-metric", value=name, argument="metrics"):
-        bound(from_scheduler(build), ({"lr": LR},)).factors(LENGTH)
+        bound(from_scheduler(make_scheduler), ({"lr": LR},)).factors(LENGTH)
 
 
 def test_every_scheduler_of_torch_is_taken_or_refused_by_name() -> None:
-    taken = set[str]().union(*(assert_taken(build, name) for name, build in OF_TORCH.items()))
-    for name, build in OF_A_METRIC.items():
-        assert_refused(build, name)
-    schedulers = {
-        name
-        for name, each in vars(lr_scheduler).items()
-        if isinstance(each, type) and issubclass(each, lr_scheduler.LRScheduler)
-    }
-    assert schedulers == taken - {"SWALR"} | OF_A_METRIC.keys() | ABSTRACT
+    taken = set[str]()
+    for name, make_scheduler in OF_TORCH.items():
+        taken |= assert_taken(make_scheduler, name)
+    for name, make_scheduler in OF_A_METRIC.items():
+        assert_refused(make_scheduler, name)
+
+    of_torch = set()
+    for name, value in vars(lr_scheduler).items():
+        if isinstance(value, type) and issubclass(value, lr_scheduler.LRScheduler):
+            of_torch.add(name)
+    assert of_torch == taken - {"SWALR"} | OF_A_METRIC.keys() | ABSTRACT
 
 
 @in_one
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_with_a_scheduler_trains_what_a_plain_loop_with_it_trains(
     name: str, optimizer: str
 ) -> None:
-    ours, theirs = {
-        "sgd": (
-            sf.optim.sgd(LR, momentum=0.9),
-            lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9),
-        ),
-        "adam": (sf.optim.adam(LR), lambda weights: torch.optim.Adam(weights, lr=LR)),
-    }[optimizer]
-    found = trained(optimizer=ours, schedule=from_scheduler(SCHEDULERS[name]))
+    kind = OPTIMIZERS[optimizer]
+    make_scheduler = SCHEDULERS[name]
+    expected = train_in_plain_loop(kind.make, make_scheduler)
 
-    torch.testing.assert_close(found, plain_loop(theirs, SCHEDULERS[name]), rtol=1e-5, atol=1e-7)
+    weights = train_weights(optimizer=kind.declared, schedule=from_scheduler(make_scheduler))
+
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
 
 
 @in_one
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_one_cycle_that_moves_the_momentum_trains_what_torch_s_trains(optimizer: str) -> None:
-    ours, theirs = {
-        "sgd": (
-            sf.optim.sgd(LR, momentum=0.9),
-            lambda weights: torch.optim.SGD(weights, lr=LR, momentum=0.9),
-        ),
-        "adam": (sf.optim.adam(LR), lambda weights: torch.optim.Adam(weights, lr=LR)),
-    }[optimizer]
-    schedule = sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4, momentum_range=(0.85, 0.95))
-    expected = plain_loop(
-        theirs,
-        lambda made: lr_scheduler.OneCycleLR(made, LR, total_steps=STEPS, pct_start=4 / STEPS),
+    def make_scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.OneCycleLR:
+        return lr_scheduler.OneCycleLR(optimizer, LR, total_steps=STEPS, pct_start=4 / STEPS)
+
+    kind = OPTIMIZERS[optimizer]
+    moving = sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4, momentum_range=(0.85, 0.95))
+    constant = sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4)
+    expected = train_in_plain_loop(kind.make, make_scheduler)
+
+    weights = train_weights(optimizer=kind.declared, schedule=moving)
+    other_weights = train_weights(optimizer=kind.declared, schedule=constant)
+
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(other_weights, expected)
+
+
+def falling_factors(lowest: float) -> sf.schedules.Schedule:
+    return from_function(lambda step: 1.0 - (1.0 - lowest) * step / 40)
+
+
+def cycle_of_torch(lowest: float) -> sf.schedules.Schedule:
+    return from_scheduler(
+        lambda optimizer: lr_scheduler.OneCycleLR(
+            optimizer, 0.05, total_steps=40, base_momentum=lowest
+        )
     )
 
-    torch.testing.assert_close(
-        trained(optimizer=ours, schedule=schedule), expected, rtol=1e-5, atol=1e-7
-    )
-    assert not torch.equal(
-        trained(optimizer=ours, schedule=sf.schedules.one_cycle(3, min_lr_ratio=1 / 25e4)), expected
+
+def cycle_of_momentum(lowest: float) -> sf.schedules.Schedule:
+    return sf.schedules.one_cycle(momentum_range=(lowest, 0.95))
+
+
+def train_saved(run_dir: Path, schedule: sf.schedules.Schedule, **changes: str) -> Tensor:
+    return train_weights(
+        optimizer=sf.optim.adamw(LR), schedule=schedule, run_dir=run_dir, report=False, **changes
     )
 
 
 @in_one
-@pytest.mark.parametrize("kind", ["function", "scheduler", "one cycle"])
+@pytest.mark.parametrize(
+    ("make_schedule", "setting"),
+    [
+        (falling_factors, "schedule.factors"),
+        (cycle_of_torch, "schedule.factors"),
+        (cycle_of_momentum, "schedule.momentum_range"),
+    ],
+)
 def test_a_resume_is_bit_equal_and_one_with_other_factors_is_refused(
-    kind: str, tmp_path: Path
+    make_schedule: Any, setting: str, tmp_path: Path
 ) -> None:
-    def weights(out: str, lowest: float = 0.5, **changes: str) -> Tensor:
-        schedule: Any = {
-            "function": from_function(lambda step: 1.0 - (1.0 - lowest) * step / 40),
-            "scheduler": from_scheduler(
-                lambda optimizer: lr_scheduler.OneCycleLR(
-                    optimizer, 0.05, total_steps=40, base_momentum=lowest
-                )
-            ),
-            "one cycle": sf.schedules.one_cycle(momentum_range=(lowest, 0.95)),
-        }[kind]
-        return trained(
-            optimizer=sf.optim.adamw(LR),
-            schedule=schedule,
-            run_dir=tmp_path / out,
-            report=False,
-            **changes,
-        )
+    whole = train_saved(tmp_path / "whole", make_schedule(0.5))
+    train_saved(tmp_path / "cut", make_schedule(0.5), stop_after="4 steps")
 
-    weights("cut", stop_after="4 steps")
-    changed = "schedule.momentum_range" if kind == "one cycle" else "schedule.factors"
-    with refused_change(changed):
-        weights("cut", lowest=0.6)
-    assert torch.equal(weights("cut"), weights("whole"))
-    if kind == "function":  # it does not know how long the run is
-        assert torch.equal(weights("cut", length="14 steps"), weights("longer", length="14 steps"))
+    with refused_change(setting):
+        train_saved(tmp_path / "cut", make_schedule(0.6))
+    assert torch.equal(train_saved(tmp_path / "cut", make_schedule(0.5)), whole)
+
+
+def test_a_run_with_a_function_goes_on_to_more_steps(tmp_path: Path) -> None:
+    """The function does not know how long the run is."""
+    schedule = falling_factors(0.5)
+    longer = train_saved(tmp_path / "longer", schedule, length="14 steps")
+
+    train_saved(tmp_path / "run", schedule)
+
+    assert torch.equal(train_saved(tmp_path / "run", schedule, length="14 steps"), longer)
 
 
 def test_factors_of_a_function_are_those_of_every_step_and_joined_too() -> None:
-    schedule = sf.schedules.join(
-        from_function(lambda step: 0.1 * step), sf.schedules.constant(), at=3
-    )
+    rising = from_function(lambda step: 0.1 * step)
+    schedule = sf.schedules.join(rising, sf.schedules.constant(), at=3)
+
     factor = schedule.factors(LENGTH)
 
     assert [factor(step) for step in range(5)] == [0.0, 0.1, 0.2, 1.0, 1.0]
@@ -296,7 +338,9 @@ BY_GROUP: dict[str, Any] = {
 
 def in_two_groups(params: Any, **settings: Any) -> torch.optim.Optimizer:
     """One group for each of two parameters, with rates of their own."""
-    weight, bias = params[0]["params"] if isinstance(params[0], dict) else params
+    if isinstance(params[0], dict):
+        params = params[0]["params"]
+    weight, bias = params
     groups = [{"params": [weight]}, {"params": [bias], "lr": settings.pop("second", 0.01)}]
     return torch.optim.SGD(groups, lr=LR, momentum=0.9, **settings)
 
@@ -307,6 +351,9 @@ def with_bias() -> nn.Module:
 
 
 def run_by_group(schedule: Any, **changes: Any) -> sf.Run:
+    """A run with a schedule, or with a function that makes a scheduler."""
+    if callable(schedule):
+        schedule = from_scheduler(schedule)
     settings: dict[str, Any] = {
         "model": with_bias,
         "loss": squares,
@@ -315,7 +362,7 @@ def run_by_group(schedule: Any, **changes: Any) -> sf.Run:
         "order": "sequential",
         "length": f"{STEPS} steps",
         "optimizer": in_two_groups,
-        "schedule": from_scheduler(schedule) if callable(schedule) else schedule,
+        "schedule": schedule,
         "console": False,
         "report": False,
         "device": "cpu",
@@ -347,34 +394,37 @@ def rates_of_torch(make: Any, optimizer: torch.optim.Optimizer) -> list[list[flo
 @pytest.mark.parametrize("second", [0.01, LR])
 @pytest.mark.parametrize("name", BY_GROUP)
 def test_each_group_has_the_rates_that_torch_gives_it(name: str, second: float) -> None:
-    make = partial(in_two_groups, second=second)
-    expected = rates_of_torch(BY_GROUP[name], make([*with_bias().parameters()]))
-    found = rates_by_group(run_by_group(BY_GROUP[name], optimizer=make))
+    make_optimizer = partial(in_two_groups, second=second)
+    optimizer = make_optimizer([*with_bias().parameters()])
+    expected = rates_of_torch(BY_GROUP[name], optimizer)
+
+    rates = rates_by_group(run_by_group(BY_GROUP[name], optimizer=make_optimizer))
+
     for step in range(STEPS):
-        assert found[step] == pytest.approx(expected[step], rel=1e-12), step
+        assert rates[step] == pytest.approx(expected[step], rel=1e-12), step
 
 
-def test_factors_by_group_resume_replay_and_verify(tmp_path: Path) -> None:
-    whole = run_by_group(BY_GROUP["lambdas"])
-    rates = rates_by_group(whole)
-    directory = tmp_path / "run"
-    first = rates_by_group(
-        run_by_group(BY_GROUP["lambdas"], run_dir=directory, stop_after="5 steps")
-    )
-    others = run_by_group(
-        lambda optimizer: lr_scheduler.LambdaLR(
+def test_factors_by_group_resume_and_verify(tmp_path: Path) -> None:
+    def other_lambdas(optimizer: torch.optim.Optimizer) -> lr_scheduler.LambdaLR:
+        return lr_scheduler.LambdaLR(
             optimizer, [lambda step: 1 / (1 + step), lambda step: 0.8**step]
-        ),
-        run_dir=directory,
-    )
+        )
+
+    make_scheduler = BY_GROUP["lambdas"]
+    whole = run_by_group(make_scheduler)
+    expected = rates_by_group(whole)
+    run_dir = tmp_path / "run"
+    rates = rates_by_group(run_by_group(make_scheduler, run_dir=run_dir, stop_after="5 steps"))
+
     with refused_change("schedule.factors"):
-        others.train()
-    resumed = run_by_group(BY_GROUP["lambdas"], run_dir=directory)
-    assert first + rates_by_group(resumed) == rates
-    for one, other in zip(resumed.state.parameters, whole.state.parameters, strict=True):
-        assert torch.equal(one, other)
-    saved = sf.load(run_by_group(BY_GROUP["lambdas"], run_dir=directory))
-    assert saved.verify().problems == []
+        run_by_group(other_lambdas, run_dir=run_dir).train()
+    resumed = run_by_group(make_scheduler, run_dir=run_dir)
+    rates += rates_by_group(resumed)
+
+    assert rates == expected
+    assert all(map(torch.equal, resumed.state.parameters, whole.state.parameters))
+    verdict = sf.load(run_by_group(make_scheduler, run_dir=run_dir)).verify()
+    assert verdict.problems == []
 
 
 def test_one_scheduler_has_a_factor_for_each_group_of_several_optimizers() -> None:
@@ -393,22 +443,26 @@ def test_one_scheduler_has_a_factor_for_each_group_of_several_optimizers() -> No
         optimizer={"a": one_group, "b": in_two_groups},
         loss=joint,
     )
+
     run.train()
-    last = {
-        name: [group["lr"] for group in each.optimizer.param_groups]
-        for name, each in run.state.optimizers.items()
-    }
-    expected = {"a": [LR * 0.9**11], "b": [LR * 0.8**11, 0.01 * 0.7**11]}
-    assert {name: pytest.approx(rates) for name, rates in expected.items()} == last
+
+    assert last_rates(run, "a") == pytest.approx([LR * 0.9**11])
+    assert last_rates(run, "b") == pytest.approx([LR * 0.8**11, 0.01 * 0.7**11])
+
+
+def last_rates(run: sf.Run, model: str) -> list[float]:
+    return [group["lr"] for group in run.state.optimizers[model].optimizer.param_groups]
 
 
 def test_schedules_by_group_are_joined() -> None:
     schedule = sf.schedules.join(from_scheduler(BY_GROUP["lambdas"]), sf.schedules.constant(), at=3)
+
     rates = rates_by_group(run_by_group(schedule))
-    assert rates[:5] == [
-        pytest.approx([LR / (1 + step), 0.01 * 0.9**step] if step < 3 else [LR, 0.01])
-        for step in range(5)
-    ]
+
+    for step in range(3):
+        assert rates[step] == pytest.approx([LR / (1 + step), 0.01 * 0.9**step])
+    for step in (3, 4):
+        assert rates[step] == pytest.approx([LR, 0.01])
 
 
 def test_a_list_for_each_rate_is_taken_where_the_run_splits_groups_by_decay() -> None:
@@ -418,8 +472,8 @@ def test_a_list_for_each_rate_is_taken_where_the_run_splits_groups_by_decay() ->
     halved = sf.optim.LRMultipliers(lambda model: {"2.bias": 0.5}, identity={"bias": 0.5})
     spec = sf.optim.adamw(LR, weight_decay=0.1, lr_multipliers=[halved])
     run = run_by_group(BY_GROUP["lambdas"], model=model, optimizer=spec)
-    groups = run.state.optimizers["model"].optimizer.param_groups
-    assert [group["lr"] for group in groups] == [LR, LR, LR / 2]
+
+    assert last_rates(run, "model") == [LR, LR, LR / 2]
     assert rates_by_group(run)[4] == pytest.approx([LR / 5, LR / 5, LR / 2 * 0.9**4])
 
 
@@ -469,20 +523,24 @@ class LikeTimm:
             group["lr"] = base * group.get("lr_scale", 1.0) * 0.5**time
 
 
-@pytest.mark.parametrize("in_epochs", [False, True])
-def test_a_scheduler_of_timm_gets_the_calls_of_timms_loop(in_epochs: bool) -> None:
-    made = []
+@pytest.mark.parametrize(
+    ("in_epochs", "times"), [(False, [0, 1, 2, 3, 4, 5, 6]), (True, [0, 0, 0, 1, 1, 2, 2])]
+)
+def test_a_scheduler_of_timm_gets_the_calls_of_timms_loop(
+    in_epochs: bool, times: list[int]
+) -> None:
+    schedulers = list[LikeTimm]()
 
-    def make(optimizer: Any) -> Any:
-        made.append(LikeTimm(optimizer, in_epochs=in_epochs))
-        return made[-1], 300  # as create_scheduler_v2 does
+    def make_scheduler(optimizer: Any) -> Any:
+        schedulers.append(LikeTimm(optimizer, in_epochs=in_epochs))
+        return schedulers[-1], 300  # as create_scheduler_v2 does
 
     length = Length(steps=7, samples_per_epoch=25, batch_size=10)
-    factor = from_scheduler(make).factors(length)
-    times = [0, 0, 0, 1, 1, 2, 2] if in_epochs else range(7)
+    factor = from_scheduler(make_scheduler).factors(length)
+
     assert [factor(step) for step in range(7)] == [0.5**time for time in times]
-    updates = [call for call in made[-1].calls if call[0] == "step_update"]
-    assert updates == [("step_update", step) for step in range(1, 7)]
+    updates = [number for name, number in schedulers[-1].calls if name == "step_update"]
+    assert updates == [1, 2, 3, 4, 5, 6]
 
 
 def test_scales_of_layers_in_groups_are_factors_by_group() -> None:
@@ -495,34 +553,44 @@ def test_scales_of_layers_in_groups_are_factors_by_group() -> None:
     assert rates_by_group(run)[2] == pytest.approx([LR / 16, LR / 4])
 
 
-def test_schedulers_of_timm_itself() -> None:
+FOUR_EPOCHS = Length(steps=20, samples_per_epoch=50, batch_size=10)
+
+
+@in_one
+@pytest.mark.parametrize("name", ["cosine", "tanh", "step", "multistep", "poly", "wsd"])
+@pytest.mark.parametrize("on_epochs", [True, False])
+def test_schedulers_of_timm_itself(name: str, on_epochs: bool) -> None:
     factory = pytest.importorskip("timm.scheduler.scheduler_factory")
-    length = Length(steps=20, samples_per_epoch=50, batch_size=10)
-    for name in ("cosine", "tanh", "step", "multistep", "poly", "wsd"):
-        for on_epochs in (True, False):
-            settings = {
-                "sched": name,
-                "num_epochs": 4,
-                "decay_epochs": 1,
-                "decay_milestones": [1, 3],
-                "warmup_epochs": 1,
-                "step_on_epochs": on_epochs,
-                "updates_per_epoch": 5,
-            }
-            optimizer = torch.optim.SGD([torch.zeros(1)], lr=LR)
-            scheduler, _ = factory.create_scheduler_v2(optimizer, **settings)
-            expected = []
-            for epoch in range(4):
-                for update in range(5):
-                    expected.append(optimizer.param_groups[0]["lr"])
-                    scheduler.step_update(num_updates=epoch * 5 + update + 1)
-                scheduler.step(epoch + 1)
-            make = partial(factory.create_scheduler_v2, **settings)
-            factor = bound(from_scheduler(make), ({"lr": LR},)).factors(length)
-            assert [LR * factor(step) for step in range(20)] == pytest.approx(expected), name
+    make_scheduler = partial(
+        factory.create_scheduler_v2,
+        sched=name,
+        num_epochs=4,
+        decay_epochs=1,
+        decay_milestones=[1, 3],
+        warmup_epochs=1,
+        step_on_epochs=on_epochs,
+        updates_per_epoch=5,
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=LR)
+    scheduler, _ = make_scheduler(optimizer)
+    expected = []
+    for epoch in range(4):
+        for update in range(5):
+            expected.append(optimizer.param_groups[0]["lr"])
+            scheduler.step_update(num_updates=epoch * 5 + update + 1)
+        scheduler.step(epoch + 1)
+
+    factor = bound(from_scheduler(make_scheduler), ({"lr": LR},)).factors(FOUR_EPOCHS)
+
+    assert [LR * factor(step) for step in range(20)] == pytest.approx(expected)
+
+
+def test_a_scheduler_of_timm_that_needs_a_metric_is_refused() -> None:
+    factory = pytest.importorskip("timm.scheduler.scheduler_factory")
+    make_scheduler = partial(factory.create_scheduler_v2, sched="plateau")
+
     with refused("scheduler-needs-metric", value="PlateauLRScheduler"):
-        make = partial(factory.create_scheduler_v2, sched="plateau")
-        bound(from_scheduler(make), ({"lr": LR},)).factors(length)
+        bound(from_scheduler(make_scheduler), ({"lr": LR},)).factors(FOUR_EPOCHS)
 
 
 def unfit(optimizer: Any) -> Any:
@@ -532,7 +600,7 @@ def unfit(optimizer: Any) -> Any:
 
 @in_one
 @pytest.mark.parametrize(
-    ("schedule", "cure"),
+    ("schedule", "words"),
     [
         (lambda step: 1.0, "from_function(fn)"),
         (lr_scheduler.StepLR, "from_scheduler(fn)"),
@@ -547,11 +615,11 @@ def unfit(optimizer: Any) -> Any:
         ("cosine", "sf.schedules.cosine(...)"),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_what_to_write(schedule: Any, cure: str) -> None:
+def test_what_is_no_schedule_is_refused_with_what_to_write(schedule: Any, words: str) -> None:
     with refused("schedule-of-another-form", setting="schedule") as refusal:
-        trained(optimizer=sf.optim.adamw(LR), schedule=schedule)
+        build_run(optimizer=sf.optim.adamw(LR), schedule=schedule)
     (remedy,) = refusal.value.remedies
-    assert cure in remedy
+    assert words in remedy
 
 
 @in_one
@@ -612,7 +680,7 @@ def test_a_schedule_that_fails_is_refused_before_the_first_step(
     schedule: Any, code: str, fields: dict[str, Any]
 ) -> None:
     with refused(code, **fields):
-        trained(optimizer=sf.optim.adamw(LR), schedule=schedule)
+        train_weights(optimizer=sf.optim.adamw(LR), schedule=schedule)
 
 
 def test_a_plateau_within_a_chain_is_refused_with_the_setting_for_it() -> None:
@@ -620,7 +688,7 @@ def test_a_plateau_within_a_chain_is_refused_with_the_setting_for_it() -> None:
         return lr_scheduler.ChainedScheduler([lr_scheduler.ReduceLROnPlateau(optimizer)])
 
     with refused("scheduler-not-built") as caught:
-        trained(optimizer=sf.optim.adamw(LR), schedule=from_scheduler(chain))
+        train_weights(optimizer=sf.optim.adamw(LR), schedule=from_scheduler(chain))
     (remedy,) = caught.value.remedies
     assert "Run(plateau=sf.ReduceLROnPlateau" in remedy
 
@@ -650,11 +718,17 @@ def test_what_is_no_function_of_one_argument_is_refused(build: Any, argument: st
 )
 def test_an_optimizer_whose_momentum_cannot_move_is_refused_by_name(optimizer: Any) -> None:
     with refused("schedule-without-momentum"):
-        trained(optimizer=optimizer, schedule=sf.schedules.one_cycle(momentum_range=(0.8, 0.9)))
+        train_weights(
+            optimizer=optimizer, schedule=sf.schedules.one_cycle(momentum_range=(0.8, 0.9))
+        )
 
 
-def of_two(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return squares(models["first"], batch) + squares(models["second"], batch)
+def build_run_of_two(optimizers: dict[str, Any], schedule: Any) -> sf.Run:
+    def loss(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return squares(models["first"], batch) + squares(models["second"], batch)
+
+    models = {"first": zeros, "second": zeros}
+    return build_run(model=models, loss=loss, optimizer=optimizers, schedule=schedule)
 
 
 @in_one
@@ -662,80 +736,82 @@ def of_two(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 def test_several_optimizers_share_one_schedule(name: str) -> None:
     """As in a plain loop, in which one torch optimizer has both groups."""
     optimizers = {"first": sf.optim.adam(LR), "second": sf.optim.adam(LR)}
-    models = {"first": zeros, "second": zeros}
-    settings: dict[str, Any] = {
-        "train_data": data(),
-        "batch_size": 8,
-        "length": f"{STEPS} steps",
-        "console": False,
-    }
-    schedule = from_scheduler(SCHEDULERS[name])
-    run = sf.Run(model=models, loss=of_two, optimizer=optimizers, schedule=schedule, **settings)
+    expected = train_in_plain_loop(OPTIMIZERS["adam"].make, SCHEDULERS[name])
+
+    run = build_run_of_two(optimizers, from_scheduler(SCHEDULERS[name]))
     run.train()
-    expected = plain_loop(lambda weights: torch.optim.Adam(weights, lr=LR), SCHEDULERS[name])
+
     for model in run.state.models.values():
         torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-5, atol=1e-7)
-    mixed = {"first": sf.optim.sgd(LR, momentum=0.9), "second": sf.optim.adam(LR / 10)}
+
+
+def test_a_momentum_that_one_of_several_optimizers_has_not_is_refused() -> None:
+    optimizers = {"first": sf.optim.sgd(LR, momentum=0.9), "second": sf.optim.adam(LR / 10)}
     cycle = from_scheduler(SCHEDULERS["its own rates and momentum"])
+
     with refused("scheduler-not-built") as caught:
-        sf.Run(model=models, loss=of_two, optimizer=mixed, schedule=cycle, **settings).train()
+        build_run_of_two(optimizers, cycle).train()
     assert "cycle_momentum=False" in caught.value.remedies[0]
 
 
-def test_a_killed_run_ends_with_the_same_bits_and_plan_replay_and_verify_know_the_rates(
-    tmp_path: Path,
-) -> None:
-    def build(name: str, **changes: Any) -> sf.Run:
-        settings: dict[str, Any] = {
-            "model": zeros,
-            "loss": squares,
-            "train_data": data(),
-            "batch_size": 8,
-            "length": f"{STEPS} steps",
-            "optimizer": sf.optim.adamw(LR),
-            "schedule": from_scheduler(SCHEDULERS["its own rates and momentum"]),
-            "save_every": "3 steps",
-            "log_every": "1 steps",
-            "console": False,
-            "report": False,
-            "run_dir": tmp_path / name,
-        }
-        return sf.Run(**(settings | changes))
+def build_saved(run_dir: Path, **changes: Any) -> sf.Run:
+    settings: dict[str, Any] = {
+        "optimizer": sf.optim.adamw(LR),
+        "schedule": from_scheduler(SCHEDULERS["its own rates and momentum"]),
+        "save_every": "3 steps",
+        "log_every": "1 steps",
+        "report": False,
+        "run_dir": run_dir,
+    }
+    return build_run(**(settings | changes))
 
-    def killed() -> None:
-        with build("killed") as run:
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    build_saved(run_dir).train()
+    return run_dir
+
+
+def test_a_killed_run_ends_with_the_same_bits(whole_run: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def train_until_killed() -> None:
+        with build_saved(run_dir) as run:
             for step in run:
                 if step.index == 7:
                     assert run.parts.checkpointing is not None
                     run.parts.checkpointing.writer.wait()
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    build("whole").train()
     with open(os.devnull, "w") as nowhere:
-        process = Forked(killed, stdout=nowhere)
+        process = Forked(train_until_killed, stdout=nowhere)
         process.stdin.close()
     assert process.wait() == -signal.SIGKILL
-    assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
-    other = from_scheduler(SCHEDULERS["relative"])
-    with refused_change("schedule.factors"):
-        build("killed", schedule=other).train()
-    resumed = build("killed")
-    resumed.train()
-    whole = sf.load(build("whole"))
-    assert torch.equal(resumed.state.model.weight, whole.load_model(zeros()).weight)
+    assert (run_dir / "checkpoints" / "step-00000003").exists()
 
-    rates = []
+    with refused_change("schedule.factors"):
+        build_saved(run_dir, schedule=from_scheduler(SCHEDULERS["relative"])).train()
+    resumed = build_saved(run_dir)
+    resumed.train()
+
+    whole_model = sf.load(build_saved(whole_run)).load_model(zeros())
+    assert torch.equal(resumed.state.model.weight, whole_model.weight)
+
+
+def test_plan_records_replay_and_verify_know_the_rates(whole_run: Path) -> None:
     optimizer = torch.optim.AdamW([torch.zeros(1)], lr=LR)
-    scheduler = SCHEDULERS["its own rates and momentum"](optimizer)
-    with warnings.catch_warnings(action="ignore"):
-        for _ in range(STEPS):
-            rates.append(optimizer.param_groups[0]["lr"])
-            scheduler.step() if len(rates) < STEPS else None
-    planned = "\n".join(learning_rates(build("whole").parts))
-    assert all(f"{rates[step]:.4g}" in planned for step in (0, STEPS // 2, STEPS - 1))
-    assert [each["lr"] for each in whole.records("train")] == pytest.approx(rates)
-    assert f"learning rate {rates[5]:.3g}"[:18] in str(whole.replay(step=5))
-    verdict = whole.verify()
+    make_scheduler = SCHEDULERS["its own rates and momentum"]
+    rates = [rate for (rate,) in rates_of_torch(make_scheduler, optimizer)]
+    saved = sf.load(build_saved(whole_run))
+
+    planned = "\n".join(learning_rates(build_saved(whole_run).parts))
+    for step in (0, STEPS // 2, STEPS - 1):
+        assert f"{rates[step]:.4g}" in planned
+
+    assert [record["lr"] for record in saved.records("train")] == pytest.approx(rates)
+    assert f"learning rate {rates[5]:.3g}"[:18] in str(saved.replay(step=5))
+    verdict = saved.verify()
     assert verdict.sound
     assert [12] in [numbers_in(line) for line in verdict.proved]  # records with their rates
 
@@ -783,37 +859,40 @@ def test_schedulers_of_transformers_are_reproduced() -> None:
         "get_reduce_on_plateau_schedule": "ReduceLROnPlateau",
         "get_greedy_schedule": "GreedyLR",
     }
+    names = {name for name in vars(optimization) if name.startswith("get_") and "schedule" in name}
+
     for name, arguments in OF_TRANSFORMERS.items():
+        make_scheduler = getattr(optimization, name)
+        # by keyword: the first argument of `get_scheduler` is a name
         assert_taken(
-            lambda optimizer, name=name, own=arguments: getattr(optimization, name)(
-                optimizer=optimizer, **own
+            lambda optimizer, make=make_scheduler, arguments=arguments: make(
+                optimizer=optimizer, **arguments
             ),
             name,
         )
     for name, scheduler in of_a_metric.items():
         assert_refused(getattr(optimization, name), scheduler)
-    names = {name for name in vars(optimization) if name.startswith("get_") and "schedule" in name}
     assert names == OF_TRANSFORMERS.keys() | of_a_metric.keys()
     for kind in optimization.SchedulerType:  # of `TrainingArguments.lr_scheduler_type`
         assert optimization.TYPE_TO_SCHEDULER_FUNCTION[kind].__name__ in names
 
 
-def one_cycle(total_steps: int) -> sf.schedules.Schedule:
-    return sf.schedules.from_scheduler(
-        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, max_lr=0.1, total_steps=total_steps
-        )
+def one_cycle_of_torch(total_steps: int) -> sf.schedules.Schedule:
+    return from_scheduler(
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=total_steps)
     )
 
 
 def test_a_scheduler_planned_for_fewer_steps_is_refused_with_the_number_to_write() -> None:
-    length = Length(steps=12, samples_per_epoch=8, batch_size=1)
-    with refused("scheduler-failed", planned_steps=10, steps=12):
-        one_cycle(10).factors(length)
+    with refused("scheduler-failed", planned_steps=10, steps=STEPS):
+        one_cycle_of_torch(10).factors(LENGTH)
 
 
 def test_a_scheduler_planned_for_more_steps_is_noted() -> None:
-    length = Length(steps=12, samples_per_epoch=8, batch_size=1)
-    notes = [one_cycle(steps).resolved(length).note for steps in (12, 20)]
-    assert notes[0] is None
-    assert numbers_in(str(notes[1]))[:2] == [20, 12]  # planned steps, those of the run
+    note = one_cycle_of_torch(20).resolved(LENGTH).note
+
+    assert numbers_in(str(note))[:2] == [20, STEPS]  # planned steps, those of the run
+
+
+def test_a_scheduler_planned_for_the_steps_of_the_run_has_no_note() -> None:
+    assert one_cycle_of_torch(STEPS).resolved(LENGTH).note is None
