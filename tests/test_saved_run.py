@@ -21,6 +21,7 @@ from torch import nn
 
 import surefoot as sf
 from refused import refused
+from run_files import records_of, same_tensors
 from stated import numbers_in
 from surefoot.cli.main import main
 from surefoot.tools.compare.trained import read_run as compared_run
@@ -131,11 +132,11 @@ def older(of_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     (tmp_path / "executed").unlink(missing_ok=True)
     for file in Path("run").glob("checkpoints/*/manifest.json"):
-        body = {**json.loads(file.read_bytes()), "format_version": 3}
-        body["sha256"] = sha256(
-            canonical({name: body[name] for name in body if name != "sha256"})
-        ).hexdigest()
-        file.write_bytes(canonical(body))
+        manifest = json.loads(file.read_bytes())
+        manifest["format_version"] = 3
+        del manifest["sha256"]
+        manifest["sha256"] = sha256(canonical(manifest)).hexdigest()
+        file.write_bytes(canonical(manifest))
     config = Path("run/config.toml")
     config.write_text("floor = 0.1  # default\n" + config.read_text())
 
@@ -148,70 +149,141 @@ def test_to_name_a_run_reads_nothing() -> None:
     assert sf.load("nowhere/run").path == Path("nowhere/run")
 
 
+def read_lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_a_saved_run_tells_what_its_directory_holds(of_script: Path) -> None:
     run = sf.load(of_script)
-    lines = [json.loads(line) for line in (of_script / "metrics.jsonl").read_text().splitlines()]
+
+    assert run.step == 4
+    assert run.status == "finished"
+    assert run.checkpoints == [0, 2, 4]
+    assert run.settings["batch_size"] == 4
+
+
+def test_a_saved_run_has_the_records_of_its_file(of_script: Path) -> None:
+    lines = read_lines(of_script)
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
-    assert (run.step, run.status, run.checkpoints) == (4, "finished", [0, 2, 4])
+
+    run = sf.load(of_script)
+
     assert [record["loss"] for record in run.records("train")] == losses
     assert len(run.records()) == len(lines)
-    assert run.settings["batch_size"] == 4
-    assert (
-        run.metrics["val/loss"]
-        == [line["val/loss"] for line in lines if line["kind"] == "eval"][-1]
-    )
-    assert run.metrics["test/loss"] == next(
-        line["test/loss"] for line in lines if line["kind"] == "final_eval"
-    )
+
+
+def test_the_metrics_of_a_saved_run_are_the_last_of_each(of_script: Path) -> None:
+    metrics = sf.load(of_script).metrics
+
+    *_, last_evaluation = records_of(of_script, "eval")
+    (final_evaluation,) = records_of(of_script, "final_eval")
+    assert metrics["val/loss"] == last_evaluation["val/loss"]
+    assert metrics["test/loss"] == final_evaluation["test/loss"]
 
 
 def test_a_run_that_was_stopped_says_so_and_where(tmp_path: Path) -> None:
     build(tmp_path / "run", stop_after="3 steps").train()
-    assert (sf.load(tmp_path / "run").status, sf.load(tmp_path / "run").step) == ("stopped", 3)
+
+    run = sf.load(tmp_path / "run")
+
+    assert run.status == "stopped"
+    assert run.step == 3
 
 
-@pytest.mark.parametrize("recorded", [2, 4, 5])  # before, at and after the newest checkpoint
-def test_a_killed_run_has_the_same_last_step_wherever_it_is_shown(
-    recorded: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def stopped_after_5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("stopped") / "run"
+    build(run_dir, length="8 steps", stop_after="5 steps", schedule=sf.schedules.linear()).train()
+    return run_dir
+
+
+@pytest.fixture(params=[2, 4, 5])  # before, at and after the newest checkpoint
+def killed(request: pytest.FixtureRequest, stopped_after_5: Path, tmp_path: Path) -> Path:
+    """A run whose records end at some step without a word, and whose newest checkpoint is of
+    step 4.
+    """
+    run_dir = shutil.copytree(stopped_after_5, tmp_path / "runs" / "a")
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000005")
+    with (run_dir / "metrics.jsonl").open("w") as file:
+        for line in read_lines(stopped_after_5):
+            if line["step"] <= request.param and line["kind"] != "event":
+                file.write(f"{json.dumps(line)}\n")
+    return run_dir
+
+
+@pytest.fixture
+def last_step(killed: Path) -> int:
+    """The last step that the files of the killed run show."""
+    return max(4, read_lines(killed)[-1]["step"])
+
+
+def test_a_killed_run_has_its_last_step_where_it_is_loaded(killed: Path, last_step: int) -> None:
+    run = sf.load(killed)
+
+    assert run.step == last_step
+    assert run.status == "dead"
+    assert run.checkpoints[-1] == 4
+
+
+def test_a_killed_run_has_its_last_step_where_it_is_diagnosed(
+    killed: Path, last_step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed = tmp_path / "runs" / "a"
-    build(killed, length="8 steps", stop_after="5 steps", schedule=sf.schedules.linear()).train()
-    lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if line["step"] <= recorded and line["kind"] != "event"]
-    (killed / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    shutil.rmtree(killed / "checkpoints" / "step-00000005")
-    rates = {line["step"]: line["lr"] for line in lines if line["kind"] == "train"}
-    saved = sf.load(killed)
-    step = max(recorded, 4)
+    last_record = records_of(killed, "train")[-1]
 
-    assert (saved.step, saved.status, saved.checkpoints[-1]) == (step, "dead", 4)
-    (finding,) = (found for found in saved.diagnose() if found.name == "ended-early")
-    assert (finding.step, finding.numbers["made"]) == (step, step)
-    assert any(
-        f"at step {max(rates)} was {rates[max(rates)]:g}" in said for said in finding.evidence
-    )
+    (finding,) = [entry for entry in sf.load(killed).diagnose() if entry.name == "ended-early"]
     main(["diagnose", str(killed), "--json"])
-    assert json.loads(capsys.readouterr().out)["steps_made"] == step
-    page = saved.report().read_text()
-    assert set(re.findall(r"ended (?:early, )?at step (\d+) of 8", page)) == {str(step)}
-    assert f"<dt>steps</dt><dd>{step} <small>of 8" in page
+
+    assert finding.step == last_step
+    assert finding.numbers["made"] == last_step
+    rate = f"at step {last_record['step']} was {last_record['lr']:g}"
+    assert any(rate in sentence for sentence in finding.evidence)
+    assert json.loads(capsys.readouterr().out)["steps_made"] == last_step
+
+
+def test_a_killed_run_has_its_last_step_on_its_page(killed: Path, last_step: int) -> None:
+    page = sf.load(killed).report().read_text()
+
+    assert set(re.findall(r"ended (?:early, )?at step (\d+) of 8", page)) == {str(last_step)}
+    assert f"<dt>steps</dt><dd>{last_step} <small>of 8" in page
+
+
+def test_a_killed_run_has_its_last_step_in_the_table_of_a_directory(
+    killed: Path, last_step: int
+) -> None:
     watch = DirectoryWatch(killed.parent)
     watch.look()
     while watch.work():
         pass
-    assert [run.row["step"] for run in watch.runs.values() if run.row is not None] == [step]
-    assert compared_run(killed).last_step == step
+
+    (run,) = watch.runs.values()
+    assert run.row is not None
+    assert run.row["step"] == last_step
+
+
+def test_a_killed_run_has_its_last_step_where_it_is_compared(killed: Path, last_step: int) -> None:
+    assert compared_run(killed).last_step == last_step
 
 
 def test_a_dataframe_has_a_row_for_each_record_and_its_step_as_index(of_script: Path) -> None:
     pandas = pytest.importorskip("pandas")
     run = sf.load(of_script)
+
     frame = run.dataframe("train")
-    records = pandas.DataFrame(run.records("train"))
+
+    records = pandas.DataFrame(run.records("train")).drop(columns="kind")
     assert frame.index.name == "step"
-    assert frame.reset_index().equals(records.drop(columns="kind")[["step", *frame]])
+    assert frame.reset_index().equals(records[["step", *frame]])
+
+
+def test_a_dataframe_of_all_records_says_of_which_kind_each_is(of_script: Path) -> None:
+    run = sf.load(of_script)
     assert [*run.dataframe()["kind"]] == [record["kind"] for record in run.records()]
-    assert run.dataframe("sample").empty  # without such records, and with an index
+
+
+def test_a_dataframe_without_records_is_empty_and_has_an_index(of_script: Path) -> None:
+    frame = sf.load(of_script).dataframe("sample")
+    assert frame.empty
+    assert frame.index.name == "step"
 
 
 @pytest.mark.parametrize("use", [*READING.values(), *EXECUTING.values()])
@@ -241,16 +313,15 @@ def test_a_model_is_given_the_weights_that_are_asked_for(
     of_script: Path, weights: Any, checkpoint: Any
 ) -> None:
     step = 4 if checkpoint == "newest" else int(checkpoint)
-    found = (
-        sf.checkpoint.Store(of_script / "checkpoints")
-        .at(step)
-        .tensors("model" if weights == "trained" else "ema")
-    )
-    own = linear()
-    model = sf.load(of_script).load_model(own, checkpoint=checkpoint, weights=weights)
-    assert model is own
+    file = "model" if weights == "trained" else "ema"
+    saved = sf.checkpoint.Store(of_script / "checkpoints").at(step)
+    module = linear()
+
+    model = sf.load(of_script).load_model(module, checkpoint=checkpoint, weights=weights)
+
+    assert model is module
     assert not model.training
-    assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+    assert same_tensors(model.state_dict(), saved.tensors(file))
 
 
 def test_a_class_that_needs_arguments_is_refused_with_what_to_write(of_script: Path) -> None:
@@ -278,28 +349,34 @@ def test_the_kind_of_a_run_is_read_as_toml(
 ) -> None:
     config = of_script / "config.toml"
     config.write_text(config.read_text().replace('kind = "script"', f"kind = {quoted}"))
+
     with pytest.raises(SystemExit):
         main(["export", str(of_script), "--checkpoint", "best"])
+
     assert "[run-without-best-checkpoint]" in capsys.readouterr().err
 
 
-def test_a_saved_run_shows_its_path_step_and_status(of_script: Path, tmp_path: Path) -> None:
-    assert (
-        repr(sf.load(of_script))
-        == str(sf.load(of_script))
-        == f"SavedRun({of_script}: step 4, finished)"
-    )
-    (of_script / "metrics.jsonl").rename(of_script / "aside")
-    try:
-        assert sf.load(of_script).status == "dead"
-    finally:
-        (of_script / "aside").rename(of_script / "metrics.jsonl")
-    assert (
-        repr(sf.load(tmp_path / "none"))
-        == f"SavedRun({tmp_path / 'none'}: no run {tmp_path / 'none'})"
-    )
-    with build(tmp_path / "run"):
-        assert repr(sf.load(tmp_path / "run")) == f"SavedRun({tmp_path / 'run'}: step 0, running)"
+def test_a_saved_run_shows_its_path_step_and_status(of_script: Path) -> None:
+    run = sf.load(of_script)
+    assert repr(run) == f"SavedRun({of_script}: step 4, finished)"
+    assert str(run) == repr(run)
+
+
+def test_a_saved_run_that_is_open_shows_that_it_is_running(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with build(run_dir):
+        assert repr(sf.load(run_dir)) == f"SavedRun({run_dir}: step 0, running)"
+
+
+def test_a_saved_run_that_is_not_there_shows_that(tmp_path: Path) -> None:
+    run_dir = tmp_path / "none"
+    assert repr(sf.load(run_dir)) == f"SavedRun({run_dir}: no run {run_dir})"
+
+
+def test_a_run_without_records_is_dead(of_script: Path, tmp_path: Path) -> None:
+    run_dir = shutil.copytree(of_script, tmp_path / "run")
+    (run_dir / "metrics.jsonl").unlink()
+    assert sf.load(run_dir).status == "dead"
 
 
 def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> None:
@@ -309,10 +386,13 @@ def test_a_kind_of_records_that_does_not_exist_is_refused(of_script: Path) -> No
     assert str(remedy).endswith(" train?")
 
 
-def test_weights_that_are_not_there_are_refused(of_script: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
     build(tmp_path / "run", ema=None).train()
     with refused("checkpoint-without-weights", sf.CheckpointError, file="ema"):
         sf.load(tmp_path / "run").load_model(linear, weights="averaged")
+
+
+def test_weights_of_an_unknown_name_are_refused(of_script: Path) -> None:
     with refused("setting-out-of-range", setting="weights", value="best"):
         sf.load(of_script).load_model(linear, weights="best")  # type: ignore[arg-type]
 
@@ -332,32 +412,39 @@ def test_a_changed_program_is_refused_unless_it_is_asked_for(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    executed = there / "executed"
     use(sf.load("run"))
-    assert (there / "executed").exists()
-    kept = (there / "program.py").read_text()
-    (there / "executed").unlink()
+    assert executed.exists()
+    executed.unlink()
+
+    (there / "program.py").write_text(PROGRAM + "# changed\n")
     try:
-        (there / "program.py").write_text(kept + "# changed\n")
         with refused("program-not-trusted", cause="changed"):
             use(sf.load("run"))
-        assert not (there / "executed").exists()
+        assert not executed.exists()
         use(sf.load("run", run_changed_program=True))
-        assert (there / "executed").exists()
+        assert executed.exists()
     finally:
-        (there / "program.py").write_text(kept)
+        (there / "program.py").write_text(PROGRAM)
 
 
-def test_a_program_builds_its_model_and_evaluates_it_again(there: Path) -> None:
+@pytest.mark.usefixtures("there")
+def test_a_program_builds_the_model_that_a_class_builds() -> None:
     run = sf.load("run")
-    by_class = run.load_model(linear)
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(by_class.parameters(), run.load_model().parameters(), strict=True)
-    )
-    (value,) = [record["val/loss"] for record in run.records("eval") if record["step"] == 2]
-    assert run.evaluate("val", checkpoint=2) == {"val/loss": value}
+    assert same_tensors(run.load_model().state_dict(), run.load_model(linear).state_dict())
+
+
+@pytest.mark.usefixtures("there")
+def test_a_program_evaluates_an_older_checkpoint_again() -> None:
+    run = sf.load("run")
+    (record,) = [record for record in run.records("eval") if record["step"] == 2]
+    assert run.evaluate("val", checkpoint=2) == {"val/loss": record["val/loss"]}
+
+
+@pytest.mark.usefixtures("there")
+def test_a_split_that_a_program_does_not_have_is_refused() -> None:
     with refused("unknown-split", setting="splits", value="other"):
-        run.evaluate("other")
+        sf.load("run").evaluate("other")
 
 
 @pytest.mark.parametrize("use", [*EXECUTING.values()], ids=[*EXECUTING])
@@ -365,10 +452,13 @@ def test_a_run_that_was_handed_over_is_what_it_was(
     use: Callable[[sf.SavedRun], object], of_script: Path
 ) -> None:
     run = build(of_script)
-    before = [tensor.tolist() for tensor in run.state.models["model"].parameters()]
+    model = run.state.models["model"]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
     use(sf.load(run))
+
     assert run.state.step == 0
-    assert [tensor.tolist() for tensor in run.state.models["model"].parameters()] == before
+    assert same_tensors(model.state_dict(), before)
 
 
 def other_loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -379,11 +469,13 @@ def test_a_run_that_is_handed_over_with_other_code_is_used_and_verify_finds_it(
     of_script: Path,
 ) -> None:
     saved = sf.load(build(of_script, loss=other_loss))
+
     assert saved.evaluate("val")["val/loss"] == 2 * sf.load(of_script).metrics["val/loss"]
     assert saved.verify().exit_status == 8
 
 
-def contents(directory: Path) -> dict[Path, tuple[bytes, int]]:
+def contents_and_times(directory: Path) -> dict[Path, tuple[bytes, int]]:
+    """What is in each file but the lock, and when it was written."""
     files = [path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"]
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
@@ -394,46 +486,60 @@ def test_a_finished_run_that_is_resumed_says_so_and_changes_nothing(
 ) -> None:
     (there / "program.py").write_text(PROGRAM.replace("console=False, report=False", "report=True"))
     sf.load(there / "run").report()  # else the page would be made up for
+    before = contents_and_times(there / "run")
+
     try:
-        before = contents(there / "run")
         main(arguments.split())
     finally:
         (there / "program.py").write_text(PROGRAM)
-    (line,) = [
-        line for line in capsys.readouterr().out.splitlines() if not line.startswith("note: ")
-    ]
+
+    output = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in output if not line.startswith("note: ")]
     assert " run is finished: " in line
     assert numbers_in(line.split(". ")[0]) == [4]
-    assert contents(there / "run") == before
+    assert contents_and_times(there / "run") == before
 
 
 def test_a_finished_run_of_a_script_changes_nothing_and_can_still_be_evaluated(
     of_script: Path,
 ) -> None:
-    before = contents(of_script)
+    before = contents_and_times(of_script)
+
     with build(of_script) as run:
         assert list(run) == []
         assert run.state.step == 4
         assert run.evaluate("val")["val/loss"] == sf.load(of_script).metrics["val/loss"]
-    assert contents(of_script) == before
+
+    assert contents_and_times(of_script) == before
 
 
 def test_a_finished_run_whose_last_evaluation_is_missing_goes_on_with_that(tmp_path: Path) -> None:
     build(tmp_path / "run", splits={}).train()
+
     build(tmp_path / "run").train()
+
     assert "test/loss" in sf.load(tmp_path / "run").metrics
 
 
 def test_steps_of_a_script_are_made_again_with_the_run_that_it_builds(of_script: Path) -> None:
     assert sf.load(build(of_script)).verify().whole
-    assert (
-        sf.load(build(of_script)).replay(3).logged
-        == sf.load(build(of_script)).replay(step=3).logged
-    )
+
+
+def test_a_step_to_replay_is_given_by_place_or_by_name(of_script: Path) -> None:
+    by_place = sf.load(build(of_script)).replay(3)
+    by_name = sf.load(build(of_script)).replay(step=3)
+    assert by_place.logged == by_name.logged
+
+
+def test_without_the_run_that_a_script_builds_only_files_are_verified(of_script: Path) -> None:
     verdict = sf.load(of_script).verify()
+
     assert verdict.sound
     assert verdict.outcomes == []
     assert any(" script " in line for line in verdict.not_proved)
+
+
+def test_without_the_run_that_a_script_builds_nothing_is_evaluated(of_script: Path) -> None:
     with refused("run-of-script", path=of_script):
         sf.load(of_script).evaluate()
 
@@ -455,17 +561,18 @@ def test_a_script_is_named_with_its_directory_and_interpreter(
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(
-            f"{verb} run"
-            for verb in ("resume", "evaluate", "diagnose", "report", "verify", "export", "predict")
-        ),
-        *(
-            "replay run --step 1",
-            "find-lr run",
-            "compare run run",
-            "train program.py:build",
-            "plan program.py:build",
-        ),
+        "resume run",
+        "evaluate run",
+        "diagnose run",
+        "report run",
+        "verify run",
+        "export run",
+        "predict run",
+        "replay run --step 1",
+        "find-lr run",
+        "compare run run",
+        "train program.py:build",
+        "plan program.py:build",
     ],
 )
 @pytest.mark.usefixtures("older")
@@ -488,18 +595,28 @@ def test_a_saved_run_of_another_format_is_refused(use: Callable[[sf.SavedRun], o
 
 
 @pytest.mark.usefixtures("older")
-def test_so_is_a_run_that_would_go_on_in_it_or_start_from_its_weights() -> None:
+def test_a_run_that_would_go_on_in_a_directory_of_another_format_is_refused() -> None:
     with refused("run-format-unknown", sf.CheckpointError, run="run", format=3):
         build(Path("run"))
+
+
+@pytest.mark.usefixtures("older")
+def test_a_run_that_would_start_from_weights_of_another_format_is_refused() -> None:
     with refused("run-format-unknown", sf.CheckpointError, run="run", format=3):
         build(None, init_from="run").train()
 
 
-def test_what_is_no_saved_run_is_refused(tmp_path: Path) -> None:
+def test_a_run_without_a_directory_is_no_saved_run() -> None:
     with refused("run-without-directory"):
         sf.load(build(None))
+
+
+def test_a_number_is_no_saved_run() -> None:
     with refused("load-needs-a-run", value="int"):
         sf.load(3)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_open_is_no_saved_run(tmp_path: Path) -> None:
     run = build(tmp_path / "run")
     with run, refused("run-is-open", path=tmp_path / "run"):
         sf.load(run)
