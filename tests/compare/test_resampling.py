@@ -4,6 +4,7 @@ were drawn. (4 s)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,28 @@ def test_the_spread_of_resampled_means_is_their_standard_error() -> None:
     first, second = np.random.default_rng(0).normal(size=(2, 100))
     second += first  # what is hard for one is hard for the other
 
-    def draws(values: np.ndarray) -> np.ndarray:
-        scores = resampled_scores(
-            lambda chosen: float(values[chosen].mean()), batches=100, expected=values.mean()
-        )
+    def draw_means(values: np.ndarray) -> np.ndarray:
+        def mean_of(chosen: Sequence[int]) -> float:
+            return float(values[chosen].mean())
+
+        scores = resampled_scores(mean_of, batches=100, expected=values.mean())
         assert not isinstance(scores, str)
         return np.array(scores)
 
+    spread = (draw_means(first) - draw_means(second)).std(ddof=1)
+
     paired = paired_difference(list(first), list(second), counts=[1.0] * 100)
-    found = (draws(first) - draws(second)).std(ddof=1)
-    assert found == pytest.approx(paired.standard_error, rel=3 / (2 * DRAWS) ** 0.5)
+    assert spread == pytest.approx(paired.standard_error, rel=3 / (2 * DRAWS) ** 0.5)
 
 
-def raising(chosen: Sequence[int]) -> float:
+def raises_for_a_part(chosen: Sequence[int]) -> float:
     if len(set(chosen)) < 6:
         raise ValueError("only one class")
     return 1.0
+
+
+def is_nan_for_a_part(chosen: Sequence[int]) -> float:
+    return 1.0 if len(set(chosen)) == 6 else math.nan
 
 
 @pytest.mark.parametrize(
@@ -51,14 +58,14 @@ def raising(chosen: Sequence[int]) -> float:
     [
         (lambda chosen: 2.0, "is not computed from the outputs"),
         (lambda chosen: 1.0 + (chosen[0] != 0), "depends on the order of its samples"),
-        (raising, "ValueError: only one class"),
-        (lambda chosen: 1.0 if len(set(chosen)) == 6 else float("nan"), "is not finite"),
+        (raises_for_a_part, "ValueError: only one class"),
+        (is_nan_for_a_part, "is not finite"),
     ],
 )
 def test_what_cannot_be_resampled_is_said(score: Callable[..., float], why: str) -> None:
-    found = resampled_scores(score, batches=6, expected=1.0)
-    assert isinstance(found, str)
-    assert why in found
+    reason = resampled_scores(score, batches=6, expected=1.0)
+    assert isinstance(reason, str)
+    assert why in reason
 
 
 def f1(outputs: Tensor, targets: Tensor) -> float:
@@ -67,8 +74,8 @@ def f1(outputs: Tensor, targets: Tensor) -> float:
     return 2 * hits / max(1.0, float(predicted.sum() + targets.sum()))
 
 
-def trained(place: Path, score: str, *, draws: bool = True, **split: Any) -> dict[str, Any]:
-    """What is measured of the best weights of a run with this split."""
+def measure_best(place: Path, score: str, *, draws: bool = True, **split: Any) -> dict[str, Any]:
+    """Train a run with this split. Returns what is measured of its best weights."""
 
     def loss(model: nn.Module, batch: Any) -> Any:
         outputs = model(batch[0])
@@ -94,7 +101,8 @@ def trained(place: Path, score: str, *, draws: bool = True, **split: Any) -> dic
 
 
 def outputs_of(place: Path) -> Tensor:
-    return sf.load(place).load_model(nn.Linear(3, 2), device="cpu")(INPUTS).detach()
+    model = sf.load(place).load_model(nn.Linear(3, 2), device="cpu")
+    return model(INPUTS).detach()
 
 
 def drawn_scores(place: Path, metric: Callable[[Tensor, Tensor], float]) -> list[float]:
@@ -106,13 +114,13 @@ def drawn_scores(place: Path, metric: Callable[[Tensor, Tensor], float]) -> list
 
 
 def test_a_metric_of_the_whole_split_is_computed_of_each_draw(tmp_path: Path) -> None:
-    found = trained(tmp_path / "run", "max val/f1", metrics=sf.metrics.whole_split(f1))
-    assert found["counts"] == [1.0] * 60
-    assert found["best"]["resampled"] == pytest.approx(drawn_scores(tmp_path / "run", f1))
+    measured = measure_best(tmp_path / "run", "max val/f1", metrics=sf.metrics.whole_split(f1))
+    assert measured["counts"] == [1.0] * 60
+    assert measured["best"]["resampled"] == pytest.approx(drawn_scores(tmp_path / "run", f1))
 
 
 def test_a_derived_metric_is_derived_of_each_draw(tmp_path: Path) -> None:
-    found = trained(
+    measured = measure_best(
         tmp_path / "run", "min val/perplexity", derived={"perplexity": sf.metrics.perplexity}
     )
 
@@ -120,25 +128,25 @@ def test_a_derived_metric_is_derived_of_each_draw(tmp_path: Path) -> None:
         return float(nn.functional.cross_entropy(outputs.double(), targets).exp())
 
     expected = drawn_scores(tmp_path / "run", perplexity)
-    assert found["best"]["resampled"] == pytest.approx(expected, rel=1e-5)
+    assert measured["best"]["resampled"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_metric_of_torchmetrics_is_computed_of_each_draw(tmp_path: Path) -> None:
     classification = pytest.importorskip("torchmetrics.classification")
-    found = trained(
+    measured = measure_best(
         tmp_path / "run",
         "max val/mcc",
         metrics={"mcc": classification.MulticlassMatthewsCorrCoef(2)},
     )
     oracle = classification.MulticlassMatthewsCorrCoef(2)
     expected = drawn_scores(tmp_path / "run", lambda *pair: float(oracle(*pair)))
-    assert found["best"]["resampled"] == pytest.approx(expected)
+    assert measured["best"]["resampled"] == pytest.approx(expected)
 
 
 def test_a_mean_over_samples_needs_no_draws(tmp_path: Path) -> None:
-    found = trained(tmp_path / "run", "max val/accuracy", metrics=sf.metrics.accuracy)
+    measured = measure_best(tmp_path / "run", "max val/accuracy", metrics=sf.metrics.accuracy)
     hits = outputs_of(tmp_path / "run").argmax(dim=1) == TARGETS
-    assert found["best"]["means"] == hits.double().tolist()
+    assert measured["best"]["means"] == hits.double().tolist()
 
 
 def test_a_metric_that_knows_the_places_of_its_samples_is_not_resampled(tmp_path: Path) -> None:
@@ -146,13 +154,13 @@ def test_a_metric_that_knows_the_places_of_its_samples_is_not_resampled(tmp_path
         return f1(outputs, TARGETS)
 
     metric = sf.metrics.whole_split(against_all)
-    found = trained(tmp_path / "run", "max val/against_all", metrics=metric)
-    assert found.keys() == {"why"}
-    assert found["why"].startswith("val/against_all ")
+    measured = measure_best(tmp_path / "run", "max val/against_all", metrics=metric)
+    assert measured.keys() == {"why"}
+    assert measured["why"].startswith("val/against_all ")
 
 
 def test_a_variant_of_one_seed_is_not_resampled(tmp_path: Path) -> None:
     metric = sf.metrics.whole_split(f1)
-    found = trained(tmp_path / "run", "max val/f1", draws=False, metrics=metric)
-    assert found.keys() == {"why"}
-    assert found["why"].startswith("val/f1 ")
+    measured = measure_best(tmp_path / "run", "max val/f1", draws=False, metrics=metric)
+    assert measured.keys() == {"why"}
+    assert measured["why"].startswith("val/f1 ")

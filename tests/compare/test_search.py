@@ -25,8 +25,8 @@ SPACE = {
 }
 
 
-class Made:
-    """Trials that are functions: the score falls to the distance of log10(lr) from -2."""
+class MadeUpTrials:
+    """A search whose trials are functions: the score falls to the distance of log10(lr) from -2."""
 
     def __init__(self, directory: Path, **changes: Any) -> None:
         self.begun: dict[str, dict[str, str]] = {}
@@ -39,8 +39,15 @@ class Made:
         }
         self.search = Search(directory, SPACE, begin=self.begun.__setitem__, **(settings | changes))
 
-    def score(self, name: str, step: int) -> float:
-        return abs(math.log10(float(self.begun[name]["optimizer.lr"])) + 2.0) + 1.0 / step
+    def begin(self) -> str:
+        name = self.search.next()
+        assert name is not None
+        return name
+
+    def evaluate(self, name: str, step: int) -> bool:
+        """Show the score of a trial to the search. Returns whether to give the trial up."""
+        score = distance_from_best(self.begun[name]) + 1.0 / step
+        return self.search.saw(name, step, score)
 
     def run(self, trials: int) -> list[dict[str, str]]:
         """Train so many trials, with two evaluations each; the settings they had."""
@@ -48,7 +55,7 @@ class Made:
             name = self.search.next()
             if name is None:
                 break
-            given_up = any(self.search.saw(name, step, self.score(name, step)) for step in (10, 20))
+            given_up = self.evaluate(name, 10) or self.evaluate(name, 20)
             self.search.ended(name, TrialOutcome("pruned" if given_up else "finished"))
         return list(self.begun.values())
 
@@ -56,79 +63,85 @@ class Made:
         return [trial.state.name for trial in self.search.study.get_trials()]
 
 
+def distance_from_best(settings: dict[str, str]) -> float:
+    return abs(math.log10(float(settings["optimizer.lr"])) + 2.0)
+
+
 @pytest.mark.fast("random")
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_search_that_is_cut_anywhere_tries_what_it_would_have_tried(
     tmp_path: Path, sampler: str
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "cut").mkdir()
-    asked: dict[str, Any] = {"sampler": sampler, "trials": 5}
-    whole = Made(tmp_path / "whole", **asked).run(6)
-    assert len({one["optimizer.lr"] for one in whole}) == 5
-    found = Made(tmp_path / "cut", **asked).run(3)
-    killed = Made(tmp_path / "cut", **asked)
-    name = killed.search.next()
-    assert name is not None
-    killed.search.saw(name, 10, killed.score(name, 10))  # and here it is killed
-    on = Made(tmp_path / "cut", **asked)
-    assert on.search.over == 3
-    assert on.search.next() == name
-    assert on.begun == killed.begun
-    on.search.saw(name, 10, on.score(name, 10))
-    on.search.saw(name, 20, on.score(name, 20))
-    on.search.ended(name, TrialOutcome("finished"))
-    assert found + on.run(6) == whole
-    assert on.states() == ["COMPLETE"] * 5
+    whole_directory = tmp_path / "whole"
+    cut_directory = tmp_path / "cut"
+    whole_directory.mkdir()
+    cut_directory.mkdir()
+    options: dict[str, Any] = {"sampler": sampler, "trials": 5}
+    whole = MadeUpTrials(whole_directory, **options).run(6)
+    assert len({settings["optimizer.lr"] for settings in whole}) == 5
+
+    first_three = MadeUpTrials(cut_directory, **options).run(3)
+    killed = MadeUpTrials(cut_directory, **options)
+    name = killed.begin()
+    killed.evaluate(name, 10)  # and here it is killed
+    resumed = MadeUpTrials(cut_directory, **options)
+
+    assert resumed.search.over == 3
+    assert resumed.begin() == name
+    assert resumed.begun == killed.begun
+    resumed.evaluate(name, 10)
+    resumed.evaluate(name, 20)
+    resumed.search.ended(name, TrialOutcome("finished"))
+    assert first_three + resumed.run(6) == whole
+    assert resumed.states() == ["COMPLETE"] * 5
 
 
 def test_what_finished_while_nobody_was_told_is_not_trained_again(tmp_path: Path) -> None:
-    killed = Made(tmp_path)
-    name = killed.search.next()
-    assert name is not None
+    killed = MadeUpTrials(tmp_path)
+    name = killed.begin()
     killed.search.saw(name, 10, 0.5)
     (tmp_path / RESULTS).mkdir()
     (tmp_path / RESULTS / f"{name}.json").write_text(json.dumps({"status": "finished"}))
-    on = Made(tmp_path)
-    assert on.search.next() != name
-    assert on.search.study.get_trials()[0].value == 0.5
+
+    resumed = MadeUpTrials(tmp_path)
+
+    assert resumed.begin() != name
+    assert resumed.search.study.get_trials()[0].value == 0.5
 
 
 def test_a_stopped_trial_goes_on_another_time(tmp_path: Path) -> None:
-    first = Made(tmp_path)
-    name = first.search.next()
-    assert name is not None
-    first.search.ended(name, TrialOutcome("stopped"))
-    assert first.states() == ["RUNNING"]
-    assert Made(tmp_path).search.next() == name
+    stopped = MadeUpTrials(tmp_path)
+    name = stopped.begin()
+    stopped.search.ended(name, TrialOutcome("stopped"))
+    assert stopped.states() == ["RUNNING"]
+
+    resumed = MadeUpTrials(tmp_path)
+
+    assert resumed.begin() == name
 
 
 def test_a_trial_that_is_worse_than_the_median_at_its_step_is_given_up(tmp_path: Path) -> None:
-    made = Made(tmp_path, pruner="median", sampler="random", trials=9)
-    made.run(6)
-    name = made.search.next()
-    assert name is not None
-    assert made.search.saw(name, 10, 99.0)
-    made.search.ended(name, TrialOutcome("pruned"))
-    assert made.states()[-1] == "PRUNED"
+    trials = MadeUpTrials(tmp_path, pruner="median", sampler="random", trials=9)
+    trials.run(6)
+    name = trials.begin()
+
+    assert trials.search.saw(name, 10, 99.0)
+    trials.search.ended(name, TrialOutcome("pruned"))
+    assert trials.states()[-1] == "PRUNED"
 
 
 def test_a_search_comes_closer_than_its_first_trials(tmp_path: Path) -> None:
     """Deterministic: from the seed, as the first test shows."""
-    tried = [
-        abs(math.log10(float(one["optimizer.lr"])) + 2.0)
-        for one in Made(tmp_path, trials=12).run(12)
-    ]
-    assert min(tried[5:]) < min(tried[:5])
+    tried = MadeUpTrials(tmp_path, trials=12).run(12)
+    distances = [distance_from_best(settings) for settings in tried]
+    assert min(distances[5:]) < min(distances[:5])
 
 
 def test_diverged_and_failed_trials_are_told_apart(tmp_path: Path) -> None:
-    made = Made(tmp_path)
-    for status in ("diverged", "failed"):
-        name = made.search.next()
-        assert name is not None
-        made.search.ended(name, TrialOutcome(status))  # type: ignore[arg-type]
-    assert made.states() == ["PRUNED", "FAIL"]
+    trials = MadeUpTrials(tmp_path)
+    trials.search.ended(trials.begin(), TrialOutcome("diverged"))
+    trials.search.ended(trials.begin(), TrialOutcome("failed"))
+    assert trials.states() == ["PRUNED", "FAIL"]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +175,12 @@ def test_what_is_no_range_is_refused(text: str, code: str, fields: dict[str, Any
 
 
 def test_corners_reach_every_choice_and_both_ends() -> None:
-    found = corners(SPACE)
-    assert {one["optimizer.name"] for one in found} == {"a", "b"}
-    assert {one["optimizer.lr"] for one in found} == {"0.0001", "0.1"}
+    settings_of_corners = corners(SPACE)
+    assert {settings["optimizer.name"] for settings in settings_of_corners} == {"a", "b"}
+    assert {settings["optimizer.lr"] for settings in settings_of_corners} == {"0.0001", "0.1"}
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with refused("package-not-usable", modules=["optuna"]):
-        Made(tmp_path)
+        MadeUpTrials(tmp_path)

@@ -30,8 +30,8 @@ def ragged(seed: int, batches: int = 40) -> tuple[np.ndarray, np.ndarray, np.nda
 def test_the_mean_is_the_difference_of_the_scores_of_the_whole_split() -> None:
     first, second, counts = ragged(0)
     difference = paired_difference(list(first), list(second), counts=list(counts))
-    scores = [float(np.average(values, weights=counts)) for values in (first, second)]
-    assert math.isclose(difference.mean, scores[0] - scores[1], rel_tol=1e-12)
+    of_scores = np.average(first, weights=counts) - np.average(second, weights=counts)
+    assert math.isclose(difference.mean, of_scores, rel_tol=1e-12)
 
 
 def test_with_equal_counts_the_error_is_that_of_a_mean() -> None:
@@ -57,10 +57,9 @@ def test_a_test_at_five_percent_is_wrong_in_five_percent() -> None:
     wrong = 0
     for _ in range(2000):
         counts = generator.integers(20, 60, size=30).astype(float)
-        differences = generator.normal(0.0, 0.3, size=30) / np.sqrt(counts)
-        wrong += (
-            paired_difference(list(differences), [0.0] * 30, counts=list(counts)).p_value < 0.05
-        )
+        scores = generator.normal(0.0, 0.3, size=30) / np.sqrt(counts)
+        difference = paired_difference(list(scores), [0.0] * 30, counts=list(counts))
+        wrong += difference.p_value < 0.05
     assert 0.04 < wrong / 2000 < 0.065
 
 
@@ -70,13 +69,14 @@ def test_three_seeds_against_three_others_are_wrong_in_at_most_five_percent(
 ) -> None:
     """Also where one variant scatters more; and ten standard deviations are seen."""
     generator = np.random.default_rng(6)
-    wrong = seen = 0
+    wrong = 0
+    seen = 0
     for _ in range(2000):
-        one, other = (list(generator.normal(0.0, spread, size=3)) for spread in spreads)
-        wrong += unpaired_difference(one, other).p_value < 0.05
-        seen += (
-            unpaired_difference(one, [score + 10 * max(spreads) for score in other]).p_value < 0.05
-        )
+        one = generator.normal(0.0, spreads[0], size=3)
+        other = generator.normal(0.0, spreads[1], size=3)
+        far_away = other + 10 * max(spreads)
+        wrong += unpaired_difference(list(one), list(other)).p_value < 0.05
+        seen += unpaired_difference(list(one), list(far_away)).p_value < 0.05
     assert wrong / 2000 < 0.05
     assert seen / 2000 > 0.95
 
@@ -84,12 +84,17 @@ def test_three_seeds_against_three_others_are_wrong_in_at_most_five_percent(
 def test_unpaired_scores_are_those_of_welch() -> None:
     """His example's form: s1^2/n1 + s2^2/n2, with the degrees of freedom of Satterthwaite."""
     generator = np.random.default_rng(7)
-    one, other = generator.normal(size=5), generator.normal(0.0, 3.0, size=9)
-    found = unpaired_difference(list(one), list(other))
-    squares = np.var(one, ddof=1) / 5, np.var(other, ddof=1) / 9
-    assert found.mean == pytest.approx(one.mean() - other.mean())
-    assert found.standard_error == pytest.approx(sum(squares) ** 0.5)
-    assert found.freedom == int(sum(squares) ** 2 / (squares[0] ** 2 / 4 + squares[1] ** 2 / 8))
+    one = generator.normal(size=5)
+    other = generator.normal(0.0, 3.0, size=9)
+
+    difference = unpaired_difference(list(one), list(other))
+
+    of_one = np.var(one, ddof=1) / 5
+    of_other = np.var(other, ddof=1) / 9
+    variance = of_one + of_other
+    assert difference.mean == pytest.approx(one.mean() - other.mean())
+    assert difference.standard_error == pytest.approx(variance**0.5)
+    assert difference.freedom == int(variance**2 / (of_one**2 / 4 + of_other**2 / 8))
 
 
 def test_the_error_of_seeds_and_data_covers_both() -> None:
@@ -99,11 +104,11 @@ def test_the_error_of_seeds_and_data_covers_both() -> None:
     generator = np.random.default_rng(8)
     wrong = 0
     for _ in range(1000):
-        hard = generator.normal(size=20)  # of each batch, for all
-        own = generator.normal(0.0, 0.5, size=(2, 1, 20))  # of each batch, for a variant
-        seeds = generator.normal(0.0, 0.1, size=(2, 3, 1))
-        both = generator.normal(0.0, 0.3, size=(2, 3, 20))
-        scores = hard + own + seeds + both
+        of_batches = generator.normal(size=20)
+        of_variants_and_batches = generator.normal(0.0, 0.5, size=(2, 1, 20))
+        of_seeds = generator.normal(0.0, 0.1, size=(2, 3, 1))
+        of_seeds_and_batches = generator.normal(0.0, 0.3, size=(2, 3, 20))
+        scores = of_batches + of_variants_and_batches + of_seeds + of_seeds_and_batches
         over_seeds = unpaired_difference(*scores.mean(axis=2).tolist())
         over_data = paired_difference(*scores.mean(axis=1).tolist(), counts=[1.0] * 20)
         wrong += with_split(over_seeds, over_data).p_value < 0.05
@@ -113,7 +118,12 @@ def test_the_error_of_seeds_and_data_covers_both() -> None:
 def test_without_any_spread_a_difference_is_not_tested() -> None:
     assert math.isnan(unpaired_difference([0.9] * 3, [0.91] * 3).p_value)
     assert unpaired_difference([0.9] * 3, [0.9] * 3).p_value == 1.0
-    assert with_split(ScoreDifference(1.0, 0.0, 3, 2), ScoreDifference(1.0, 0.5, 9, 8)).freedom == 8
+
+
+def test_seeds_without_spread_leave_the_freedom_of_the_data() -> None:
+    over_seeds = ScoreDifference(1.0, 0.0, 3, 2)
+    over_data = ScoreDifference(1.0, 0.5, 9, 8)
+    assert with_split(over_seeds, over_data).freedom == 8
 
 
 def test_two_standard_errors_of_many_batches_are_the_level() -> None:
@@ -129,7 +139,8 @@ def test_the_tail_is_the_integral_of_the_density(t: float, freedom: int) -> None
     """
     angles = (np.arange(200_000) + 0.5) / 200_000 * math.pi / 2
     density = np.cos(angles) ** (freedom - 1)  # x = sqrt(v) tan(angle)
-    tail = density[angles > math.atan(t / math.sqrt(freedom))].sum() / density.sum()
+    is_beyond = angles > math.atan(t / math.sqrt(freedom))
+    tail = density[is_beyond].sum() / density.sum()
     assert t_tail(t, freedom=freedom) == pytest.approx(tail, abs=1e-4)  # that of the sum
 
 
@@ -161,15 +172,16 @@ def test_holm_keeps_the_order_and_never_falls_below() -> None:
     p_values = [0.2, 0.001, math.nan, 0.013, 0.04]
     corrected = holm(p_values)
     assert math.isnan(corrected[2])
-    known = [(p, more) for p, more in zip(p_values, corrected, strict=True) if not math.isnan(p)]
-    assert all(more >= p for p, more in known)
-    assert [more for _, more in sorted(known)] == pytest.approx([0.004, 0.039, 0.08, 0.2])
+    by_p_value = dict(zip(p_values, corrected, strict=True))
+    in_order = [by_p_value[p] for p in (0.001, 0.013, 0.04, 0.2)]
+    assert in_order == pytest.approx([0.004, 0.039, 0.08, 0.2])
 
 
 def test_holm_is_wrong_about_any_of_ten_in_at_most_five_percent() -> None:
     generator = np.random.default_rng(4)
-    families = generator.uniform(size=(4000, 10))
-    wrong = sum(min(holm(list(family))) < 0.05 for family in families)
+    wrong = 0
+    for p_values in generator.uniform(size=(4000, 10)):
+        wrong += min(holm(list(p_values))) < 0.05
     assert wrong / 4000 < 0.06
 
 
