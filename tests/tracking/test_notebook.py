@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from stated import lines_naming, numbers_in
 from surefoot.tracking import console, live_terminal, notebook
 from surefoot.tracking.notebook import Interrupt, Notebook, interrupt
 from tracking.in_steps import hand
+from waiting import LogicalClock
 
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -74,16 +76,16 @@ class Table(HTMLParser):
 @pytest.fixture
 def outputs(monkeypatch: pytest.MonkeyPatch) -> list[Output]:
     """The outputs of a cell, in order."""
-    shown: list[Output] = []
+    outputs: list[Output] = []
 
     def display(bundle: dict[str, str], *, raw: bool, display_id: bool) -> Output:
         assert raw
         assert display_id
-        shown.append(Output(bundle))
-        return shown[-1]
+        outputs.append(Output(bundle))
+        return outputs[-1]
 
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))  # type: ignore[arg-type]
-    return shown
+    return outputs
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
@@ -100,12 +102,17 @@ def scores(step: int, **values: float) -> dict[str, Any]:
     return {"kind": "eval", "step": step, "val/loss": 3.3654} | values
 
 
-def view(*records: dict[str, Any], **settings: Any) -> Notebook:
-    """A view of 100 steps that has received records, one each second."""
-    clock = [0.0]
-    notebook = Notebook(100, now=lambda: clock[0], **settings)
-    hand(notebook, records, before=lambda index: clock.__setitem__(0, index + 1.0))
+def notebook_after(*records: dict[str, Any], interval_s: float = 1.0, **settings: Any) -> Notebook:
+    """A view of 100 steps that has received records, one after each interval."""
+    clock = LogicalClock()
+    notebook = Notebook(100, now=clock, **settings)
+    hand(notebook, records, before=lambda _: clock.advance(interval_s))
     return notebook
+
+
+def steps_of(output: Output) -> list[str]:
+    _, *rows = output.rows
+    return [row[0] for row in rows]
 
 
 # --- the output -----------------------------------------------------------------------------------
@@ -114,22 +121,23 @@ def view(*records: dict[str, Any], **settings: Any) -> Notebook:
 def test_one_output_is_updated_with_a_row_for_each_evaluation_and_the_newest_record(
     outputs: list[Output],
 ) -> None:
-    view(
-        *(record for step in range(10, 100, 10) for record in (train(step), scores(step))),
-        train(95),
-        unit="tokens",
-    )
+    steps = range(10, 100, 10)
+    records = []
+    for step in steps:
+        records += [train(step), scores(step)]
+
+    notebook_after(*records, train(95), unit="tokens")
+
     (output,) = outputs
     assert output.updates == 18
+    assert steps_of(output) == [str(step) for step in steps]
     assert output.rows[0] == ["step", "train loss", "val/loss", "time"]
-    assert [row[0] for row in output.rows[1:]] == [str(step) for step in range(10, 100, 10)]
     assert output.rows[1] == ["10", "2.4", "3.3654", "2s"]
-    assert (
-        '<progress value="95" max="100"></progress> 95 of 100 steps · loss 1.55 · lr 0.001'
-        in output.html
-    )
+    progress = '<progress value="95" max="100"></progress> 95 of 100 steps · loss 1.55 · lr 0.001'
+    assert progress in output.html
     assert "15.4k tokens/s" in output.html
-    assert output.bundle["text/plain"].splitlines()[1].split() == ["10", "2.4", "3.3654", "2s"]
+    _, first_line, *_ = output.bundle["text/plain"].splitlines()
+    assert first_line.split() == ["10", "2.4", "3.3654", "2s"]
 
 
 @pytest.mark.parametrize("scores_first", [False, True])
@@ -140,7 +148,7 @@ def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_th
     in_order = [train(10), epoch, scores(10)]
     if scores_first:
         in_order = [scores(10), train(10), epoch]
-    view(*in_order, scores(15), train(20), scores(20, **{"test/loss": 1.5}), epochs=3)
+    notebook_after(*in_order, scores(15), train(20), scores(20, **{"test/loss": 1.5}), epochs=3)
     assert outputs[0].rows == [
         ["step", "train loss", "val/loss", "test/loss", "epoch mean", "time", ""],
         ["10", "2.4", "3.3654", "", "0.25", "3s", "epoch 1/3 in 1m05s"],
@@ -152,91 +160,87 @@ def test_a_step_has_one_row_with_its_loss_its_scores_and_the_mean_of_an_epoch_th
 def test_training_records_update_at_most_ten_times_a_second_and_the_end_shows_every_row(
     outputs: list[Output],
 ) -> None:
-    clock = [0.0]
-    notebook = Notebook(100, every_record=True, now=lambda: clock[0])
     records = [train(step) for step in range(1, 101)]
-    hand(notebook, records, before=lambda index: clock.__setitem__(0, 0.01 * (index + 1)))
-    assert outputs[0].updates <= 10
+
+    notebook = notebook_after(*records, interval_s=0.01, every_record=True)
+
+    (output,) = outputs
+    assert output.updates <= 10
     notebook.close()
-    assert [row[0] for row in outputs[0].rows[1:]] == [str(step) for step in range(1, 101)]
-    assert "<progress" not in outputs[0].html
+    assert steps_of(output) == [str(step) for step in range(1, 101)]
+    assert "<progress" not in output.html
 
 
 def test_the_last_hundred_of_many_rows_are_in_the_table(outputs: list[Output]) -> None:
-    view(*(scores(step) for step in range(130)))
-    assert [row[0] for row in outputs[0].rows[1:]] == [str(step) for step in range(30, 130)]
-    assert "30 earlier rows not shown" in outputs[0].html
+    notebook_after(*(scores(step) for step in range(130)))
+    (output,) = outputs
+    assert steps_of(output) == [str(step) for step in range(30, 130)]
+    assert "30 earlier rows not shown" in output.html
 
 
-def test_messages_and_samples_are_text_and_the_output_comes_below_the_header(
-    outputs: list[Output], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_output_comes_below_the_header(outputs: list[Output]) -> None:
     notebook = Notebook(100)
     notebook.doing("checking the training step")
     notebook.write({"kind": "data_check", "step": 0})
-    notebook.say("model  Linear\x1b[2J")
+    notebook.say("model  Linear")
     assert outputs == []
+
     notebook.begin_steps(0.0)
     notebook.doing("training")
     assert "training" in outputs[0].html
+
+
+def test_messages_and_samples_are_text(
+    outputs: list[Output], capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = Notebook(100)
+    notebook.say("model  Linear\x1b[2J")
     notebook.write(train(10))
     notebook.write({"kind": "sample", "step": 10, "text": "so it goes"})
-    header, *sample = capsys.readouterr().out.splitlines()
-    assert header == "model  Linear\ufffd[2J"
-    assert numbers_in(sample[0]) == [10]
-    assert sample[1:] == ["so it goes", "---"]
+    message, sample_head, *sample = capsys.readouterr().out.splitlines()
+    assert message == "model  Linear\ufffd[2J"
+    assert numbers_in(sample_head) == [10]
+    assert sample == ["so it goes", "---"]
+
+
+TAGS = {"table", "thead", "tbody", "tr", "th", "td", "p", "progress"}
 
 
 def test_no_name_or_text_of_a_run_becomes_markup(outputs: list[Output]) -> None:
-    notebook = view(train(10, **{HOSTILE: 1.0}), scores(10, **{f"{HOSTILE}/loss": 1.0}))
+    notebook = notebook_after(train(10, **{HOSTILE: 1.0}), scores(10, **{f"{HOSTILE}/loss": 1.0}))
+    (output,) = outputs
     notebook.begin_steps(0.0)
-    assert Table(outputs[0].html).tags == {
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "p",
-        "progress",
-    }
-    assert HOSTILE + "/loss" in outputs[0].rows[0]
+    assert Table(output.html).tags == TAGS
+    assert HOSTILE + "/loss" in output.rows[0]
     notebook.doing(HOSTILE)
-    assert Table(outputs[0].html).tags == {
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-        "p",
-        "progress",
-    }
+    assert Table(output.html).tags == TAGS
 
 
 def test_each_session_has_an_output_of_its_own_which_ends_with_the_chart(
     outputs: list[Output],
 ) -> None:
     notebook = Notebook(100)
-    for step in (10, 20):
+    charts = {10: "<b>first chart</b>", 20: "<b>second chart</b>"}
+    for step, chart in charts.items():
         notebook.write(train(step))
         notebook.write(scores(step))
         notebook.close()
-        notebook.finish(lambda step=step: f"<b>chart {step}</b>")  # type: ignore[misc]
-    assert [[row[0] for row in output.rows[1:]] for output in outputs] == [["10"], ["20"]]
-    for step, output in zip((10, 20), outputs, strict=True):
-        assert output.html.endswith(f"</table>\n<b>chart {step}</b>")
+        notebook.finish(partial(str, chart))
+
+    for (step, chart), output in zip(charts.items(), outputs, strict=True):
+        assert steps_of(output) == [str(step)]
+        assert output.html.endswith(f"</table>\n{chart}")
 
 
 def test_a_chart_that_fails_is_a_warning(
     outputs: list[Output], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notebook = view(scores(10))
+    notebook = notebook_after(scores(10))
     notebook.close()
     notebook.finish(lambda: str(1 // 0))
     (warning,) = lines_naming(capsys.readouterr().out, "warning: ")
     assert ": ZeroDivisionError" in warning
-    assert [row[0] for row in outputs[0].rows] == ["step", "10"]
+    assert steps_of(outputs[0]) == ["10"]
 
 
 # --- a run ----------------------------------------------------------------------------------------
@@ -261,41 +265,59 @@ def test_a_notebook_is_known_by_the_stream_of_its_cells(monkeypatch: pytest.Monk
     assert isinstance(live_terminal.screen(100), Notebook)
 
 
-def weights(run: sf.Run) -> list[torch.Tensor]:
-    return [*run.state.model.state_dict().values()]
+def assert_same_weights(run: sf.Run, other: sf.Run) -> None:
+    state = run.state.model.state_dict()
+    for name, tensor in other.state.model.state_dict().items():
+        assert torch.equal(state[name], tensor)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted() -> sf.Run:
+    run = small_runs.build(None, length="20 steps")
+    run.train()
+    return run
+
+
+def train_until_interrupt(run: sf.Run, *, at: int, signals: int = 1) -> None:
+    """Train, and press Ctrl-C in the step with this index."""
+    with pytest.raises(Interrupt), run:  # noqa: PT012
+        for step in run:
+            if step.index == at:
+                for _ in range(signals):
+                    os.kill(os.getpid(), signal.SIGINT)
+
+
+def page_in_cell(run: sf.Run) -> str:
+    html = run._repr_html_()
+    assert html is not None
+    return html
 
 
 @pytest.mark.parametrize("with_directory", [True, False])
 def test_an_interrupted_run_goes_on_in_the_next_cell_and_ends_with_the_same_bits(
-    with_directory: bool, in_notebook: list[Output], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_directory: bool,
+    shell: Shell,
+    uninterrupted: sf.Run,
+    in_notebook: list[Output],
+    tmp_path: Path,
 ) -> None:
-    shell = Shell()
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))  # type: ignore[arg-type]
-    plain = small_runs.build(None, length="20 steps")
-    plain.train()
-    changes: dict[str, Any] = {"length": "20 steps", "log_every": "auto", "console": True}
-    run = small_runs.build(tmp_path / "run" if with_directory else None, **changes)
+    run_dir = tmp_path / "run" if with_directory else None
+    run = small_runs.build(run_dir, length="20 steps", log_every="auto", console=True)
     assert run._repr_html_() is None
-    with pytest.raises(Interrupt), run:  # noqa: PT012
-        for step in run:
-            if step.index == 11:
-                os.kill(os.getpid(), signal.SIGINT)
+
+    train_until_interrupt(run, at=11)
     assert run.state.step == 12
-    assert shell.shows() == []
-    first = run._repr_html_()
-    assert first is not None
-    assert "stopped by SIGINT at step 12" in first
+    assert shell.traceback(Interrupt()) == []
+    assert "stopped by SIGINT at step 12" in page_in_cell(run)
+
     run.train()
-    assert all(map(torch.equal, weights(run), weights(plain)))
-    assert [[row[0] for row in output.rows[1:]] for output in in_notebook] == [
-        ["5", "10"],
-        ["15", "20"],
-    ]
-    assert all(output.html.count("<iframe srcdoc=") == 1 for output in in_notebook)
-    last = run._repr_html_()
-    assert last is not None
-    assert "finished: 20 steps" in last
-    assert all(f"step {step}\n" in last for step in (5, 10, 15, 20))  # of both sessions
+    assert_same_weights(run, uninterrupted)
+    assert [steps_of(output) for output in in_notebook] == [["5", "10"], ["15", "20"]]
+    assert [output.html.count("<iframe srcdoc=") for output in in_notebook] == [1, 1]
+    page = page_in_cell(run)
+    assert "finished: 20 steps" in page
+    for step in (5, 10, 15, 20):  # of both sessions
+        assert f"step {step}\n" in page
 
 
 def test_a_run_that_is_started_again_when_it_is_finished_shows_its_chart(
@@ -317,13 +339,16 @@ class Shell:
         self.CustomTB: Any = None
 
     def set_custom_exc(self, kinds: tuple[type[BaseException], ...], show: Any) -> None:
-        self.custom_exceptions = kinds
-        self.CustomTB = lambda kind, problem, trace, tb_offset=None: (
-            show(self, kind, problem, trace, tb_offset) or []
-        )
+        def custom_traceback(
+            kind: type[BaseException], problem: BaseException, trace: Any, tb_offset: Any = None
+        ) -> Any:
+            return show(self, kind, problem, trace, tb_offset) or []
 
-    def shows(self, problem: BaseException | None = None) -> Any:
-        problem = Interrupt() if problem is None else problem
+        self.custom_exceptions = kinds
+        self.CustomTB = custom_traceback
+
+    def traceback(self, problem: BaseException) -> Any:
+        """What is shown of an exception."""
         if isinstance(problem, self.custom_exceptions):
             return self.CustomTB(type(problem), problem, None)
         return ["Traceback"]
@@ -341,9 +366,9 @@ def test_ipython_shows_nothing_of_an_interrupt_and_everything_else_as_before(she
     for _ in range(2):
         assert isinstance(interrupt(), Interrupt)
     assert shell.custom_exceptions == (ValueError, Interrupt)
-    assert shell.shows(Interrupt()) == []
-    assert shell.shows(ValueError()) == ["the user's own"]
-    assert shell.shows(KeyboardInterrupt()) == ["Traceback"]
+    assert shell.traceback(Interrupt()) == []
+    assert shell.traceback(ValueError()) == ["the user's own"]
+    assert shell.traceback(KeyboardInterrupt()) == ["Traceback"]
 
 
 def test_an_interrupt_outside_ipython_is_that_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,18 +377,13 @@ def test_an_interrupt_outside_ipython_is_that_of_python(monkeypatch: pytest.Monk
 
 
 def test_a_second_interrupt_ends_the_cell_at_once_and_not_the_kernel(
-    shell: Shell, tmp_path: Path
+    shell: Shell, uninterrupted: sf.Run, tmp_path: Path
 ) -> None:
     run = small_runs.build(tmp_path / "run", length="20 steps")
-    with pytest.raises(Interrupt), run:  # noqa: PT012
-        for step in run:
-            if step.index == 10:
-                os.kill(os.getpid(), signal.SIGINT)
-                os.kill(os.getpid(), signal.SIGINT)
-    assert (
-        sf.checkpoint.Store(tmp_path / "run" / "checkpoints").newest_step() == 10
-    )  # with the best loss; step 10 was not
+
+    train_until_interrupt(run, at=10, signals=2)
+
+    # that of the best loss; the step that was interrupted is not saved
+    assert sf.checkpoint.Store(tmp_path / "run" / "checkpoints").newest_step() == 10
     run.train()
-    plain = small_runs.build(None, length="20 steps")
-    plain.train()
-    assert all(map(torch.equal, weights(run), weights(plain)))
+    assert_same_weights(run, uninterrupted)

@@ -13,7 +13,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.distributed import HashStore
 import forged
 import small_runs
 import surefoot as sf
+from fake_slurm import weights
 from rank_processes import Ranks
 from refused import refused
 from surefoot.checkpoint import Store
@@ -50,17 +51,19 @@ A_LINK = rf"^\[Errno {errno.ELOOP}\]"  # the error of a link in the place of a f
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
     # looking for hidden state is no claim of these tests, and takes a tenth of their time
-    return small_runs.build(
-        run_dir, **{"length": f"{STEPS} steps", "check_state": False, **changes}
-    )
+    settings = {"length": f"{STEPS} steps", "check_state": False} | changes
+    return small_runs.build(run_dir, **settings)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {file.relative_to(directory).as_posix(): file.read_bytes() for file in files}
+
+
+def recorded_steps(run_dir: Path) -> list[int]:
+    """The steps of its records of training."""
+    lines = records(run_dir / "metrics.jsonl")
+    return [record["step"] for record in lines if record["kind"] == "train"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(stopped_once: Path, tmp_path: Path) -> Path:
-    """A run that is to go on after 8 of its steps."""
+    """A run that has 8 of its steps."""
     return Path(shutil.copytree(stopped_once, tmp_path / "run"))
 
 
@@ -96,15 +99,6 @@ def outside(tmp_path: Path) -> Iterator[Path]:
     assert contents(directory) == before
 
 
-def same_weights(one: Path, other: Path) -> bool:
-    newest = [max((out / "checkpoints").glob("step-*")) for out in (one, other)]
-    files = [
-        {file.name: sha256(file.read_bytes()).hexdigest() for file in path.glob("*.safetensors")}
-        for path in newest
-    ]
-    return newest[0].name == newest[1].name and files[0] == files[1]
-
-
 # --- links: nothing outside of the directory is written or removed --------------------------------
 
 
@@ -115,9 +109,11 @@ def test_what_a_kill_left_is_unlinked_where_it_is_a_link(
     links = [stopped / "checkpoints" / name for name in names]
     for link in links:
         link.symlink_to(outside, target_is_directory=True)
+
     build(stopped).train()
-    assert [link for link in links if link.is_symlink()] == []
-    assert same_weights(stopped, whole)
+
+    assert not any(link.is_symlink() for link in links)
+    assert weights(stopped) == weights(whole)
 
 
 @pytest.mark.parametrize(
@@ -135,43 +131,57 @@ def test_what_a_kill_left_is_unlinked_where_it_is_a_link(
 def test_a_link_where_a_run_writes_is_refused_by_name(
     name: str, target: str, stopped: Path, outside: Path
 ) -> None:
-    if (stopped / name).is_dir():
-        shutil.rmtree(stopped / name)
-    (stopped / name).unlink(missing_ok=True)
-    (stopped / name).symlink_to(outside / target)
-    with refused("run-directory-with-strange-file", path=(stopped / name).absolute()) as error:
+    link = stopped / name
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.symlink_to(outside / target)
+    with refused("run-directory-with-strange-file", path=link.absolute()) as error:
         build(stopped).train()
     assert str(outside / target) in str(error.value.problem)
 
 
 def test_a_link_in_the_place_of_a_small_file_is_replaced(stopped: Path, outside: Path) -> None:
-    names = ("config.toml", "environment.json", "report.html")
-    for name in names:
-        (stopped / f".{name}.partial").symlink_to(outside / "thesis.txt")
+    # the settings of a run are not written again, and so their partial file stays a link
+    links = {".config.toml.partial"}
+    written = {
+        "environment.json",
+        ".environment.json.partial",
+        "report.html",
+        ".report.html.partial",
+    }
     (stopped / "report.html").symlink_to(outside / "thesis.txt")
+    for name in ("config.toml", "environment.json", "report.html"):
+        (stopped / f".{name}.partial").symlink_to(outside / "thesis.txt")
+
     build(stopped, report=True).train()
-    assert [name for name in names if (stopped / name).is_symlink()] == []
-    assert [
-        name for name in names[1:] if (stopped / f".{name}.partial").is_symlink()
-    ] == []  # the settings stand as they are
+
+    assert not any((stopped / name).is_symlink() for name in written)
+    assert {path.name for path in stopped.iterdir() if path.is_symlink()} == links
 
 
 def test_a_checkpoint_that_is_a_link_is_let_go_and_what_it_leads_to_stays(
     stopped: Path, outside: Path
 ) -> None:
-    old = stopped / "checkpoints" / "step-00000004"
-    old.rename(outside.parent / "elsewhere")
-    old.symlink_to(outside.parent / "elsewhere")
-    before = contents(outside.parent / "elsewhere")
+    link = stopped / "checkpoints" / "step-00000004"
+    target = outside.parent / "elsewhere"
+    link.rename(target)
+    link.symlink_to(target)
+    contents_before = contents(target)
+
     build(stopped, keep_last=1).train()
-    assert contents(outside.parent / "elsewhere") == before
-    assert not old.is_symlink()
+
+    assert contents(target) == contents_before
+    assert not link.is_symlink()
 
 
-def test_an_export_goes_through_no_link(stopped: Path, outside: Path) -> None:
+def test_an_export_into_a_link_is_refused(stopped: Path, outside: Path) -> None:
     (stopped / "export").symlink_to(outside / "deep")
     with refused("export-through-link"):
         sf.load(stopped).export()
+
+
+def test_an_export_writes_no_file_through_a_link(stopped: Path, outside: Path) -> None:
     (stopped / "own").mkdir()
     (stopped / "own" / ".model.safetensors.partial").symlink_to(outside / "thesis.txt")
     sf.load(stopped).export(stopped / "own")
@@ -199,11 +209,13 @@ def test_a_log_of_a_rank_is_not_appended_to_through_a_link(tmp_path: Path, outsi
         log.flush()
 
 
-def test_nothing_but_a_regular_file_is_opened_and_a_pipe_waits_for_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["pipe", "."])
+def test_nothing_but_a_regular_file_is_opened_and_nobody_waits_for_a_pipe(
+    name: str, tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(OSError, match=r"Is a directory|regular|device"):
-            os.close(open_no_follow(path, os.O_RDWR))
+    with pytest.raises(OSError, match=r"Is a directory|regular|device"):
+        os.close(open_no_follow(tmp_path / name, os.O_RDWR))
 
 
 def test_where_the_system_refuses_no_link_by_itself_it_is_found_after_opening(
@@ -222,13 +234,13 @@ def test_a_file_cut_off_while_it_is_written_is_not_there(tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "file", pieces())
-    assert [*tmp_path.iterdir()] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- pipes and devices: nobody waits for them -----------------------------------------------------
 
 
-SMALL = [
+READ_BY_TOOLS = [
     "config.toml",
     "environment.json",
     "metrics.jsonl",
@@ -236,11 +248,12 @@ SMALL = [
     "crash/step-00000003.json",
     ".lock",
     "tensorboard",
+    "checkpoints/step-00000008/state.json",
+    "checkpoints/step-00000008/manifest.json",
 ]
-STATE = "checkpoints/step-00000008/state.json"
 
 
-def planted(run: Path, name: str, kind: str) -> None:
+def put_in_place(run: Path, name: str, kind: str) -> None:
     """Put a pipe, a directory, or a link to a device in the place of a file."""
     place = run / name
     place.parent.mkdir(exist_ok=True)
@@ -255,35 +268,37 @@ def planted(run: Path, name: str, kind: str) -> None:
         place.symlink_to("/dev/zero")
 
 
-def in_time(act: Callable[[], Any]) -> Any:
-    """What a call gives; the test fails if it waits for 20 s."""
+def call_in_time(act: Callable[[], Any]) -> Any:
+    """What a call returns; the test fails if it waits for 20 s."""
 
-    def late(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         pytest.fail("waits for a file")  # no Exception: a reader would answer an OSError
 
-    before = signal.signal(signal.SIGALRM, late)
+    handler = signal.signal(signal.SIGALRM, fail)
     signal.alarm(20)
     try:
         return act()
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
-@pytest.mark.parametrize("name", [*SMALL, STATE, "checkpoints/step-00000008/manifest.json"])
-def test_who_looks_at_a_run_waits_for_no_file_of_it(name: str, kind: str, stopped: Path) -> None:
-    planted(stopped, name, kind)
-    in_time(lambda: sf.load(stopped).report())
-    in_time(lambda: sf.load(stopped).diagnose())
-    in_time(lambda: check_files(stopped))
-    in_time(lambda: read_trained(stopped))
-    in_time(lambda: directory_of_start(stopped))
-    in_time(lambda: _could_have_panels(stopped))
+@pytest.mark.parametrize("name", READ_BY_TOOLS)
+def test_a_tool_that_reads_a_run_waits_for_no_file_of_it(
+    name: str, kind: str, stopped: Path
+) -> None:
+    put_in_place(stopped, name, kind)
+    call_in_time(lambda: sf.load(stopped).report())
+    call_in_time(lambda: sf.load(stopped).diagnose())
+    call_in_time(lambda: check_files(stopped))
+    call_in_time(lambda: read_trained(stopped))
+    call_in_time(lambda: directory_of_start(stopped))
+    call_in_time(lambda: _could_have_panels(stopped))
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "what"),
+    ("name", "kind", "expected"),
     [
         ("environment.json", "pipe", "regular file"),
         ("environment.json", "device", "regular file"),
@@ -298,34 +313,39 @@ def test_who_looks_at_a_run_waits_for_no_file_of_it(name: str, kind: str, stoppe
         ("tensorboard", "pipe", "directory"),
     ],
 )
-def test_a_run_goes_on_over_no_pipe_device_or_directory_in_the_place_of_a_file(
-    name: str, kind: str, what: str, stopped: Path
+def test_a_run_with_a_pipe_device_or_directory_in_the_place_of_a_file_is_not_resumed(
+    name: str, kind: str, expected: str, stopped: Path
 ) -> None:
-    planted(stopped, name, kind)
+    put_in_place(stopped, name, kind)
     with refused("run-directory-with-strange-file", path=(stopped / name).absolute()) as error:
-        in_time(lambda: build(stopped).train())
-    assert what in str(error.value.problem)
+        call_in_time(lambda: build(stopped).train())
+    assert expected in str(error.value.problem)
 
 
-def test_what_cannot_be_read_is_named_with_what_it_is(stopped: Path) -> None:
-    planted(stopped, "environment.json", "pipe")
+def test_the_error_of_a_pipe_or_a_directory_that_is_read_names_it(stopped: Path) -> None:
+    put_in_place(stopped, "environment.json", "pipe")
     with pytest.raises(OSError, match=r"\bpipe\b"):
-        in_time(lambda: read_regular(stopped / "environment.json"))
-    (problem,) = [
-        problem
-        for problem in read_reported_run(stopped).problems
-        if problem.startswith("environment.json ")
-    ]
-    assert " pipe, " in problem
-    with pytest.raises(OSError, match=r"\b10\b"):
-        read_regular(stopped / "metrics.jsonl", limit=10)
-    planted(stopped, "environment.json", "device")
-    assert any(
-        problem.text.startswith("environment.json ") and " device, " in problem.text
-        for problem in check_files(stopped).problems
-    )
+        call_in_time(lambda: read_regular(stopped / "environment.json"))
     with pytest.raises(OSError, match=r"\bdirectory\b"):
         read_regular(stopped)
+
+
+def test_the_error_of_a_file_that_is_too_large_names_the_limit(stopped: Path) -> None:
+    with pytest.raises(OSError, match=r"\b10\b"):
+        read_regular(stopped / "metrics.jsonl", limit=10)
+
+
+def test_a_page_names_a_pipe_in_the_place_of_a_file(stopped: Path) -> None:
+    put_in_place(stopped, "environment.json", "pipe")
+    problems = read_reported_run(stopped).problems
+    (problem,) = [text for text in problems if text.startswith("environment.json ")]
+    assert " pipe, " in problem
+
+
+def test_the_check_of_files_names_a_device_in_the_place_of_one(stopped: Path) -> None:
+    put_in_place(stopped, "environment.json", "device")
+    texts = [problem.text for problem in check_files(stopped).problems]
+    assert any(text.startswith("environment.json ") and " device, " in text for text in texts)
 
 
 # --- files of somebody else where a run begins ------------------------------------------------
@@ -358,26 +378,28 @@ def test_a_run_that_begins_overwrites_no_file_of_somebody_else(name: str, tmp_pa
 
 
 def test_other_files_stay_beside_a_run(tmp_path: Path) -> None:
-    theirs = {name: tmp_path / name for name in ("train.py", "logs/app.log", "tensorboard/events")}
-    for path in theirs.values():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("theirs\n")
+    files = [tmp_path / name for name in ("train.py", "logs/app.log", "tensorboard/events")]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("theirs\n")
     build(tmp_path, length="2 steps").train()
-    assert {path.read_text() for path in theirs.values()} == {"theirs\n"}
+    assert [file.read_text() for file in files] == ["theirs\n"] * 3
     assert (tmp_path / "checkpoints" / "step-00000002").is_dir()
 
 
-def test_the_files_of_a_run_are_its_own(stopped: Path, whole: Path, tmp_path: Path) -> None:
-    (stopped / ".lock").unlink()  # a copy of a run may lack it
+def test_a_copy_of_a_run_without_its_lock_is_resumed(stopped: Path, whole: Path) -> None:
+    (stopped / ".lock").unlink()
     build(stopped).train()
-    assert same_weights(stopped, whole)
-    killed = tmp_path / "killed"  # before its first checkpoint was complete
-    killed.mkdir()
-    (killed / ".lock").touch()
-    for name in ("config.toml", "metrics.jsonl", "report.html"):
-        (killed / name).write_text("")
-    build(killed).train()
-    assert same_weights(killed, whole)
+    assert weights(stopped) == weights(whole)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(
+    tmp_path: Path, whole: Path
+) -> None:
+    for name in (".lock", "config.toml", "metrics.jsonl", "report.html"):
+        (tmp_path / name).touch()
+    build(tmp_path).train()
+    assert weights(tmp_path) == weights(whole)
 
 
 # --- links that appear while a run trains ---------------------------------------------------------
@@ -389,25 +411,27 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     test is over.
     """
     directory = tmp_path / "elsewhere"
-    for name in (
+    names = (
         ".deleted-step-00000001",
         ".partial-step-00000012",
         ".replaced-step-00000004",
         "step-00000004",
-    ):
+    )
+    for name in names:
         (directory / name).mkdir(parents=True)
         (directory / name / "thesis.txt").write_text("years of work\n")
-    before = sorted(directory.rglob("*"))
+    paths = sorted(directory.rglob("*"))
     yield directory
-    assert sorted(directory.rglob("*")) == before
+    assert sorted(directory.rglob("*")) == paths
 
 
 def plant(run_dir: Path, name: str, target: Path) -> None:
     """Put a link in the place of one of a run's own names, which moves aside."""
-    if (run_dir / name).exists():
-        (run_dir / name).rename(run_dir.parent / f"moved-{Path(name).name}")
-    (run_dir / name).parent.mkdir(exist_ok=True)
-    (run_dir / name).symlink_to(target)
+    link = run_dir / name
+    if link.exists():
+        link.rename(run_dir.parent / f"moved-{link.name}")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(target)
 
 
 @pytest.mark.fast("checkpoints", "tensorboard", "metrics.jsonl", "logs/rank-1.log")
@@ -429,7 +453,7 @@ def test_a_link_that_appears_while_a_run_trains_fails_its_saves_and_is_not_follo
     run_dir = tmp_path / "run"
     target = outside / "thesis.txt" if "." in name else elsewhere
     with refused("checkpoint-not-saved", sf.CheckpointError, step=STEPS) as caught:
-        train_and(run_dir, 9, lambda: plant(run_dir, name, target))
+        train_and_act_at(run_dir, 9, lambda: plant(run_dir, name, target))
     assert caught.value.reason == str(run_dir / name)
     assert caught.value.remedies == (Command(f"rm {run_dir / name}"),)
     assert "NOT SAVED" in capsys.readouterr().out
@@ -449,7 +473,7 @@ def test_when_the_link_is_gone_the_run_is_saved_again(
                 run.parts.checkpointing.writer.wait()
                 (run_dir / "checkpoints").unlink()
                 (tmp_path / "moved-checkpoints").rename(run_dir / "checkpoints")
-    assert same_weights(run_dir, whole)
+    assert weights(run_dir) == weights(whole)
 
 
 def test_a_link_that_appears_while_a_checkpoint_is_written_is_not_followed(
@@ -477,7 +501,7 @@ def test_a_run_that_dies_writes_no_report_through_a_link(
         raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
-        train_and(run_dir, 2, die)
+        train_and_act_at(run_dir, 2, die)
     assert f"[Errno {errno.ELOOP}]" in capsys.readouterr().out
 
 
@@ -492,12 +516,9 @@ def test_records_are_not_written_again_through_a_link(tmp_path: Path, elsewhere:
     journal.close()
 
 
-def test_what_makes_a_directory_of_logs_goes_through_no_link(
+def test_a_log_of_a_rank_whose_directory_became_a_link_is_not_written(
     tmp_path: Path, elsewhere: Path
 ) -> None:
-    """Of a rank, before and after it was opened; of a rank whose heart stops; of TensorBoard; of
-    trials.
-    """
     log = RankLog()
     log.open(tmp_path / "logs" / "rank-1.log")
     plant(tmp_path, "logs", elsewhere)
@@ -505,25 +526,44 @@ def test_what_makes_a_directory_of_logs_goes_through_no_link(
     log.write("x")
     with pytest.raises(OSError, match=A_LINK):
         log.flush()
+
+
+def test_a_heartbeat_writes_of_a_lost_rank_through_no_link(tmp_path: Path, elsewhere: Path) -> None:
+    plant(tmp_path, "logs", elsewhere)
     heart = Heartbeat(HashStore(), rank=2, size=3, host="here")
     heart.opened(logs=tmp_path / "logs", fresh_line="")
     heart._say(LostRank(0, "rank 0 is lost"))
-    for opened in (
-        lambda: RankLog().open(tmp_path / "logs" / "rank-3.log"),
-        lambda: TensorBoard(tmp_path / "logs", from_step=0),
-        lambda: Trials(RunDirectory(tmp_path), lambda _: ["true"], threads=1, cwd=".").start("a"),
-    ):
-        with pytest.raises(OSError, match=A_LINK):
-            opened()
+
+
+@pytest.mark.parametrize(
+    "open_logs",
+    [
+        pytest.param(lambda logs: RankLog().open(logs / "rank-3.log"), id="rank"),
+        pytest.param(lambda logs: TensorBoard(logs, from_step=0), id="TensorBoard"),
+        pytest.param(
+            lambda logs: Trials(
+                RunDirectory(logs.parent), lambda _: ["true"], threads=1, cwd="."
+            ).start("a"),
+            id="trials",
+        ),
+    ],
+)
+def test_logs_are_not_opened_in_a_directory_that_is_a_link(
+    open_logs: Callable[[Path], object], tmp_path: Path, elsewhere: Path
+) -> None:
+    plant(tmp_path, "logs", elsewhere)
+    with pytest.raises(OSError, match=A_LINK):
+        open_logs(tmp_path / "logs")
 
 
 # --- deleted while a run trains -------------------------------------------------------------------
 
 
-def train_and(run_dir: Path, step: int, act: Callable[[], None], **changes: Any) -> None:
+def train_and_act_at(run_dir: Path, index: int, act: Callable[[], None], **changes: Any) -> None:
+    """Train, and do something in the step with this index, when nothing is being saved."""
     with build(run_dir, console=True, **changes) as run:
-        for made in run:
-            if made.index == step:
+        for step in run:
+            if step.index == index:
                 assert run.parts.checkpointing is not None
                 run.parts.checkpointing.writer.wait()
                 act()
@@ -538,20 +578,17 @@ def test_a_directory_that_was_deleted_is_made_again_and_the_run_saved_whole(
     run_dir = tmp_path / "run"
     if resumed:
         build(run_dir, stop_after="6 steps").train()
-    train_and(run_dir, step, lambda: shutil.rmtree(run_dir))
-    printed = capsys.readouterr().out
-    assert printed.count(f"WARNING: {run_dir}, ") == 1
-    assert same_weights(run_dir, whole)
-    assert {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"} <= set(
-        os.listdir(run_dir)
-    )
-    steps = [
-        record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"
-    ]
-    assert steps == [*range(3, STEPS, 3), STEPS]
-    again = build(run_dir)
-    again.train()  # finds nothing left to do, and no damage
-    assert again.state.step == STEPS
+
+    train_and_act_at(run_dir, step, lambda: shutil.rmtree(run_dir))
+
+    assert capsys.readouterr().out.count(f"WARNING: {run_dir}, ") == 1
+    assert weights(run_dir) == weights(whole)
+    files = {"config.toml", "environment.json", "metrics.jsonl", "tensorboard", ".lock"}
+    assert files <= set(os.listdir(run_dir))
+    assert recorded_steps(run_dir) == [*range(3, STEPS, 3), STEPS]
+    finished = build(run_dir)
+    finished.train()  # finds nothing left to do, and no damage
+    assert finished.state.step == STEPS
 
 
 @pytest.mark.fast("checkpoints", "metrics.jsonl")
@@ -567,13 +604,11 @@ def test_a_part_that_was_deleted_is_made_again(
         else:
             (run_dir / part).unlink()
 
-    train_and(run_dir, 9, delete)
+    train_and_act_at(run_dir, 9, delete)
+
     assert f"WARNING: {run_dir}, " in capsys.readouterr().out
-    assert same_weights(run_dir, whole)
-    steps = [
-        record["step"] for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"
-    ]
-    assert steps == [*range(3, STEPS, 3), STEPS]
+    assert weights(run_dir) == weights(whole)
+    assert recorded_steps(run_dir) == [*range(3, STEPS, 3), STEPS]
 
 
 def keep_open(run_dir: str, opened: str, over: str) -> None:
@@ -592,21 +627,23 @@ def test_of_two_trainers_in_one_directory_the_first_saves_no_more(
     """Its lock was removed, so another process could start; the two would delete each other's
     checkpoints.
     """
-    run_dir, opened, over = (tmp_path / name for name in ("run", "opened", "over"))
+    run_dir = tmp_path / "run"
+    opened = tmp_path / "opened"
+    over = tmp_path / "over"
     others: list[Path] = []
 
     def start_another() -> None:
         (run_dir / ".lock").unlink()
-        others.append(
-            ranks.start(1, keep_open, run_dir=str(run_dir), opened=str(opened), over=str(over))
-        )
+        other = ranks.start(1, keep_open, run_dir=str(run_dir), opened=str(opened), over=str(over))
+        others.append(other)
         assert wait_until(opened.exists)
 
     with refused("run-directory-taken-over", sf.CheckpointError):
-        train_and(run_dir, 9, start_another)
+        train_and_act_at(run_dir, 9, start_another)
     assert Store(run_dir / "checkpoints").steps()[-1] <= 9
     over.touch()
-    assert [outcome.status for outcome in ranks.outcomes(others[0])] == [0]
+    (outcome,) = ranks.outcomes(others[0])
+    assert outcome.status == 0
 
 
 # --- torn, of another shape, not finite -----------------------------------------------------------
@@ -615,15 +652,13 @@ def test_of_two_trainers_in_one_directory_the_first_saves_no_more(
 def test_a_torn_line_does_not_outlive_a_resume(stopped: Path, whole: Path) -> None:
     with (stopped / "metrics.jsonl").open("ab") as file:
         file.write(b'{"kind": "train", "step": 9, "lo')
+
     build(stopped).train()
+
     lines = (stopped / "metrics.jsonl").read_text().splitlines()
     assert all(json.loads(line) for line in lines)
-    assert same_weights(stopped, whole)
-    assert not [
-        text
-        for text in str(sf.load(build(stopped)).verify(windows=0)).splitlines()
-        if "WRONG" in text
-    ]
+    assert weights(stopped) == weights(whole)
+    assert "WRONG" not in str(sf.load(build(stopped)).verify(windows=0))
 
 
 def test_a_torn_line_that_a_checkpoint_has_noted_stays(stopped: Path, tmp_path: Path) -> None:
@@ -678,8 +713,8 @@ WRONG_SHAPES: list[tuple[str, Any]] = [
 ]
 
 
-def reshaped(where: str, value: Any) -> forged.Edit:
-    """What gives state.json another value at a path."""
+def edit_of(where: str, value: Any) -> forged.Edit:
+    """The edit that gives state.json another value at a path."""
 
     def edit(state: dict[str, Any]) -> None:
         *above, last = where.split("/")
@@ -711,42 +746,41 @@ def reshaped(where: str, value: Any) -> forged.Edit:
 def test_a_state_of_the_wrong_shape_is_damage_and_the_one_before_is_taken(
     where: str, value: Any, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forged.state_changed(forged.checkpoint(stopped, 8), reshaped(where, value))
+    forged.state_changed(forged.checkpoint(stopped, 8), edit_of(where, value))
     with build(stopped, console=True, report=False) as run:
         assert run.state.step == 5
     printed = capsys.readouterr().out
-    assert "step-00000008 is damaged (state.json: " in printed
-    assert where.rpartition("/")[2] in printed.partition("is damaged")[2].partition("\n")[0]
+    (damage,) = re.findall(r"step-00000008 is damaged \(state\.json: (.*)", printed)
+    _, _, name = where.rpartition("/")
+    assert name in damage
 
 
 WRONG_VALUES: tuple[Any, ...] = (None, 3, "x", [], {}, ["x"], {"a": 1}, "absent")
+JsonPath = tuple[str | int, ...]
 
 
-def places(value: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every leaf and node of JSON, by its path; of lists the first item alone."""
-    yield where
-    inner = (
-        list(value.items())
-        if isinstance(value, dict)
-        else list(enumerate(value))[:1]
-        if isinstance(value, list)
-        else []
-    )
-    for key, held in inner:
-        yield from places(held, (*where, key))
+def json_paths(value: Any, path: JsonPath = ()) -> Iterator[JsonPath]:
+    """Every leaf and node of JSON; of lists the first item alone."""
+    yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from json_paths(item, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from json_paths(value[0], (*path, 0))
 
 
-def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
-    """What gives state.json another value at a path, or none."""
+def edit_of_path(path: JsonPath, value: Any) -> forged.Edit:
+    """The edit that gives state.json another value at a path, or none."""
+    *above, last = path
 
     def edit(state: dict[str, Any]) -> None:
-        held: Any = state
-        for key in where[:-1]:
-            held = held[key]
+        node: Any = state
+        for key in above:
+            node = node[key]
         if value == "absent":
-            del held[where[-1]]
+            del node[last]
         else:
-            held[where[-1]] = value
+            node[last] = value
 
     return edit
 
@@ -757,41 +791,40 @@ def replaced(where: tuple[str | int, ...], value: Any) -> forged.Edit:
 def test_whatever_state_json_says_a_resume_and_verify_end_in_an_error_of_ours_or_in_none(
     most: int, stopped: Path
 ) -> None:
-    place = forged.checkpoint(stopped, 8)
+    checkpoint = forged.checkpoint(stopped, 8)
     untouched = stopped.parent / "untouched"
     shutil.copytree(stopped, untouched)
-    state = json.loads((place / "state.json").read_text())
-    cases = [(where, value) for where in places(state) if where for value in WRONG_VALUES]
+    state = json.loads((checkpoint / "state.json").read_text())
+    _, *paths = json_paths(state)  # all but the whole
+    cases = list(product(paths, WRONG_VALUES))
     random.Random(5).shuffle(cases)
-    for where, value in cases[:most]:
+
+    for path, value in cases[:most]:
         shutil.rmtree(stopped)
         shutil.copytree(untouched, stopped)
-        forged.state_changed(place, replaced(where, value))
+        forged.state_changed(checkpoint, edit_of_path(path, value))
         try:
             with suppress(sf.SurefootError):
                 sf.load(build(stopped)).verify(steps=1, windows=1)
             with suppress(sf.SurefootError):
                 build(stopped, report=False, stop_after="9 steps").train()
         except Exception as problem:
-            raise AssertionError(
-                f"state.json with {'/'.join(map(str, where))} = {value!r}"
-            ) from problem
+            name = "/".join(map(str, path))
+            raise AssertionError(f"state.json with {name} = {value!r}") from problem
 
 
 @pytest.mark.parametrize("value", [None, {}, {"step": 3}, ["x"]])
 def test_verify_calls_a_state_of_the_wrong_shape_damaged(value: Any, stopped: Path) -> None:
-    forged.state_changed(forged.checkpoint(stopped, 8), reshaped("fingerprints", value))
-    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in str(
-        sf.load(build(stopped)).verify(windows=0)
-    )
+    forged.state_changed(forged.checkpoint(stopped, 8), edit_of("fingerprints", value))
+    verification = str(sf.load(build(stopped)).verify(windows=0))
+    assert "checkpoint step-00000008 is damaged: state.json: fingerprints" in verification
 
 
 def test_what_no_shape_forbids_is_damage_when_it_is_restored_and_its_cause_is_kept(
     stopped: Path,
 ) -> None:
-    forged.state_changed(
-        forged.checkpoint(stopped, 8), reshaped("aliases/model", {"other": "nothing"})
-    )
+    edit = edit_of("aliases/model", {"other": "nothing"})
+    forged.state_changed(forged.checkpoint(stopped, 8), edit)
     with refused("checkpoint-damaged", DamageError) as caught:
         build(stopped).train()
     assert isinstance(caught.value.__cause__, KeyError)
@@ -803,9 +836,8 @@ def test_an_error_out_of_the_users_own_code_is_not_called_damage(
     def refuse(self: object, state: Any) -> None:
         raise KeyError("a fault of the user's own")
 
-    monkeypatch.setattr(
-        "surefoot.train.patience.ScoreWatch.load_state", refuse
-    )  # a function of this file, which is not surefoot's
+    # a function of this file, which is not surefoot's
+    monkeypatch.setattr("surefoot.train.patience.ScoreWatch.load_state", refuse)
     with pytest.raises(KeyError, match="a fault of the user's own"):
         build(stopped).train()
 
@@ -836,7 +868,9 @@ def test_weights_that_are_not_finite_are_named_at_a_resume(
 def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Full:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class FullDisk:
         """A file on a disk that is full for the first ten tries."""
 
         def __init__(self, file: Any) -> None:
@@ -858,18 +892,17 @@ def test_tensorboard_on_a_full_disk_is_one_line_and_written_when_there_is_room(
     with build(tmp_path / "run", console=True) as run:
         assert run.session is not None
         board = next(sink for sink in run.session.journal.sinks if isinstance(sink, TensorBoard))
-        board.appended.file = Full(board.appended.file)  # type: ignore[assignment]
+        board.appended.file = FullDisk(board.appended.file)  # type: ignore[assignment]
         for _ in run:
             pass
+
     printed = "".join(capfd.readouterr())
     assert printed.count("tensorboard: No space left on device") == 1
     assert "Traceback" not in printed
-
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    read = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    read.Reload()
-    assert [event.step for event in read.Scalars("train/loss")] == [*range(3, STEPS, 3), STEPS]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("train/loss")]
+    assert steps == [*range(3, STEPS, 3), STEPS]
 
 
 def test_a_relative_directory_stays_where_it_was_when_the_run_was_built(tmp_path, monkeypatch):
@@ -893,8 +926,8 @@ def test_a_relative_directory_stays_where_it_was_when_the_run_was_built(tmp_path
     with run:
         for step in run:
             os.chdir(before if step.index % 2 else after)
-    assert [*after.iterdir()] == []
-    last = sorted(path.name for path in (before / "runs" / "a" / "checkpoints").iterdir())[-1]
-    assert last == "step-00000004"
-    assert (before / "runs" / "a" / "report.html").is_file()
+    run_dir = before / "runs" / "a"
+    assert list(after.iterdir()) == []
+    assert max((run_dir / "checkpoints").iterdir()).name == "step-00000004"
+    assert (run_dir / "report.html").is_file()
     assert run.parts.directory.shown == Path("runs/a")  # as it was typed, in messages

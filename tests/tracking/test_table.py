@@ -16,7 +16,9 @@ from surefoot.tracking.run_records import RunRecords
 from surefoot.tracking.table import Table, columns_of
 
 
-def filled(records: list[dict[str, Any]], *, recent: int, stretches: int, **places: str) -> Table:
+def fill_table(
+    records: list[dict[str, Any]], *, recent: int, stretches: int, **places: str
+) -> Table:
     table = Table(recent=recent, stretches=stretches, places=places)
     for record in records:
         table.append(record)
@@ -41,13 +43,13 @@ def filled(records: list[dict[str, Any]], *, recent: int, stretches: int, **plac
 def test_numbers_are_kept_and_infinity_stands_for_what_is_not_finite(
     value: Any, number: float
 ) -> None:
-    records = [{"step": 1, "x": 1.5}, {"step": 2, "x": value}, {"step": 3}]
-    np.testing.assert_array_equal(columns_of(records)["x"], [1.5, number, math.nan])
-    alike = [{"step": 1, "x": 1.5}, {"step": 2, "x": value}]
-    np.testing.assert_array_equal(columns_of(alike)["x"], [1.5, number])
+    both_have_x = [{"step": 1, "x": 1.5}, {"step": 2, "x": value}]
+    np.testing.assert_array_equal(columns_of(both_have_x)["x"], [1.5, number])
+    one_has_none = [*both_have_x, {"step": 3}]
+    np.testing.assert_array_equal(columns_of(one_has_none)["x"], [1.5, number, math.nan])
 
 
-def mixed(random: Random, count: int) -> list[dict[str, Any]]:
+def random_records(random: Random, count: int) -> list[dict[str, Any]]:
     """Records of which some lack values, or have values that are not finite or no numbers."""
     records = []
     for step in range(1, count + 1):
@@ -64,28 +66,32 @@ def mixed(random: Random, count: int) -> list[dict[str, Any]]:
     return records
 
 
-def expected(records: list[dict[str, Any]], name: str, kind: str) -> list[Any]:
-    """What one stretch of these records says: step and value."""
-    values = [
-        (record["step"], float(record[name]), record)
-        for record in records
-        if type(record.get(name)) in (int, float) and math.isfinite(record[name])
-    ]
+def has_finite(record: dict[str, Any], name: str) -> bool:
+    value = record.get(name)
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def expected_point(records: list[dict[str, Any]], name: str, kind: str) -> tuple[int, float]:
+    """The step and the value of one stretch of these records."""
+    finite = [record for record in records if has_finite(record, name)]
     end = records[-1]["step"]
-    if not values:
-        return [end, None]
-    numbers = [value for _, value, _ in values]
+    if not finite:
+        return end, math.nan
+    values = [float(record[name]) for record in finite]
     if kind == "highest":
-        _, value, record = max(values, key=lambda each: each[1])  # the first one
-        return [
-            record.get("largest_at", record["step"]) if name == "largest" else record["step"],
-            value,
-        ]
+        record = finite[values.index(max(values))]  # the first one
+        if name == "largest":
+            return record.get("largest_at", record["step"]), max(values)
+        return record["step"], max(values)
     if kind == "lowest":
-        step, value, _ = min(values, key=lambda each: each[1])
-        return [step, value]
-    of_kind = {"last": numbers[-1], "total": sum(numbers), "mean": sum(numbers) / len(numbers)}
-    return [end, of_kind[kind]]
+        record = finite[values.index(min(values))]
+        return record["step"], min(values)
+    if kind == "last":
+        return end, values[-1]
+    if kind == "total":
+        return end, sum(values)
+    assert kind == "mean"
+    return end, sum(values) / len(values)
 
 
 @pytest.mark.parametrize("count", [3, 20, 41, 150])
@@ -102,21 +108,22 @@ def expected(records: list[dict[str, Any]], name: str, kind: str) -> list[Any]:
     ],
 )
 def test_stretches_say_what_their_records_say(seed: int, count: int, name: str, kind: str) -> None:
-    records = mixed(Random(seed), count)
-    table = filled(records, recent=10, stretches=8, largest="largest_at")
-    folded = table.count - len(table.steps) + 1  # at least one stretch is merged if above 1
-    steps, values = table.values([name], kind)  # type: ignore[arg-type]
+    records = random_records(Random(seed), count)
+    table = fill_table(records, recent=10, stretches=8, largest="largest_at")
+
+    (steps,), (values,) = table.values([name], kind)  # type: ignore[arg-type]
+
     size = table.size
-    old = table.stretches.shape[2]
-    assert old <= 8
-    assert len(steps[0]) - old < 10 + size
-    assert (folded > 1) == (size > 1)
-    found = [
-        [int(step), None if math.isnan(value) else value]
-        for step, value in zip(steps[0, :old], values[0, :old], strict=True)
-    ]
-    parts = [records[index * size : (index + 1) * size] for index in range(old)]
-    assert found == [pytest.approx(expected(part, name, kind)) for part in parts]
+    stretch_count = table.stretches.shape[2]
+    assert stretch_count <= 8
+    assert len(steps) - stretch_count < 10 + size
+    some_are_merged = len(table.steps) < table.count
+    assert some_are_merged == (size > 1)
+    for index in range(stretch_count):
+        stretch = records[index * size : (index + 1) * size]
+        step, value = expected_point(stretch, name, kind)
+        assert steps[index] == step
+        assert values[index] == pytest.approx(value, nan_ok=True)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -124,65 +131,73 @@ def test_stretches_say_what_their_records_say(seed: int, count: int, name: str, 
 def test_a_table_does_not_depend_on_how_many_records_are_added_at_once(
     seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = mixed(Random(seed), 150)
-    whole = filled(records, recent=10, stretches=8)
+    records = random_records(Random(seed), 150)
+    expected = fill_table(records, recent=10, stretches=8)
     monkeypatch.setattr(tables, "_WAITING", at_once)
-    parts = filled(records, recent=10, stretches=8)
-    assert parts.names == whole.names
-    assert parts.state() == whole.state()
-    for name, array in whole.arrays().items():
-        np.testing.assert_array_equal(parts.arrays()[name], array)
+    table = fill_table(records, recent=10, stretches=8)
+    assert table.names == expected.names
+    assert table.state() == expected.state()
+    for name, array in expected.arrays().items():
+        np.testing.assert_array_equal(table.arrays()[name], array)
 
 
 def test_totals_ends_and_extrema_are_those_of_all_records() -> None:
     records = [{"step": step, "x": float(step % 17)} for step in range(1, 3778)]
     records[1234]["x"] = 99.0
-    table = filled(records, recent=50, stretches=40)
+    table = fill_table(records, recent=50, stretches=40)
     assert table.total("x") == sum(record["x"] for record in records)
     assert table.last("x") == records[-1]["x"]
     _, values = table.values(["x"], "highest")
     assert values.max() == 99.0
-    assert (table.steps[-1], table.count, len(table.steps) < 40 + 50 + 128) == (3777, 3777, True)
+    assert table.steps[-1] == 3777
+    assert table.count == 3777
+    assert len(table.steps) < 40 + 50 + 128
 
 
 def test_the_first_steps_with_values_that_are_not_finite_are_kept() -> None:
-    records = [{"step": step, "x": math.nan if step % 2 else 1.0} for step in range(300)]
-    assert filled(records, recent=5, stretches=4).strange_steps("x") == list(range(1, 100, 2))
+    values = [1.0, math.nan] * 150
+    records = [{"step": step, "x": value} for step, value in enumerate(values)]
+    table = fill_table(records, recent=5, stretches=4)
+    assert table.strange_steps("x") == list(range(1, 100, 2))
 
 
 def test_an_empty_table_has_no_rows() -> None:
     table = Table(recent=5, stretches=4)
-    assert (table.names, len(table.steps), table.total("x")) == ([], 0, 0.0)
+    assert table.names == []
+    assert len(table.steps) == 0
+    assert table.total("x") == 0.0
     assert math.isnan(table.last("x"))
     assert table.curve("x", most=3).shape == (12, 0)
 
 
-def test_a_table_is_restored_and_goes_on_from_its_arrays() -> None:
-    records = mixed(Random(0), 150)
-    first = filled(records[:90], recent=10, stretches=8)
-    again = Table(recent=10, stretches=8)
-    again.restore(first.arrays(), first.state())
-    for table in (first, again):
-        for record in records[90:]:
-            table.append(record)
+def test_a_restored_table_takes_records_as_the_one_before() -> None:
+    records = random_records(Random(0), 150)
+    table = fill_table(records[:90], recent=10, stretches=8)
+    restored = Table(recent=10, stretches=8)
+    restored.restore(table.arrays(), table.state())
+
+    for record in records[90:]:
+        table.append(record)
+        restored.append(record)
+
     np.testing.assert_array_equal(
-        again.values(again.names, "last"), first.values(first.names, "last")
+        restored.values(restored.names, "last"), table.values(table.names, "last")
     )
-    assert again.state() == first.state()
+    assert restored.state() == table.state()
 
 
 def test_of_many_measured_steps_the_largest_value_of_neighbors_is_kept() -> None:
+    norms = dict.fromkeys(range(1, 1000), 1.0) | {401: 7.0, 17: math.inf}
     records = RunRecords()
-    for step in range(1, 1000):
-        norm = {"up": 7.0 if step == 401 else math.inf if step == 17 else 1.0}
-        records.add(
-            {"kind": "layer_stats", "step": step, "measured_step": step - 1, "grad_norm": norm}
-        )
+    for step, norm in norms.items():
+        record = {"kind": "layer_stats", "step": step, "measured_step": step - 1}
+        records.add(record | {"grad_norm": {"up": norm}})
+
     grid = records.layers.grid(most=240)
-    assert grid.shape[2] == 125
+
+    assert grid.shape[2] == 125  # eight steps each
     row = records.layers.row_of["grad_norm/up"]
-    assert grid[tables.HIGH, row].tolist().count(7.0) == 1
-    assert grid[tables.HIGH, row, 400 // 8] == 7.0
+    assert np.flatnonzero(grid[tables.HIGH, row] == 7.0).tolist() == [400 // 8]
     assert np.flatnonzero(grid[tables.STRANGE, row]).tolist() == [16 // 8]
 
 
@@ -196,12 +211,16 @@ def test_recent_records_have_their_own_steps_and_the_largest_value_its_place(
         {"step": 20, "x": 2.0, "largest": 4.0},
         {"step": 30, "x": 3.0},
     ]
-    table = filled(records, recent=10, stretches=4, largest="largest_at")
+    expected_steps = [10, 20, 30]
+    if (name, kind) == ("largest", "highest"):
+        expected_steps = [7, 20, 30]
+    table = fill_table(records, recent=10, stretches=4, largest="largest_at")
+
     steps, values = table.values([name], kind)  # type: ignore[arg-type]
-    at_places = name == "largest" and kind == "highest"
-    assert steps.tolist() == [[7 if at_places else 10, 20, 30]]
-    numbers = [record.get(name, math.nan) for record in records]
-    np.testing.assert_array_equal(values, [numbers])
+
+    assert steps.tolist() == [expected_steps]
+    expected_values = [record.get(name, math.nan) for record in records]
+    np.testing.assert_array_equal(values, [expected_values])
 
 
 @pytest.mark.parametrize("recent", [2, 10])
@@ -209,22 +228,25 @@ def test_a_total_is_that_of_the_finite_values(recent: int) -> None:
     values = [1.0, math.nan, 2.0, None, 4.0, math.inf, "text", 8.0, -math.inf, 16.0]
     records = [{"step": step, "x": value} for step, value in enumerate(values)]
     records.append({"step": len(values)})
-    assert filled(records, recent=recent, stretches=4).total("x") == 31.0
+    assert fill_table(records, recent=recent, stretches=4).total("x") == 31.0
 
 
 def test_names_beyond_the_most_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST_NAMES", 3)  # with that of the step
     records = [{"step": step, "a": 1.0, "b": 2.0, f"c{step}": 3.0} for step in range(20)]
-    table = filled(records, recent=5, stretches=4)
+    table = fill_table(records, recent=5, stretches=4)
     assert table.names == ["a", "b"]
-    assert [table.total(name) for name in ("a", "b", "c1")] == [20.0, 40.0, 0.0]
+    assert table.total("a") == 20.0
+    assert table.total("b") == 40.0
+    assert table.total("c1") == 0.0
 
 
 def test_each_measured_step_of_a_grid_is_that_of_its_records() -> None:
     records = [{"step": 3 * step, "x": float(step), "y": 1.0} for step in range(20)]
-    table = filled(records, recent=50, stretches=8)
+    table = fill_table(records, recent=50, stretches=8)
     grid = table.grid(most=50)
-    rows = [table.row_of[name] for name in ("x", "y")]
+    expected_steps = [record["step"] for record in records]
     for statistic in (tables.FIRST_AT, tables.LOW_AT, tables.HIGH_AT, tables.LAST_AT):
-        steps = grid[statistic, rows]
-        assert steps.tolist() == 2 * [[record["step"] for record in records]]
+        for name in ("x", "y"):
+            steps = grid[statistic, table.row_of[name]]
+            assert steps.tolist() == expected_steps
