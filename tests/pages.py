@@ -15,20 +15,31 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.text: list[str] = []
         self.feed(page)
         self.close()
         assert self.open == []
 
+    def with_tag(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of all elements with this tag."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def event_handlers(self) -> list[str]:
+        """The attributes that would run a program, such as onclick."""
+        names: list[str] = []
+        for _, attributes in self.elements:
+            names += [name for name in attributes if name.startswith("on")]
+        return names
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:

@@ -24,7 +24,7 @@ def html_of(path: Path) -> str:
 
 def frame(html: str) -> str:
     """The page in the frame of a cell."""
-    (attributes,) = [attributes for tag, attributes in Elements(html).found if tag == "iframe"]
+    (attributes,) = [attributes for tag, attributes in Elements(html).elements if tag == "iframe"]
     assert attributes["sandbox"] in (None, "")  # no script, form, popup or access to the notebook
     assert "src" not in attributes
     page = attributes["srcdoc"]
@@ -54,7 +54,7 @@ def test_the_chart_is_that_of_the_report(tmp_path: Path) -> None:
 
 def test_the_style_of_the_chart_does_not_reach_the_notebook(tmp_path: Path) -> None:
     html = html_of(finished(tmp_path / "mine"))
-    assert {tag for tag, _ in Elements(html).found} <= {
+    assert {tag for tag, _ in Elements(html).elements} <= {
         *("div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "br", "small", "iframe")
     }
 
@@ -85,14 +85,14 @@ def test_nothing_of_a_hostile_run_becomes_markup(text: str, tmp_path: Path) -> N
     before, after = html_of(harmless), html_of(hostile)
 
     def markup(html: str) -> list[tuple[str, list[str]]]:
-        return [(tag, sorted(attributes)) for tag, attributes in Elements(html).found]
+        return [(tag, sorted(attributes)) for tag, attributes in Elements(html).elements]
 
     assert markup(after) == markup(before)
     assert markup(frame(after)) == markup(frame(before))
     assert "script" not in {tag for tag, _ in markup(frame(after))}
     policies = [
         attributes["content"]
-        for tag, attributes in Elements(frame(after)).found
+        for tag, attributes in Elements(frame(after)).elements
         if "http-equiv" in attributes
     ]
     assert [str(policy).partition(";")[0] for policy in policies] == ["default-src 'none'"]

@@ -138,7 +138,7 @@ def test_all_text_of_a_run_is_escaped(tmp_path: Path) -> None:
     written(tmp_path / "runs" / name, [*falling(100, **{HOSTILE: 3.0}), *hostile], config=CONFIG)
     watch = looked(tmp_path / "runs")
     page = text_of(watch, key_of(watch, name))
-    assert not {"script", "img"} & {tag for tag, _ in Elements(page).found}
+    assert not {"script", "img"} & {tag for tag, _ in Elements(page).elements}
     assert "&lt;script&gt;" in page
 
 
@@ -253,7 +253,7 @@ def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> No
     assert asked.server.server_address[0] == "127.0.0.1"
     status, headers, page = asked(f"/{TOKEN}/")
     assert status == 200
-    assert [tag for tag, _ in Elements(page).found if tag == "script"] == ["script"]
+    assert [tag for tag, _ in Elements(page).elements if tag == "script"] == ["script"]
     assert "unsafe-inline" not in headers["Content-Security-Policy"].partition("script-src")[2]
     assert headers["Referrer-Policy"] == "no-referrer"
     assert asked(f"/{TOKEN}/", If_None_Match=headers["ETag"])[0] == 304

@@ -68,7 +68,7 @@ def answered(
 def test_the_page_is_served_and_looks_for_a_newer_one(server: ThreadingTCPServer) -> None:
     status, headers, page = answered(server)
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    scripts = [tag for tag, _ in Elements(page).found if tag == "script"]
+    scripts = [tag for tag, _ in Elements(page).elements if tag == "script"]
     assert scripts == ["script"]
     said = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert said is not None

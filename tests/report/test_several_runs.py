@@ -59,7 +59,7 @@ def test_the_page_of_several_is_well_formed_and_asks_for_nothing(runs: list[Path
     page = page_of(runs)
     elements = Elements(page)
     assert titles(page) == ["Runs", "Settings that differ", "Curves"]
-    assert not [tag for tag, _ in elements.found if tag == "script"]
+    assert not [tag for tag, _ in elements.elements if tag == "script"]
     assert "http" not in page.replace("http-equiv", "")
 
 
