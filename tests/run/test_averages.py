@@ -29,6 +29,14 @@ def newest(run_dir: Path) -> sf.checkpoint.Checkpoint:
     return chosen[0]
 
 
+def assert_same_tensors(one: sf.checkpoint.Checkpoint, other: sf.checkpoint.Checkpoint) -> None:
+    assert one.files.keys() == other.files.keys()
+    for file in other.files:
+        tensors = one.tensors(file)
+        for name, expected in other.tensors(file).items():
+            assert torch.equal(tensors[name], expected), f"{file}: {name}"
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "schedule_free"])
 def test_what_the_body_moves_is_evaluated_saved_and_exported_as_it_is(
     optimizer: str, tmp_path: Path
@@ -54,12 +62,12 @@ def test_what_the_body_moves_is_evaluated_saved_and_exported_as_it_is(
 
 @pytest.mark.parametrize("optimizer", ["adamw", "schedule_free"])
 def test_evaluations_change_no_average(optimizer: str, tmp_path: Path) -> None:
-    often, never = (
-        trained(tmp_path / each, optimizer=optimizer, evaluate_every=f"{each} steps")
-        for each in ("1", "12")
-    )
-    files = [newest(Path(run.run_dir)).tensors("ema") for run in (often, never)]
-    assert all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    trained(tmp_path / "often", optimizer=optimizer, evaluate_every="1 steps")
+    trained(tmp_path / "once", optimizer=optimizer, evaluate_every="12 steps")
+
+    average = newest(tmp_path / "often").tensors("ema")
+    for name, expected in newest(tmp_path / "once").tensors("ema").items():
+        assert torch.equal(average[name], expected), name
 
 
 @pytest.mark.parametrize(
@@ -79,13 +87,11 @@ def test_a_resume_goes_on_with_the_same_average(changes: dict[str, Any], tmp_pat
     trained(tmp_path / "whole", **changes)
     for stop in ("3 steps", "7 steps", "12 steps"):
         trained(tmp_path / "parts", stop_after=stop, **changes)
-    whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
-    assert whole.files.keys() == parts.files.keys()
+
+    whole = newest(tmp_path / "whole")
+    parts = newest(tmp_path / "parts")
     assert ("ema_float32" in whole.files) == ("optimizer" not in changes)
-    for file in whole.files:
-        tensors = whole.tensors(file)
-        others = parts.tensors(file)
-        assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+    assert_same_tensors(parts, whole)
     assert whole.saved.average_updates == parts.saved.average_updates
 
 
@@ -100,6 +106,7 @@ def test_an_average_of_a_run_is_that_of_its_weights(tmp_path: Path) -> None:
         for step in run:
             assert step.skipped is not None
             expected.update(1.0 - step.skipped)
+
     (average,) = run.state.ema_models.values()
     average.refresh(run.state.model)
     expected.refresh(run.state.model)
@@ -145,14 +152,13 @@ def test_an_interval_counts_the_updates_of_its_model() -> None:
                 sf.forward_backward(step, of_second)
                 sf.update(step, "second")
                 weights.append(run.state.models["second"].layer.weight.detach().clone())
-    assert {name: each.updates for name, each in run.state.ema_models.items()} == {
-        "first": 22,
-        "second": 5,
-    }
+
+    averages = run.state.ema_models
+    assert averages["first"].updates == 22
+    assert averages["second"].updates == 5
     expected = start * 2 / 11 + weights[1] * 9 / 11
     expected = expected * 3 / 12 + weights[3] * 9 / 12
-    found = run.state.ema_models["second"].model.layer.weight
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(averages["second"].model.layer.weight, expected)
 
 
 @pytest.mark.parametrize(
@@ -186,19 +192,17 @@ def test_averages_on_ranks_are_those_of_one_process(
         parallel=parallel,
         **settings,
     )
-    expected, found = newest(tmp_path / "alone"), newest(tmp_path / "two")
-    assert expected.files.keys() == found.files.keys()
-    for file in ("ema", "ema_float32") if bits == 16 else ("ema",):
-        torch.testing.assert_close(
-            found.tensors(file),
-            expected.tensors(file),
-            rtol=1e-5,
-            atol=1e-6 if bits == 32 else 0.02,
-        )
+
+    files, atol, rtol_of_score = ["ema"], 1e-6, 1e-5
+    if bits == 16:
+        files, atol, rtol_of_score = ["ema", "ema_float32"], 0.02, 2e-2
+    of_one = newest(tmp_path / "alone")
+    of_two = newest(tmp_path / "two")
+    assert of_two.files.keys() == of_one.files.keys()
+    for file in files:
+        torch.testing.assert_close(of_two.tensors(file), of_one.tensors(file), rtol=1e-5, atol=atol)
     for scores in together:
-        assert scores["val/loss"] == pytest.approx(
-            alone["val/loss"], rel=1e-5 if bits == 32 else 2e-2
-        )
+        assert scores["val/loss"] == pytest.approx(alone["val/loss"], rel=rtol_of_score)
 
 
 def test_the_best_weights_that_are_evaluated_at_the_end_change_no_average(tmp_path: Path) -> None:
@@ -208,7 +212,8 @@ def test_the_best_weights_that_are_evaluated_at_the_end_change_no_average(tmp_pa
     settings: dict[str, Any] = {"model": Student16, "unsaved": False, "best": "max val/loss"}
     ends = trained(tmp_path / "ends", splits={"val": split, "test": at_end}, **settings)
     never = trained(tmp_path / "never", splits={"val": split}, **settings)
-    (average,), (other,) = (run.state.ema_models.values() for run in (ends, never))
+    (average,) = ends.state.ema_models.values()
+    (other,) = never.state.ema_models.values()
     for one, two in zip(average.precise.values(), other.precise.values(), strict=True):
         assert torch.equal(one, two)
     assert torch.equal(average.model.online.weight, other.model.online.weight)
@@ -230,20 +235,19 @@ def unfreeze(run: sf.Run, index: int) -> None:
 def test_parameters_frozen_and_unfrozen_later_are_resumed_with_their_averages(
     tmp_path: Path,
 ) -> None:
-    for name, stops in (("whole", ["12 steps"]), ("parts", ["3 steps", "7 steps", "12 steps"])):
-        for stop in stops:
-            run = build(tmp_path / name, model=Student16, stop_after=stop)
-            with run:
-                for step in run:
-                    unfreeze(run, step.index)
-    whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
-    assert set(whole.tensors("ema_float32")) == {
-        f"{part}.{kind}" for part in ("online", "target") for kind in ("weight", "bias")
-    }
-    for file in whole.files:
-        tensors = whole.tensors(file)
-        others = parts.tensors(file)
-        assert [name for name in tensors if not torch.equal(tensors[name], others[name])] == []
+    def train(run_dir: Path, *, stop_after: str) -> None:
+        with build(run_dir, model=Student16, stop_after=stop_after) as run:
+            for step in run:
+                unfreeze(run, step.index)
+
+    train(tmp_path / "whole", stop_after="12 steps")
+    for stop in ("3 steps", "7 steps", "12 steps"):
+        train(tmp_path / "parts", stop_after=stop)
+
+    whole = newest(tmp_path / "whole")
+    averaged = {"online.weight", "online.bias", "target.weight", "target.bias"}
+    assert set(whole.tensors("ema_float32")) == averaged
+    assert_same_tensors(newest(tmp_path / "parts"), whole)
 
 
 def test_averages_of_16_bits_go_on_with_another_number_of_ranks(
@@ -253,22 +257,22 @@ def test_averages_of_16_bits_go_on_with_another_number_of_ranks(
     ranks(1, averaged_runs.trained_on_ranks, run_dir=str(tmp_path / "alone"), **settings)
     parts = settings | {"run_dir": str(tmp_path / "parts")}
     ranks(2, averaged_runs.trained_on_ranks, parallel="fsdp", stop_after="5 steps", **parts)
-    saved = newest(tmp_path / "parts")
-    assert {name: each.shape for name, each in saved.tensors("ema_float32").items()} == {
-        "online.weight": (3, 6),
-        "online.bias": (3,),
-    }
+    of_two = newest(tmp_path / "parts").tensors("ema_float32")
+    shapes = {name: tuple(tensor.shape) for name, tensor in of_two.items()}
+    assert shapes == {"online.weight": (3, 6), "online.bias": (3,)}
+
     ranks(1, averaged_runs.trained_on_ranks, **parts)
-    expected, found = newest(tmp_path / "alone"), newest(tmp_path / "parts")
-    assert found.saved.average_updates == {"model": 12}
-    torch.testing.assert_close(
-        found.tensors("ema_float32"), expected.tensors("ema_float32"), rtol=0.02, atol=0.005
-    )
+
+    end = newest(tmp_path / "parts")
+    expected = newest(tmp_path / "alone").tensors("ema_float32")
+    assert end.saved.average_updates == {"model": 12}
+    torch.testing.assert_close(end.tensors("ema_float32"), expected, rtol=0.02, atol=0.005)
 
 
 def test_steps_of_a_run_with_averages_of_16_bits_are_verified(tmp_path: Path) -> None:
     run = build(tmp_path / "run", model=Student16, ema_every="2 steps", save_every="4 steps")
     run.train()
+
     assert sf.load(run).verify(steps="all", say=None).exit_status == 0
 
 
@@ -298,6 +302,7 @@ def test_a_module_without_parameters_that_the_body_sets_is_evaluated(tmp_path: P
         for step in run:
             if step.index == 1:
                 run.state.model.last = nn.Softsign()
+
     model = run.state.model.eval()
     with torch.no_grad():
         expected = F.cross_entropy(model(INPUTS[:20]), LABELS[:20]).item()

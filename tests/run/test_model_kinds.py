@@ -23,7 +23,9 @@ from refused import refused
 from surefoot.checkpoint import Store
 from surefoot.errors import CheckpointError
 
-LAST, WIDTH, CLASSES = 8, 8, 4
+LAST = 8  # step
+WIDTH = 8
+CLASSES = 4
 INPUTS = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(CLASSES, (32,), generator=torch.Generator().manual_seed(1))
 Body = Callable[[sf.Run, sf.Step], None]
@@ -34,14 +36,17 @@ class Tied(nn.Module):
 
     def __init__(self, *, tied: bool = True) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.a = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.b = nn.Linear(WIDTH, WIDTH, bias=False)
         self.drop = nn.Dropout(0.2)
         self.head = nn.Linear(WIDTH, CLASSES)
         if tied:
             self.b.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(torch.tanh(self.b(torch.tanh(self.a(x))))))
+        x = torch.tanh(self.a(x))
+        x = torch.tanh(self.b(x))
+        return self.head(self.drop(x))
 
 
 class MoCo(nn.Module):
@@ -51,7 +56,8 @@ class MoCo(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 4)
+        self.query = nn.Linear(WIDTH, 4)
+        self.key = nn.Linear(WIDTH, 4)
         self.key.load_state_dict(self.query.state_dict())
         self.key.requires_grad_(False)
         self.register_buffer("queue", F.normalize(torch.randn(16, 4), dim=1))
@@ -63,9 +69,9 @@ class MoCo(nn.Module):
         queries = F.normalize(self.query(x), dim=1)
         with torch.no_grad():
             keys = F.normalize(self.key(x + 0.1 * torch.randn_like(x)), dim=1)
-        logits = torch.cat(
-            [(queries * keys).sum(1, keepdim=True), queries @ self.queue.clone().T], dim=1
-        )
+        positive = (queries * keys).sum(1, keepdim=True)
+        negative = queries @ self.queue.clone().T
+        logits = torch.cat([positive, negative], dim=1)
         if self.training:
             rows = (self.filled + torch.arange(len(keys))) % len(self.queue)
             self.queue[rows] = keys
@@ -94,14 +100,11 @@ def nothing(run: sf.Run, step: sf.Step) -> None:
 
 
 def follow_student(run: sf.Run, step: sf.Step) -> None:
-    pairs = zip(
-        run.state.models["teacher"].parameters(),
-        run.state.models["student"].parameters(),
-        strict=True,
-    )
+    teacher = run.state.models["teacher"].parameters()
+    student = run.state.models["student"].parameters()
     with torch.no_grad():
-        for teacher, student in pairs:
-            teacher.lerp_(student, 0.1)
+        for slow, fast in zip(teacher, student, strict=True):
+            slow.lerp_(fast, 0.1)
 
 
 def unfreeze(run: sf.Run, step: sf.Step) -> None:
@@ -127,6 +130,7 @@ def two() -> dict[str, Any]:
     return {"model": models, "loss": distill, "optimizer": {"student": sf.optim.adamw(lr=1e-2)}}
 
 
+# of each kind its settings, and what the body does
 KINDS: dict[str, tuple[Callable[[], dict[str, Any]], Body]] = {
     "tied": (lambda: {"model": Tied, "ema": 0.9}, nothing),
     "teacher": (two, nothing),
@@ -145,15 +149,11 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
         "loss": classify,
         "optimizer": sf.optim.adamw(lr=1e-2),
         "device": "cpu",
-    }
-    settings |= {
         "console": False,
         "report": False,
         "tensorboard": False,
         "save_every": "2 steps",
         "keep_last": 9,
-    }
-    settings |= {
         "train_data": (INPUTS, LABELS),
         "batch_size": 8,
         "length": f"{LAST} steps",
@@ -177,20 +177,20 @@ def kill(call: Callable[[], object]) -> None:
 
 
 def tensors(run: Path, step: int = LAST) -> dict[str, Tensor]:
+    """All tensors of a checkpoint but those of the meter, which has times."""
     checkpoint = Store(run / "checkpoints").at(step)
-    every = {
-        f"{file}/{name}": each
-        for file in checkpoint.files
-        for name, each in checkpoint.tensors(file).items()
-    }
-    return {
-        name: each for name, each in every.items() if not name.startswith("state/meter")
-    }  # has times
+    by_name = {}
+    for file in checkpoint.files:
+        for name, tensor in checkpoint.tensors(file).items():
+            if not f"{file}/{name}".startswith("state/meter"):
+                by_name[f"{file}/{name}"] = tensor
+    return by_name
 
 
-def assert_equal_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+def assert_equal_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
 
 
 @pytest.mark.fast("tied-6", "teacher-3", "EMA teacher-6", "queue-3", "unfrozen at step 3-6")
@@ -204,20 +204,22 @@ def test_a_killed_run_ends_with_the_same_bits(kind: str, dies_at: int, tmp_path:
     assert_equal_bits(tensors(tmp_path / "alone"), tensors(tmp_path / "killed"))
 
 
-def own(run: Path, step: int, file: str) -> set[str]:
+def names_in_file(run: Path, step: int, file: str) -> set[str]:
+    """The tensors that a file of this checkpoint has, without those of an earlier one."""
     return set(load_file(run / "checkpoints" / f"step-{step:08d}" / f"{file}.safetensors"))
 
 
 def test_a_tied_weight_is_once_in_checkpoint_optimizer_and_export(tmp_path: Path) -> None:
-    run = train(build(tmp_path))
-    assert own(tmp_path, LAST, "model") == {"a.weight", "head.weight", "head.bias"}
+    run = train(build(tmp_path / "run"))
+    sf.load(tmp_path / "run").export(tmp_path / "exported")
+
+    names = {"a.weight", "head.weight", "head.bias"}
     groups = run.state.optimizers["model"].optimizer.param_groups
-    assert sum(len(group["params"]) for group in groups) == 3
-    assert not any(name.startswith("b.") for name in own(tmp_path, LAST, "optimizer"))
-    sf.load(tmp_path).export(tmp_path.parent / "exported")
-    assert set(load_file(tmp_path.parent / "exported" / "model.safetensors")) == own(
-        tmp_path, LAST, "model"
-    )
+    assert sum(len(group["params"]) for group in groups) == len(names)
+    assert names_in_file(tmp_path / "run", LAST, "model") == names
+    of_optimizer = names_in_file(tmp_path / "run", LAST, "optimizer")
+    assert [name for name in of_optimizer if name.startswith("b.")] == []
+    assert set(load_file(tmp_path / "exported" / "model.safetensors")) == names
 
 
 @pytest.mark.parametrize("was_tied", [True, False])
@@ -225,15 +227,18 @@ def test_a_tie_that_a_resume_would_break_or_make_is_named(was_tied: bool, tmp_pa
     train(build(tmp_path, model=lambda: Tied(tied=was_tied), stop_after="2 steps"))
     with refused("model-of-other-tensors", CheckpointError) as caught:
         train(build(tmp_path, model=lambda: Tied(tied=not was_tied)))
-    (tie,) = caught.value.fields["differences"]
-    before, now = tie.split(", and ")
+
+    (difference,) = caught.value.fields["differences"]
+    before, after = difference.split(", and ")
     assert before.startswith("b.weight was ")
-    assert ("a.weight" in before, "a.weight" in now) == (was_tied, not was_tied)
+    assert ("a.weight" in before) == was_tied
+    assert ("a.weight" in after) != was_tied
 
 
 def test_an_untied_model_may_be_used_with_tied_weights(tmp_path: Path) -> None:
     train(build(tmp_path, length="2 steps"))
     used = sf.load(tmp_path).load_model(lambda: Tied(tied=False))
+
     assert torch.equal(used.get_parameter("a.weight"), used.get_parameter("b.weight"))
 
 
@@ -243,15 +248,17 @@ def test_a_frozen_teacher_is_written_once_keeps_its_mode_and_has_no_optimizer(
     run = train(build(tmp_path, **two()))
     assert set(run.state.optimizers) == {"student"}
     assert not any(part.training for part in run.state.models["teacher"].modules())
-    assert own(tmp_path, 0, "model-teacher") == {"a.weight", "head.weight", "head.bias"}
-    assert own(tmp_path, LAST, "model-teacher") == set()
+    assert names_in_file(tmp_path, 0, "model-teacher") == {"a.weight", "head.weight", "head.bias"}
+    assert names_in_file(tmp_path, LAST, "model-teacher") == set()
 
 
 def test_a_frozen_trunk_is_written_again_only_after_it_is_unfrozen(tmp_path: Path) -> None:
     train(build(tmp_path, model=frozen_trunk), unfreeze)
-    assert "a.weight" not in own(tmp_path, 2, "model")
-    assert "a.weight" in own(tmp_path, 4, "model")  # unfrozen for step 4, and then trained
-    assert "a.weight" in own(tmp_path, LAST, "model")
+    assert "a.weight" not in names_in_file(tmp_path, 2, "model")
+    assert "a.weight" in names_in_file(
+        tmp_path, 4, "model"
+    )  # unfrozen for step 4, and then trained
+    assert "a.weight" in names_in_file(tmp_path, LAST, "model")
 
 
 def compiled(part: nn.Module) -> Any:
@@ -270,6 +277,7 @@ def test_a_compiled_model_is_unwrapped_and_compiled_by_the_run(
     model: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
     run = build(tmp_path, model=model)
+
     assert list(run.state.model.state_dict()) == list(Tied().state_dict())
     assert run.parts.compiled
     assert not build(None, model=Tied).parts.compiled
@@ -282,7 +290,8 @@ def test_a_compiled_model_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
     kill(lambda: train(build(tmp_path / "killed", model=torch.compile(instance())), dies_at=5))
     train(build(tmp_path / "killed", model=torch.compile(instance())))
     assert_equal_bits(tensors(tmp_path / "alone"), tensors(tmp_path / "killed"))
-    assert own(tmp_path / "killed", LAST, "model") == {"a.weight", "head.weight", "head.bias"}
+    names = {"a.weight", "head.weight", "head.bias"}
+    assert names_in_file(tmp_path / "killed", LAST, "model") == names
 
 
 def on_meta() -> nn.Module:
