@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,62 +34,73 @@ from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-BATCH, STEPS = 8, 6
+BATCH = 8
+STEPS = 6
 
 
 # --- what there is --------------------------------------------------------------------------------
 
 
-def processes(parent: int) -> set[str]:
+def list_processes(parent: int) -> set[str]:
     """The processes below `parent`, by number and start: those that nobody has awaited count too."""
     below = set[str]()
     for task in Path(f"/proc/{parent}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
             for child in map(int, (task / "children").read_text().split()):
-                below |= {name_of(child)} | processes(child)
+                below.add(name_of(child))
+                below |= list_processes(child)
     return below
 
 
 def name_of(process: int) -> str:
     with suppress(FileNotFoundError, ProcessLookupError):
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return f"{process} since {fields[19]}"
+        _, _, fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+        start = fields.split()[19]
+        return f"{process} since {start}"
     return f"{process} is gone"
 
 
-def group_members(directory: Path) -> list[int]:
+def living(directory: Path) -> list[int]:
     """The processes that the sources below noted, as far as they still exist, also as orphans."""
     noted = [int(path.name) for path in directory.glob("*")]
     return [process for process in noted if Path(f"/proc/{process}").exists()]
 
 
-def descriptors() -> list[str]:
+def list_descriptors() -> list[str]:
     """What this process has open. Numbers of pipes and sockets say nothing."""
-    links = list[str]()
+    targets = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
-            links.append(re.sub(r":\[\d+\]", "", os.readlink(f"/proc/self/fd/{name}")))
-    return sorted(link for link in links if not link.startswith("/proc/"))
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if not target.startswith("/proc/"):
+                targets.append(re.sub(r":\[\d+\]", "", target))
+    return sorted(targets)
 
 
-def task_count() -> int:
+def count_threads() -> int:
     """The threads that the system counts, also those that Python did not start."""
     return len(os.listdir("/proc/self/task"))
+
+
+def count_objects(kind: type) -> int:
+    return sum(type(thing) is kind for thing in gc.get_objects())
 
 
 def everything(temporary: Path) -> dict[str, Any]:
     """What a run could leave behind."""
     while gc.collect():  # a finalizer may keep its object for one more collection
         pass
-    objects = gc.get_objects()
     return {
-        "processes": processes(os.getpid()),
+        "processes": list_processes(os.getpid()),
         "threads": {thread.name for thread in threading.enumerate()},
-        "descriptors": descriptors(),
+        "descriptors": list_descriptors(),
         "files": {path.name for path in temporary.iterdir()},
-        "runs": sum(type(each) is sf.Run for each in objects),
-        "models": sum(type(each) is Net for each in objects),
-        "handlers": {number: signal.getsignal(number) for number in (2, 10, 15)},
+        "runs": count_objects(sf.Run),
+        "models": count_objects(Net),
+        "handlers": {
+            number: signal.getsignal(number)
+            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM)
+        },
     }
 
 
@@ -107,8 +119,8 @@ class Listed:
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
         if number == self.fails_at:
             raise ValueError("broken")
-        each = row(number)
-        return each["x"], each["y"]
+        values = row(number)
+        return values["x"], values["y"]
 
 
 class Noted:
@@ -118,10 +130,10 @@ class Noted:
         self.directory = directory
         self.child = child
         self.fails_at = fails_at
-        self.trains = os.getpid()
+        self.process_of_run = os.getpid()
 
     def note(self, process: int) -> None:
-        if process != self.trains:
+        if process != self.process_of_run:
             (self.directory / str(process)).touch()
 
     def __call__(self) -> Iterator[tuple[Tensor, int]]:
@@ -144,20 +156,21 @@ class Noted:
             yield Listed()[number % 40]
 
 
-def data_of(kind: str, directory: Path, *, fails: bool) -> tuple[Any, dict[str, Any]]:
+def build_data(kind: str, directory: Path, *, fails: bool) -> Any:
     fails_at = 2 * BATCH + 3 if fails else None
-    if kind == "tensors":
-        return (torch.ones(48, FEATURES), torch.zeros(48, dtype=torch.long)), {}
-    if kind == "samples":
-        return Listed(fails_at), {}
-    if kind == "workers":
-        return Listed(fails_at), {"workers": 2}
-    child = {"pool": "pool", "fork": "fork", "program": "program"}.get(kind)
-    start = kind if kind in ("thread", "spawn") else "auto"
-    source = sf.data.Stream(
-        Noted(directory, child, fails_at), **({} if start == "auto" else {"start": start})
-    )
-    return source, {"workers": 1 if kind == "stream and workers" else 0}
+    match kind:
+        case "tensors":
+            return torch.ones(48, FEATURES), torch.zeros(48, dtype=torch.long)
+        case "samples" | "workers":
+            return Listed(fails_at)
+        case "pool" | "fork" | "program":
+            return sf.data.Stream(Noted(directory, kind, fails_at))
+        case "thread" | "spawn":
+            return sf.data.Stream(Noted(directory, None, fails_at), start=kind)
+    return sf.data.Stream(Noted(directory, None, fails_at))
+
+
+WORKERS = {"workers": 2, "stream and workers": 1}
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -167,79 +180,90 @@ def loss(model: nn.Module, batch: Any) -> Tensor:
 # --- the ends -------------------------------------------------------------------------------------
 
 
-def finished(run: sf.Run) -> None:
+def finish(run: sf.Run) -> None:
     run.train()
 
 
-def left_by_break(run: sf.Run) -> None:
+def leave_by_break(run: sf.Run) -> None:
     with run:
         for step in run:
             if step.index == 2:
                 break
 
 
-def stopped(run: sf.Run) -> None:
+def stop(run: sf.Run) -> None:
     with run:
         for step in run:
             if step.index == 2:
                 run.stop()
 
 
-def failed_in_the_body(run: sf.Run) -> None:
+def fail_in_the_body(run: sf.Run) -> None:
     with run:
         for step in run:
             if step.index == 2:
                 raise ZeroDivisionError
 
 
-def signalled(run: sf.Run) -> None:
+def send_signal(run: sf.Run) -> None:
     with run:
         for step in run:
             if step.index == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
-def never_opened(run: sf.Run) -> None:
+def leave_closed(run: sf.Run) -> None:
     """`del run` is its end."""
 
 
-def without_with(run: sf.Run) -> None:
+def iterate_without_with(run: sf.Run) -> None:
     next(iter(run))
 
 
-ENDS: dict[str, tuple[Callable[[sf.Run], None], dict[str, Any], type[BaseException] | None]] = {
-    "finished": (finished, {}, None),
-    "break": (left_by_break, {}, None),
-    "stop": (stopped, {}, None),
-    "early stopping": (finished, {"early": True}, None),
-    "body": (failed_in_the_body, {}, ZeroDivisionError),
-    "loss": (finished, {"loss_fails": True}, ZeroDivisionError),
-    "data": (finished, {"fails": True}, sf.DataError),
-    "SIGTERM": (signalled, {}, SystemExit),
-    "del": (never_opened, {}, None),
-    "no with": (without_with, {}, sf.ConfigError),
+@dataclass(frozen=True)
+class End:
+    """What is done with a run, and with which error it ends, if any."""
+
+    act: Callable[[sf.Run], None]
+    error: type[BaseException] | None = None
+    data_fails: bool = False
+    loss_fails: bool = False
+    stops_early: bool = False
+
+
+ENDS = {
+    "finished": End(finish),
+    "break": End(leave_by_break),
+    "stop": End(stop),
+    "early stopping": End(finish, stops_early=True),
+    "body": End(fail_in_the_body, ZeroDivisionError),
+    "loss": End(finish, ZeroDivisionError, loss_fails=True),
+    "data": End(finish, sf.DataError, data_fails=True),
+    "SIGTERM": End(send_signal, SystemExit),
+    "del": End(leave_closed),
+    "no with": End(iterate_without_with, sf.ConfigError),
 }
 
 
-def ended(kind: str, end: str, run_dir: Path | None, noted: Path) -> None:
+def train_to(end: End, kind: str, run_dir: Path | None, noted: Path) -> None:
     """Build a run, bring it to its end, and forget it."""
-    act, how, expected = ENDS[end]
-    data, changes = data_of(kind, noted, fails=how.get("fails", False))
     passes = itertools.count()
 
-    def failing(model: nn.Module, batch: Any) -> Tensor:
-        if model.training and next(passes) == 4:
+    def loss_of_run(model: nn.Module, batch: Any) -> Tensor:
+        if end.loss_fails and model.training and next(passes) == 4:
             raise ZeroDivisionError
         return loss(model, batch)
 
-    if how.get("early"):
+    changes: dict[str, Any] = {}
+    if end.stops_early:
         changes["splits"] = {"val": sf.Split([Listed()[number] for number in range(8)])}
         changes["evaluate_every"] = "1 steps"
         changes["early_stopping"] = sf.EarlyStopping("max val/loss", patience=1)
     run = sf.Run(
         model=Net,
-        loss=failing if how.get("loss_fails") else loss,
-        train_data=data,
+        loss=loss_of_run,
+        train_data=build_data(kind, noted, fails=end.data_fails),
+        workers=WORKERS.get(kind, 0),
         batch_size=BATCH,
         length=f"{STEPS} steps",
         optimizer=sf.optim.sgd(lr=0.1),
@@ -251,13 +275,11 @@ def ended(kind: str, end: str, run_dir: Path | None, noted: Path) -> None:
         device="cpu",
         **changes,
     )
-    try:
-        act(run)
-    except BaseException as problem:
-        if expected is None or not isinstance(problem, expected):
-            raise
+    if end.error is None:
+        end.act(run)
     else:
-        assert expected is None
+        with pytest.raises(end.error):
+            end.act(run)
 
 
 @pytest.fixture(autouse=True)
@@ -277,27 +299,29 @@ def short() -> Iterator[Path]:
 
 
 KINDS = ["tensors", "samples", "workers", "stream", "stream and workers", "pool", "fork", "program"]
-FAST = {
-    *itertools.product(["stream"], ENDS),
-    *itertools.product(["tensors"], ["finished", "body", "SIGTERM", "del"]),
-    *itertools.product(["workers"], ["finished", "data", "body"]),
-    *itertools.product(["pool", "fork"], ["break", "SIGTERM"]),
-    ("thread", "break"),
-    ("program", "data"),
+FAST_ENDS: dict[str, list[str]] = {
+    "stream": list(ENDS),
+    "tensors": ["finished", "body", "SIGTERM", "del"],
+    "workers": ["finished", "data", "body"],
+    "pool": ["break", "SIGTERM"],
+    "fork": ["break", "SIGTERM"],
+    "thread": ["break"],
+    "program": ["data"],
 }
-CASES = [
-    pytest.param(kind, end, marks=[] if (kind, end) in FAST else pytest.mark.slow)
-    for kind in [*KINDS, "thread"]
-    for end in ENDS
-    if (kind, end) != ("tensors", "data")
-]
-CASES += [  # each imports torch twice
-    pytest.param("spawn", end, marks=pytest.mark.slow)
-    for end in ("finished", "break", "SIGTERM", "data")
-]
 
 
-@pytest.mark.parametrize(("kind", "end"), CASES)
+def list_cases() -> Iterator[Any]:
+    for kind in [*KINDS, "thread"]:
+        for end in ENDS:
+            if (kind, end) == ("tensors", "data"):
+                continue  # tensors do not fail
+            is_fast = end in FAST_ENDS.get(kind, ())
+            yield pytest.param(kind, end, marks=[] if is_fast else pytest.mark.slow)
+    for end in ("finished", "break", "SIGTERM", "data"):  # each imports torch twice
+        yield pytest.param("spawn", end, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "end"), [*list_cases()])
 def test_what_a_run_starts_ends_with_it(
     kind: str, end: str, tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,14 +332,19 @@ def test_what_a_run_starts_ends_with_it(
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     # a busy machine may take long to import torch, and a warning fails a test
     monkeypatch.setattr("surefoot.data.streams.tape._START_S", 600.0)
-    with_directory = kind != "fork"
-    ended(kind, end, tmp_path / "first" if with_directory else None, noted)
+
+    def train(name: str) -> None:
+        run_dir = None if kind == "fork" else tmp_path / name
+        train_to(ENDS[end], kind, run_dir, noted)
+
+    train("first")
     before = everything(temporary)
-    tasks_before = task_count()
-    ended(kind, end, tmp_path / "second" if with_directory else None, noted)
+    threads_before = count_threads()
+    train("second")
+
     after = everything(temporary)
-    for what, there in before.items():
-        assert (what, after[what]) == (what, there)
+    for name, value in before.items():
+        assert (name, after[name]) == (name, value)
     # `join` returns a moment before the system has ended the thread
-    assert wait_until(lambda: task_count() <= tasks_before, limit_s=60.0)
-    assert wait_until(lambda: not group_members(noted), limit_s=60.0)
+    assert wait_until(lambda: count_threads() <= threads_before, limit_s=60.0)
+    assert wait_until(lambda: not living(noted), limit_s=60.0)
