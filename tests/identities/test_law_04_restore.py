@@ -19,13 +19,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surefoot as sf
+from equal_checkpoints import newest_intact
 from module_protocols import KINDS, WIDTH, Cloning, equal_bits, network
+from recorded import records_of_kind
 from refused import refused
-from surefoot.checkpoint.format import Checkpoint
+from surefoot.checkpoint import Store
 from surefoot.errors import CheckpointError
 
-FEW = ("two keys for one weight", "clones", "extra state: nested", "a wrapper")
-SLOW = [pytest.param(kind, marks=[] if kind in FEW else pytest.mark.slow) for kind in KINDS]
+FAST_KINDS = ("two keys for one weight", "clones", "extra state: nested", "a wrapper")
+MARKED_KINDS = [
+    pytest.param(kind, marks=[] if kind in FAST_KINDS else pytest.mark.slow) for kind in KINDS
+]
 INPUTS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(3))
 TARGETS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(4))
 
@@ -56,109 +60,122 @@ def what_is_saved(run: sf.Run) -> dict[str, Any]:
     machine.
     """
     packed = run.parts.packed()
-    tensors = {
-        f"{file}: {name}": tensor
-        for file in packed.files
-        for name, tensor in packed.tensors(file).items()
-    }
-    plain = {
-        key: value
-        for key, value in packed.state.items()
-        if key not in ("clock", "machine", "identity", "fingerprints")
-    }
-    return tensors | {"plain": json.dumps(plain, sort_keys=True)}
+    saved: dict[str, Any] = {}
+    for file in packed.files:
+        for name, tensor in packed.tensors(file).items():
+            saved[f"{file}: {name}"] = tensor
+    plain = dict(packed.state)
+    for key in ("clock", "machine", "identity", "fingerprints"):
+        plain.pop(key, None)
+    saved["plain"] = json.dumps(plain, sort_keys=True)
+    return saved
 
 
-def unlike(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def list_differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names in which two are not equal to the bit."""
-    return [
-        name
-        for name in {**one, **other}
-        if name not in one
-        or name not in other
-        or not (one[name] == other[name] if name == "plain" else equal_bits(one[name], other[name]))
-    ]
+    names = []
+    for name in {**one, **other}:
+        if name not in one or name not in other:
+            names.append(name)
+        elif name == "plain":
+            if one[name] != other[name]:
+                names.append(name)
+        elif not equal_bits(one[name], other[name]):
+            names.append(name)
+    return names
 
 
-def newest(run: Path) -> Checkpoint:
-    contents = sf.checkpoint.Store(run / "checkpoints").newest_intact()
-    assert contents is not None
-    return contents[0]
+def assert_same_tensors(run: sf.Run, expected: sf.Run) -> None:
+    """The plain values have what depends on how often a run was logged and saved."""
+    assert list_differences(what_is_saved(run), what_is_saved(expected)) in ([], ["plain"])
+
+
+def load_newest_checkpoint(run: sf.Run, run_dir: Path) -> None:
+    checkpoint, _ = newest_intact(Store(run_dir / "checkpoints"))
+    assert checkpoint is not None
+    run.load_checkpoint(checkpoint)
+
+
+def outputs_of(model: nn.Module) -> Tensor:
+    outputs: Tensor = model.eval()(INPUTS)
+    return outputs
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_would_be_saved_right_after_a_restore_is_what_was_read(
     kind: str, tmp_path: Path
 ) -> None:
-    first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps")
-    first.train()
-    saved = what_is_saved(first)
-    again = build(None, lambda: network(kind), seed=5)
-    assert unlike(what_is_saved(again), saved)
-    again.load_checkpoint(newest(tmp_path / "run"))
-    assert unlike(what_is_saved(again), saved) == []
+    trained = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps")
+    trained.train()
+    saved = what_is_saved(trained)
+    restored = build(None, lambda: network(kind), seed=5)
+    assert list_differences(what_is_saved(restored), saved)
+
+    load_newest_checkpoint(restored, tmp_path / "run")
+
+    assert list_differences(what_is_saved(restored), saved) == []
 
 
-@pytest.mark.parametrize("kind", SLOW)
+@pytest.mark.parametrize("kind", MARKED_KINDS)
 def test_a_run_stopped_and_resumed_is_the_one_that_was_left_alone(
     kind: str, tmp_path: Path
 ) -> None:
     whole = build(None, lambda: network(kind))
     whole.train()
+
     build(tmp_path / "run", lambda: network(kind), stop_after="4 steps").train()
     resumed = build(tmp_path / "run", lambda: network(kind))
     resumed.train()
-    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in (
-        [],
-        ["plain"],
-    )  # of which logged and saved depends
-    probe = torch.ones(2, WIDTH)
-    outputs = [run.state.models["model"].eval()(probe) for run in (whole, resumed)]
-    assert equal_bits(*outputs)
+
+    assert_same_tensors(resumed, whole)
+    assert equal_bits(outputs_of(resumed.state.model), outputs_of(whole.state.model))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SLOW if kind.values != ("the old weight norm",)])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in MARKED_KINDS if kind.values != ("the old weight norm",)]
+)
 def test_averages_of_such_a_model_come_back_and_are_what_is_scored(
     kind: str, tmp_path: Path
 ) -> None:
-    settings = {"ema": 0.5}
-    first = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps", **settings)
-    first.train()
-    saved = what_is_saved(first)
-    again = build(None, lambda: network(kind), seed=5, **settings)
-    again.load_checkpoint(newest(tmp_path / "run"))
-    assert unlike(what_is_saved(again), saved) == []
-    saved_by = [first.state.models["model"], first.state.ema_models["model"].model]
-    extras = [
-        {name: repr(each) for name, each in model.state_dict().items() if "_extra" in name}
-        for model in saved_by
-    ]
-    assert extras[0] == extras[1]
-    twins = [run.state.ema_models["model"].model.eval()(INPUTS) for run in (first, again)]
-    assert equal_bits(*twins)
+    trained = build(tmp_path / "run", lambda: network(kind), stop_after="4 steps", ema=0.5)
+    trained.train()
+    restored = build(None, lambda: network(kind), seed=5, ema=0.5)
+    load_newest_checkpoint(restored, tmp_path / "run")
     loaded = network(kind)
     sf.load(tmp_path / "run").load_model(loaded)
-    assert equal_bits(loaded(INPUTS), twins[0])
+
+    assert list_differences(what_is_saved(restored), what_is_saved(trained)) == []
+    average = trained.state.ema_models["model"].model
+    assert extra_state_of(average) == extra_state_of(trained.state.model)
+    outputs = outputs_of(average)
+    assert equal_bits(outputs_of(restored.state.ema_models["model"].model), outputs)
+    assert equal_bits(loaded(INPUTS), outputs)
 
 
-@pytest.mark.parametrize("kind", SLOW)
+def extra_state_of(model: nn.Module) -> dict[str, str]:
+    return {name: repr(state) for name, state in model.state_dict().items() if "_extra" in name}
+
+
+@pytest.mark.parametrize("kind", MARKED_KINDS)
 def test_weights_are_loaded_for_use_and_as_a_start(kind: str, tmp_path: Path) -> None:
     trained = build(tmp_path / "run", lambda: network(kind))
     trained.train()
-    outputs = trained.state.models["model"].eval()(INPUTS)
+    outputs = outputs_of(trained.state.model)
+
     loaded = network(kind)
     sf.load(tmp_path / "run").load_model(loaded)
     assert equal_bits(loaded(INPUTS), outputs)
+
     if kind in ("extra state: nested", "a wrapper"):
         return  # of a start only the tensors are taken
     started = build(
         None, lambda: network(kind), init_from=tmp_path / "run", seed=5, length="1 steps"
     )
     with started:
-        assert equal_bits(started.state.models["model"].eval()(INPUTS), outputs)
+        assert equal_bits(outputs_of(started.state.model), outputs)
 
 
-@pytest.mark.parametrize("kind", SLOW)
+@pytest.mark.parametrize("kind", MARKED_KINDS)
 def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_again(
     kind: str, tmp_path: Path
 ) -> None:
@@ -177,25 +194,21 @@ def test_the_best_checkpoint_is_scored_with_its_weights_and_the_run_has_its_own_
         save_every="1 steps",
         keep_last=10,
     )
-    last: dict[str, Any] = {}
+    last_weights: dict[str, Tensor] = {}
     with run:
         for _ in run:
-            last = {
-                name: each.detach().clone()
-                for name, each in run.state.models["model"].named_parameters()
-            }
-    records = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    by_step = {record["step"]: record["val/loss"] for record in records if "val/loss" in record}
-    best = min(by_step, key=lambda step: by_step[step])
-    end = next(record for record in records if record["kind"] == "final_eval")
-    assert best != 6
-    assert (end["weights_step"], end["test/loss"]) == (best, by_step[best])
-    now = run.state.models["model"].named_parameters()
-    assert all(
-        equal_bits(tensor, last[name]) for name, tensor in now if type(tensor) is nn.Parameter
-    )
+            for name, parameter in run.state.model.named_parameters():
+                last_weights[name] = parameter.detach().clone()
+
+    evaluations = records_of_kind(tmp_path / "run", "eval")
+    best = min(evaluations, key=lambda record: float(record["val/loss"]))
+    assert best["step"] != 6
+    (end,) = records_of_kind(tmp_path / "run", "final_eval")
+    assert end["weights_step"] == best["step"]
+    assert end["test/loss"] == best["val/loss"]
+    for name, parameter in run.state.model.named_parameters():
+        if type(parameter) is nn.Parameter:
+            assert equal_bits(parameter, last_weights[name])
 
 
 # --- what cannot promise it -----------------------------------------------------------------------
@@ -212,9 +225,8 @@ class Halved(Cloning):
     """Saves its weights in half precision."""
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
-        return {
-            name: tensor.half() for name, tensor in super().state_dict(*arguments, **named).items()
-        }
+        state = super().state_dict(*arguments, **named)
+        return {name: tensor.half() for name, tensor in state.items()}
 
 
 class Clamped(Cloning):
@@ -271,12 +283,11 @@ def test_a_weight_that_would_not_come_back_is_refused_before_the_first_step(
 
 
 def test_trying_that_changes_no_bit_of_the_run(tmp_path: Path) -> None:
-    unsaved = build(None, lambda: network("two keys for one weight"))
-    saved = tmp_path / "run"
-    run = build(saved, lambda: network("two keys for one weight"))
-    run.train()
-    unsaved.train()
-    assert unlike(what_is_saved(run), what_is_saved(unsaved)) in ([], ["plain"])
+    tried = build(tmp_path / "run", lambda: network("two keys for one weight"))
+    untried = build(None, lambda: network("two keys for one weight"))
+    tried.train()
+    untried.train()
+    assert_same_tensors(tried, untried)
 
 
 class Counting(nn.Linear):
@@ -299,15 +310,15 @@ class Counting(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("layer", "named"), [(Replacing, "weight"), (Drifting, "loads"), (Counting, "_extra_state")]
+    ("layer", "name"), [(Replacing, "weight"), (Drifting, "loads"), (Counting, "_extra_state")]
 )
 def test_a_model_that_is_not_what_was_read_is_refused_at_the_resume(
-    layer: Any, named: str, tmp_path: Path
+    layer: Any, name: str, tmp_path: Path
 ) -> None:
     build(tmp_path / "run", layer, stop_after="3 steps").train()
-    with pytest.raises(CheckpointError) as problem:
+    with pytest.raises(CheckpointError) as caught:
         build(tmp_path / "run", layer).train()
-    assert named in str(problem.value)
+    assert name in str(caught.value)
 
 
 def test_a_start_from_weights_that_a_model_does_not_take_is_refused(tmp_path: Path) -> None:
@@ -345,23 +356,24 @@ class Lookahead(torch.optim.SGD):
         super().__init__(groups, lr=lr)
         self.steps = 0
         self.losses = [float("inf")]
-        self.slow = [
-            each.detach().clone() for group in self.param_groups for each in group["params"]
-        ]
+        self.fast: list[Tensor] = []
+        for group in self.param_groups:
+            self.fast += group["params"]
+        self.slow = [parameter.detach().clone() for parameter in self.fast]
 
     def step(self, closure: Any = None) -> Any:
         super().step(closure)
         self.steps += 1
-        parameters = [each for group in self.param_groups for each in group["params"]]
         self.state["all"] = {"steps": self.steps, 3: torch.full((2,), float(self.steps))}
-        self.state[parameters[0]]["history"] = [
+        first_parameter = self.fast[0]
+        self.state[first_parameter]["history"] = [
             torch.full((1,), float(self.steps)),
             None,
             (self.steps, "text"),
         ]
         if self.steps % 3 == 0:
             with torch.no_grad():
-                for slow, fast in zip(self.slow, parameters, strict=True):
+                for slow, fast in zip(self.slow, self.fast, strict=True):
                     slow.add_(fast - slow, alpha=0.5)
                     fast.copy_(slow)
 
@@ -374,8 +386,8 @@ class Lookahead(torch.optim.SGD):
     def load_state_dict(self, state: Any) -> None:
         state = dict(state)
         self.steps = state.pop("steps")
-        for index, each in state.pop("slow").items():
-            self.slow[index].copy_(each)
+        for index, slow in state.pop("slow").items():
+            self.slow[index].copy_(slow)
         super().load_state_dict(state)
 
 
@@ -394,27 +406,35 @@ def test_an_optimizer_with_state_of_its_own_goes_on_as_if_left_alone(tmp_path: P
     }
     whole = build(None, **settings)
     whole.train()
+
     for stop in ("2 steps", "4 steps", None):
         resumed = build(tmp_path / "run", **settings, stop_after=stop)
         resumed.train()
-    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in ([], ["plain"])
+
+    assert_same_tensors(resumed, whole)
 
 
 def with_hooks(groups: Any) -> torch.optim.Optimizer:
     """State that hooks save and load."""
     optimizer = torch.optim.SGD(groups, lr=0.05)
-    steps = [0]
+    steps = 0
 
     def count(*_: Any) -> None:
-        steps[0] += 1
-        if steps[0] == 5:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
             optimizer.param_groups[0]["params"][0].data.mul_(2)
 
+    def save(_: Any, state: Any) -> Any:
+        return state | {"steps": steps}
+
+    def load(_: Any, state: Any) -> None:
+        nonlocal steps
+        steps = state["steps"]
+
     optimizer.register_step_post_hook(count)
-    optimizer.register_state_dict_post_hook(lambda _, state: state | {"steps": steps[0]})
-    optimizer.register_load_state_dict_pre_hook(
-        lambda _, state: steps.__setitem__(0, state["steps"])
-    )
+    optimizer.register_state_dict_post_hook(save)
+    optimizer.register_load_state_dict_pre_hook(load)
     return optimizer
 
 
@@ -424,10 +444,12 @@ def test_an_optimizer_with_hooks_that_save_and_load_goes_on_as_if_left_alone(
     settings = {"optimizer": with_hooks, "model": lambda: nn.Linear(WIDTH, WIDTH)}
     whole = build(None, **settings)
     whole.train()
+
     for stop in ("2 steps", None):
         resumed = build(tmp_path / "run", **settings, stop_after=stop)
         resumed.train()
-    assert unlike(what_is_saved(resumed), what_is_saved(whole)) in ([], ["plain"])
+
+    assert_same_tensors(resumed, whole)
 
 
 def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> None:
@@ -447,20 +469,17 @@ def test_an_optimizer_that_forgets_is_refused_at_the_resume(tmp_path: Path) -> N
     "kind", ["extra state: nested", pytest.param("two keys for one weight", marks=pytest.mark.slow)]
 )
 def test_such_a_run_is_verified_and_exported(kind: str, tmp_path: Path) -> None:
-    run = build(
-        tmp_path / "run",
-        lambda: network(kind),
-        save_every="2 steps",
-        keep_last=5,
-        log_every="1 steps",
-    )
+    settings: dict[str, Any] = {"save_every": "2 steps", "keep_last": 5}
+    run = build(tmp_path / "run", lambda: network(kind), log_every="1 steps", **settings)
     run.train()
-    verdict = sf.load(
-        build(tmp_path / "run", lambda: network(kind), save_every="2 steps", keep_last=5)
-    ).verify()
-    assert verdict.sound, str(verdict)
+
+    verdict = sf.load(build(tmp_path / "run", lambda: network(kind), **settings)).verify()
     sf.load(tmp_path / "run").export(tmp_path / "weights")
-    weights = load_file(tmp_path / "weights" / "model.safetensors")
-    state = run.state.models["model"].state_dict()
-    assert weights.keys() == {name for name, each in state.items() if isinstance(each, Tensor)}
-    assert all(equal_bits(weights[name], state[name]) for name in weights)
+
+    assert verdict.sound, str(verdict)
+    exported = load_file(tmp_path / "weights" / "model.safetensors")
+    state = run.state.model.state_dict()
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    assert exported.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert equal_bits(exported[name], tensor)
