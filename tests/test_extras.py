@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ def closure(texts: Iterable[str]) -> set[str]:
             continue
         names.add(name)
         try:
-            brought = [Requirement(text) for text in requires(name) or []]
+            needs = [Requirement(text) for text in requires(name) or []]
         except PackageNotFoundError:
             continue
-        waiting += [
-            each for each in brought if each.marker is None or each.marker.evaluate({"extra": ""})
-        ]
+        for need in needs:
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                waiting.append(need)
     return names
 
 
@@ -70,20 +71,18 @@ class OfTheCore(PathFinder):
 
     @classmethod
     def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return (
-            None
-            if fullname.partition(".")[0] in cls.absent
-            else PathFinder.find_spec(fullname, path, target)
-        )
+        if fullname.partition(".")[0] in cls.absent:
+            return None
+        return PathFinder.find_spec(fullname, path, target)
 
 
 @cache
 def modules_outside_the_core() -> frozenset[str]:
-    return frozenset(
-        module
-        for module, names in packages_distributions().items()
-        if CORE.isdisjoint(map(canonicalize_name, names)) and module not in ("surefoot", "torch")
-    )
+    modules = set[str]()
+    for module, packages in packages_distributions().items():
+        if CORE.isdisjoint(map(canonicalize_name, packages)):
+            modules.add(module)
+    return frozenset(modules - {"surefoot", "torch"})
 
 
 def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
@@ -92,27 +91,29 @@ def with_the_core_alone(call: Callable[[], object], directory: Path) -> Any:
     """
     outside = modules_outside_the_core()
 
-    def alone() -> None:
+    def forget_modules() -> None:
+        forgotten = outside | {"surefoot", "small_runs"}
+        for name in list(sys.modules):
+            if name.split(".")[0] in forgotten or name.startswith("torch.utils.tensorboard"):
+                del sys.modules[name]
+
+    def call_alone() -> None:
         OfTheCore.absent = outside
         sys.meta_path[:] = [BuiltinImporter, FrozenImporter, OfTheCore]
-        for name in list(sys.modules):
-            if name.split(".")[0] in outside | {"surefoot", "small_runs"} or name.startswith(
-                "torch.utils.tensorboard"
-            ):
-                del sys.modules[name]
+        forget_modules()
         os.chdir(directory)
         output = sys.stdout
-        returned = call()
-        print(json.dumps(returned), file=output)
+        value = call()
+        print(json.dumps(value), file=output)
 
-    with Forked(alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with Forked(call_alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         text = process.stdout.read()
     assert process.returncode == 0, text
     return json.loads(text.splitlines()[-1])
 
 
-def typed(*words: str) -> tuple[int, str]:
+def run_command(*words: str) -> tuple[int, str]:
     """The exit status of a command, and what it prints."""
     from surefoot.cli.main import main
 
@@ -132,15 +133,13 @@ BYTES = [
     "--data.tokenizer=bytes",
     "--model.layers=1",
     "--model.width=16",
-]
-BYTES += [
     "--model.heads=2",
     "--model.context=16",
     "--cloze-questions=0",
     "--sample-tokens=8",
     "--batch-size=8",
+    "--length=6 steps",
 ]
-BYTES += ["--length=6 steps"]
 
 
 def what_the_core_does() -> dict[str, Any]:
@@ -165,35 +164,54 @@ def what_the_core_does() -> dict[str, Any]:
         ["verify", "one"],
         ["predict", "one", "the cat", "--max-new-tokens=4"],
     ]
-    answers = [(words[0], *typed(*words)) for words in commands]
+    outputs = [(words[0], *run_command(*words)) for words in commands]
     shutil.copytree("one", "other")
-    answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
+    outputs.append(("compare", *run_command("compare", "one", "other", "--out=both")))
     Path("both", "comparison.png").touch()  # drawn when its rasterizer was there
-    answers.append(("compare", *typed("compare", "one", "other", "--out=both")))
+    outputs.append(("compare", *run_command("compare", "one", "other", "--out=both")))
     return {
         "own": text.getvalue(),
-        "answers": answers,
+        "outputs": outputs,
         "files": {run: sorted(os.listdir(run)) for run in ("own", "one", "both")},
         "outside": sorted({name.split(".")[0] for name in sys.modules} & OfTheCore.absent),
     }
 
 
-def test_runs_and_the_verbs_on_them_need_the_core_alone_and_warn_of_nothing(tmp_path: Path) -> None:
-    done = with_the_core_alone(what_the_core_does, tmp_path)
-    assert done["outside"] == []
-    assert "writes     checkpoints, metrics.jsonl, report.html\n" in done["own"]
-    assert "resuming at step 9" in done["own"]
-    for verb, status, text in done["answers"]:
+@pytest.fixture(scope="module")
+def core_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return dict(with_the_core_alone(what_the_core_does, tmp_path_factory.mktemp("core")))
+
+
+def test_runs_and_the_verbs_on_them_need_the_core_alone(core_alone: dict[str, Any]) -> None:
+    assert core_alone["outside"] == []
+    for verb, status, text in core_alone["outputs"]:
         assert status == 0, (verb, text)
-    for text in (done["own"], *(text for _, _, text in done["answers"])):
+    assert "resuming at step 9" in core_alone["own"]
+
+
+def test_the_core_alone_warns_of_nothing(core_alone: dict[str, Any]) -> None:
+    texts = [core_alone["own"]]
+    texts += [text for _, _, text in core_alone["outputs"]]
+    for text in texts:
         assert "surefoot[" not in text
         assert "warning" not in text.lower()
-    for files in (done["files"]["own"], done["files"]["one"]):
+
+
+def test_the_core_alone_writes_checkpoints_records_and_a_page(core_alone: dict[str, Any]) -> None:
+    assert "writes     checkpoints, metrics.jsonl, report.html\n" in core_alone["own"]
+    for run in ("own", "one"):
+        files = core_alone["files"][run]
         assert {"metrics.jsonl", "report.html", "checkpoints"} <= {*files}
         assert "tensorboard" not in files
-    suffixes = {Path(name).suffix for name in done["files"]["both"] if "comparison." in name}
-    assert suffixes == {".svg", ".md", ".tsv", ".json"}
-    assert "comparison.svg, .md, .tsv, .json" in done["answers"][-1][2]
+
+
+def test_the_core_alone_draws_a_comparison_as_svg_and_keeps_no_older_png(
+    core_alone: dict[str, Any],
+) -> None:
+    files = [name for name in core_alone["files"]["both"] if "comparison." in name]
+    assert {Path(name).suffix for name in files} == {".svg", ".md", ".tsv", ".json"}
+    *_, (_, _, text) = core_alone["outputs"]
+    assert "comparison.svg, .md, .tsv, .json" in text
 
 
 NEEDS = [
@@ -233,11 +251,13 @@ def what_is_refused() -> list[tuple[int, str, list[str]]]:
     Path("log").mkdir()
     Path("log/config.toml").write_text('[program]\nkind = "script"\n')
     Path("log/metrics.jsonl").write_text('{"kind": "train", "step": 3, "loss": 2.5}\n')
-    answers = []
+    outputs = []
     for _, words in NEEDS:
         before = {*Path().rglob("*")}
-        answers.append((*typed(*words), sorted(map(str, {*Path().rglob("*")} - before))))
-    return answers
+        status, text = run_command(*words)
+        written = {*Path().rglob("*")} - before
+        outputs.append((status, text, sorted(map(str, written))))
+    return outputs
 
 
 @pytest.fixture(scope="module")
@@ -279,115 +299,120 @@ def test_records_as_a_dataframe_need_the_extra_notebook(refusals: dict[str, Any]
 
 
 def test_a_plan_on_paper_of_a_recipe_needs_the_core_alone(tmp_path: Path) -> None:
-    plans = with_the_core_alone(
-        lambda: [
-            typed("plan", *words, "--world-size=8", "--parallel=ddp") for words, _ in ON_PAPER
-        ],
-        tmp_path,
-    )
+    def plan_all() -> list[tuple[int, str]]:
+        options = ("--world-size=8", "--parallel=ddp")
+        return [run_command("plan", *words, *options) for words, _ in ON_PAPER]
+
+    plans = with_the_core_alone(plan_all, tmp_path)
+
     for (words, tokens), (status, text) in zip(ON_PAPER, plans, strict=True):
         assert status == 0, (words, text)
-        (of_data,) = re.findall(r"(?m)^data\n  (.*)", text)
-        assert numbers_in(of_data) == [tokens]
+        (line_of_data,) = re.findall(r"(?m)^data\n  (.*)", text)
+        assert numbers_in(line_of_data) == [tokens]
 
 
 def test_each_extra_whose_packages_we_import_has_a_command_that_needs_it() -> None:
     assert {extra for extra, _ in NEEDS} | WITHOUT_CODE | {"notebook"} == {*EXTRAS}
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    for module in (module for extra in WITHOUT_CODE for module in EXTRAS[extra]):
-        assert re.search(rf"^\s*(import|from) {module}\b", source, re.MULTILINE) is None
+    for extra in WITHOUT_CODE:
+        for module in EXTRAS[extra]:
+            assert re.search(rf"(?m)^\s*(import|from) {module}\b", source) is None
 
 
 def test_no_module_imports_an_optional_package_while_it_is_imported() -> None:
-    optional = "|".join(module for modules in EXTRAS.values() for module in modules)
+    optional = "|".join(chain.from_iterable(EXTRAS.values()))
+    import_line = re.compile(rf"(?m)^(import|from) ({optional})\b")
     for path in (ROOT / "src").rglob("*.py"):
-        assert (
-            re.search(rf"^(import|from) ({optional})\b", path.read_text(), re.MULTILINE) is None
-        ), path
+        assert import_line.search(path.read_text()) is None, path
 
 
-def test_pyproject_the_table_of_the_docs_and_the_messages_name_the_same_extras() -> None:
+def packages_of(extra: str) -> set[str]:
+    """The packages that pyproject.toml gives an extra."""
+    return {canonicalize_name(Requirement(text).name) for text in OPTIONAL[extra]}
+
+
+def test_pyproject_and_the_messages_name_the_same_extras() -> None:
     assert [*OPTIONAL] == [*EXTRAS, "all", "peers", "dev"]
-    for extra, modules in EXTRAS.items():
-        packages = {canonicalize_name(Requirement(text).name) for text in OPTIONAL[extra]}
-        assert packages == {OWN_NAMES.get(module, module) for module in modules}, extra
     assert OPTIONAL["all"] == [f"surefoot[{','.join(EXTRAS)}]"]
+    for extra, modules in EXTRAS.items():
+        assert packages_of(extra) == {OWN_NAMES.get(module, module) for module in modules}, extra
+
+
+def test_pyproject_and_the_table_of_the_docs_name_the_same_extras() -> None:
     page = (ROOT / "docs" / "start" / "install.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Extras")[2], re.MULTILINE) == [
-        *OPTIONAL
-    ]
-    table = dict(
-        re.findall(
-            r"^\| `(\w+)` \|.*\| ([\w, -]*) \|$", page.partition("## Extras")[2], re.MULTILINE
-        )
-    )
+    table = page.partition("## Extras")[2]
+    packages = dict(re.findall(r"(?m)^\| `(\w+)` \|.*\| ([\w, -]*) \|$", table))
+
+    assert re.findall(r"(?m)^\| `(\w+)` \|", table) == [*OPTIONAL]
     for extra in EXTRAS:
-        packages = {canonicalize_name(Requirement(text).name) for text in OPTIONAL[extra]}
-        assert {*table[extra].split(", ")} == packages, extra
+        assert {*packages[extra].split(", ")} == packages_of(extra), extra
+
+
+def files_that_name_extras() -> list[Path]:
+    """Pages, programs and scripts; decisions tell of names that are gone."""
+    files = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile"]
+    files += (ROOT / "docs").rglob("*.md")
+    for folder in ("src", "examples", "benchmarks"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".sh", ".yaml", ".md", ".pyi"):
+                files.append(path)
+    return [path for path in files if path.parent.name != "decisions"]
+
+
+def extras_in(path: Path) -> set[str]:
+    """What a file lets somebody install: one extra, or several with commas."""
+    return {*re.findall(r"(?:surefoot|clone|\.|EXTRAS=\"?)\[([a-z,]+)\]", path.read_text())}
 
 
 def test_whatever_says_pip_install_names_an_extra_that_exists() -> None:
-    pages = [
-        ROOT / "README.md",
-        ROOT / "Makefile",
-        ROOT / "Dockerfile",
-        *(ROOT / "docs").rglob("*.md"),
-    ]
-    for folder in ("src", "examples", "benchmarks"):
-        pages += (
-            path
-            for path in (ROOT / folder).rglob("*")
-            if path.suffix in (".py", ".sh", ".yaml", ".md", ".pyi")
-        )
-    named = dict[Path, set[str]]()
-    for path in (path for path in pages if path.parent.name != "decisions"):
-        text = path.read_text()
-        named[path] = {*re.findall(r"(?:surefoot|clone|\.|EXTRAS=\"?)\[([a-z,]+)\]", text)}
-        for names in named[path]:
+    for path in files_that_name_extras():
+        for names in extras_in(path):
             assert {*names.split(",")} <= {*OPTIONAL}, (path, names)
-        if path.is_relative_to(ROOT / "src"):
-            commands = text.count("pip install")
-            assert commands == len(
-                re.findall(
-                    r'pip install (?:--force-reinstall |"surefoot\[(?:\{extras\}|[a-z,]+)\]")', text
-                )
-            ), path
-    assert named[ROOT / "Dockerfile"] == {"text"}
-    assert "slurm" in named[ROOT / "examples" / "launch" / "submitit.sh"]
+
+
+def test_the_dockerfile_and_the_script_for_slurm_name_their_extras() -> None:
+    assert extras_in(ROOT / "Dockerfile") == {"text"}
+    assert "slurm" in extras_in(ROOT / "examples" / "launch" / "submitit.sh")
+
+
+def test_every_pip_install_of_the_source_names_extras_or_installs_again() -> None:
+    command = re.compile(r'pip install (?:--force-reinstall |"surefoot\[(?:\{extras\}|[a-z,]+)\]")')
+    for path in (ROOT / "src").rglob("*"):
+        if path.suffix in (".py", ".pyi"):
+            text = path.read_text()
+            assert text.count("pip install") == len(command.findall(text)), path
 
 
 def test_a_module_that_is_refused_belongs_to_an_extra() -> None:
     """Otherwise the last line of the error would be `pip install "surefoot[]"`."""
-    modules = {module for each in EXTRAS.values() for module in each}
+    modules = set(chain.from_iterable(EXTRAS.values()))
+    functions = ("refuse_missing", "needed_for")
     for path in (ROOT / "src").rglob("*.py"):
         text = path.read_text()
-        for node in (
-            ast.walk(ast.parse(text)) if "refuse_missing(" in text or "needed_for(" in text else ()
-        ):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
-                "refuse_missing",
-                "needed_for",
-            ):
-                literal = {
-                    argument.value
-                    for argument in node.args[1:]
-                    if isinstance(argument, ast.Constant)
-                }
-                assert literal <= modules, (path, node.lineno)
+        if not any(f"{name}(" in text for name in functions):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in functions:
+                literals = [part for part in node.args[1:] if isinstance(part, ast.Constant)]
+                refused_modules = {literal.value for literal in literals}
+                assert refused_modules <= modules, (path, node.lineno)
 
 
-def test_the_core_and_what_make_train_installs_are_few_packages() -> None:
+def test_the_core_is_few_packages() -> None:
     """Each beside surefoot itself and pip."""
     assert len(CORE) + 2 <= 26, sorted(CORE)
-    recipe = re.search(
-        r"^\.venv/train:.*\n\t\$\(call install,([\w,]+)\)",
-        (ROOT / "Makefile").read_text(),
-        re.MULTILINE,
-    )
+
+
+def test_what_make_train_installs_is_few_packages() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(r"(?m)^\.venv/train:.*\n\t\$\(call install,([\w,]+)\)", makefile)
     assert recipe is not None
-    chosen = closure(text for extra in recipe[1].split(",") for text in OPTIONAL[extra])
-    assert "tokenizers" in chosen
-    assert len(CORE | chosen) + 2 <= 45, sorted(CORE | chosen)
+    requirements = chain.from_iterable(OPTIONAL[extra] for extra in recipe[1].split(","))
+
+    packages = closure(requirements)
+
+    assert "tokenizers" in packages
+    assert len(CORE | packages) + 2 <= 45, sorted(CORE | packages)
 
 
 def test_a_directory_called_like_a_package_is_no_package(
