@@ -44,39 +44,47 @@ def sections() -> dict[str, str]:
 
 def test_the_changelog_has_the_form_of_keep_a_changelog() -> None:
     unreleased, *released = sections()
+    kinds = re.findall(r"(?m)^### (.*)$", CHANGELOG)
+
     assert unreleased == "Unreleased"
-    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", heading) for heading in released)
-    kinds = re.findall(r"^### (.*)$", CHANGELOG, flags=re.MULTILINE)
+    for heading in released:
+        assert re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", heading)
     assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_a_line_of_the_changelog_has_at_most_100_characters() -> None:
     assert [line for line in CHANGELOG.splitlines() if len(line) > 100] == []
 
 
+def written_pages() -> set[Path]:
+    """All pages but those that are made from docstrings."""
+    pages = {*ROOT.glob("*.md")}
+    for folder in ("docs", "examples", "benchmarks"):
+        pages |= {*(ROOT / folder).rglob("*.md")}
+    reference = ROOT / "docs" / "reference"
+    return pages - {*reference.glob("api*"), *(reference / "api").iterdir()}
+
+
+def may_be_longer(line: str) -> bool:
+    """Whether a line is code, a row of a table, or a link on its own."""
+    is_link = re.fullmatch(r"!?\[.*\]\(\S+\)", line) is not None
+    return line.startswith(("    ", "|")) or is_link
+
+
 def test_a_line_of_prose_in_a_page_has_at_most_100_characters() -> None:
-    pages = {
-        *ROOT.glob("*.md"),
-        *(
-            page
-            for room in ("docs", "examples", "benchmarks")
-            for page in (ROOT / room).rglob("*.md")
-        ),
-    }
-    for page in pages - {
-        *(ROOT / "docs" / "reference").glob("api*"),
-        *(ROOT / "docs" / "reference" / "api").iterdir(),
-    }:
-        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        lines = [
-            line
-            for line in prose.splitlines()
-            if len(line) > 100 and not line.startswith(("    ", "|"))
-        ]
-        assert [line for line in lines if not re.fullmatch(r"!?\[.*\]\(\S+\)", line)] == [], page
+    for page in written_pages():
+        prose = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+        long_lines = [line for line in prose.splitlines() if len(line) > 100]
+        assert [line for line in long_lines if not may_be_longer(line)] == [], page
 
 
 def test_changelog_and_citation_have_the_version_of_the_source() -> None:
     _, newest, *_ = sections()
     assert newest.split(" - ")[0] == sf.__version__
     assert f"\nversion: {sf.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_nothing_is_unreleased_in_a_release() -> None:
     assert not IS_RELEASE or not sections()["Unreleased"].strip()
 
 
@@ -124,8 +132,8 @@ class Clone(NamedTuple):
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
-    made = Clone(tmp_path / "clone", tmp_path / "log")
-    (made.path / "src" / "surefoot").mkdir(parents=True)
+    clone = Clone(tmp_path / "clone", tmp_path / "log")
+    (clone.path / "src" / "surefoot").mkdir(parents=True)
     for file in (
         "Makefile",
         ".gitignore",
@@ -133,15 +141,16 @@ def clone(tmp_path: Path) -> Clone:
         "constraints.txt",
         "src/surefoot/__init__.py",
     ):
-        shutil.copyfile(ROOT / file, made.path / file)
-    made.git("init", "--quiet")
-    made.git("add", ".")
-    made.git("commit", "--quiet", "--message", "all")
-    (made.path / ".venv" / "bin").mkdir(parents=True)
-    (made.path / ".venv" / "ready").touch()
-    (made.path / ".venv" / "bin" / "python").write_text(PROGRAM)
-    (made.path / ".venv" / "bin" / "python").chmod(0o755)
-    return made
+        shutil.copyfile(ROOT / file, clone.path / file)
+    clone.git("init", "--quiet")
+    clone.git("add", ".")
+    clone.git("commit", "--quiet", "--message", "all")
+    python = clone.path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PROGRAM)
+    python.chmod(0o755)
+    (clone.path / ".venv" / "ready").touch()
+    return clone
 
 
 CALLS = ["-m build", "-m pytest --exitfirst tests/test_package.py"]
@@ -149,26 +158,39 @@ TAG = f"v{sf.__version__}"
 
 
 def test_a_release_builds_tests_and_makes_one_annotated_tag(clone: Clone) -> None:
-    (clone.path / "dist").mkdir()
-    (clone.path / "dist" / "surefoot-0.0.1.tar.gz").touch()
-    assert clone.release().returncode == 0
+    older = clone.path / "dist" / "surefoot-0.0.1.tar.gz"
+    older.parent.mkdir()
+    older.touch()
+
+    process = clone.release()
+
+    assert process.returncode == 0
     assert clone.called() == CALLS
-    assert not (clone.path / "dist" / "surefoot-0.0.1.tar.gz").exists()
+    assert not older.exists()
     assert clone.git("cat-file", "-t", TAG) == "tag\n"
     assert clone.git("rev-parse", f"{TAG}^{{commit}}") == clone.git("rev-parse", "HEAD")
-    again = clone.release()
-    assert again.returncode != 0
-    assert f"the tag {TAG} exists" in again.stderr
-    assert clone.called() == CALLS
+
+
+def test_a_version_that_has_a_tag_is_not_released_again(clone: Clone) -> None:
+    clone.git("tag", TAG)
+
+    process = clone.release()
+
+    assert process.returncode != 0
+    assert f"the tag {TAG} exists" in process.stderr
+    assert clone.called() == []
 
 
 @pytest.mark.parametrize("file", ["src/surefoot/__init__.py", "new.py"])
 def test_changes_that_are_not_committed_are_not_released(file: str, clone: Clone) -> None:
     (clone.path / file).write_text('__version__ = "0.1.0"\n')
+
     process = clone.release()
+
     assert process.returncode != 0
     assert "changes that are not committed" in process.stderr
-    assert (clone.called(), clone.git("tag")) == ([], "")
+    assert clone.called() == []
+    assert clone.git("tag") == ""
 
 
 @pytest.mark.parametrize("fails", ["build", "pytest"])
@@ -199,23 +221,16 @@ def wheel_in(dist: Path) -> Path:
 def test_the_wheel_holds_the_package_and_its_license_and_nothing_else(dist: Path) -> None:
     with ZipFile(wheel_in(dist)) as archive:
         files = set(archive.namelist())
-    source = ROOT / "src"
-    package = {
-        path.relative_to(source).as_posix()
-        for path in (source / "surefoot").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert {
-        "surefoot/py.typed",
-        "surefoot/__init__.pyi",
-        "surefoot/tools/report/page.html",
-    } < package
-    about = f"surefoot-{sf.__version__}.dist-info"
-    notes = {
-        f"{about}/{name}"
-        for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
-    }
-    assert files == package | notes
+    package = set()
+    for path in (ROOT / "src" / "surefoot").rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            package.add(path.relative_to(ROOT / "src").as_posix())
+    about = ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+    metadata = {f"surefoot-{sf.__version__}.dist-info/{name}" for name in about}
+
+    assert {"surefoot/py.typed", "surefoot/__init__.pyi"} < package
+    assert "surefoot/tools/report/page.html" in package
+    assert files == package | metadata
 
 
 @pytest.mark.slow
@@ -233,12 +248,11 @@ def test_the_source_archive_holds_the_repository(dist: Path) -> None:
 def test_the_metadata_say_what_an_index_shows(dist: Path) -> None:
     installed = PathDistribution(PathInZip(wheel_in(dist), f"surefoot-{sf.__version__}.dist-info/"))
     about = installed.metadata
-    assert (about["Name"], about["Version"], about["License-Expression"]) == (
-        "surefoot",
-        sf.__version__,
-        "MIT",
-    )
-    assert (about["Author"], about["License-File"]) == ("the surefoot developers", "LICENSE")
+    assert about["Name"] == "surefoot"
+    assert about["Version"] == sf.__version__
+    assert about["License-Expression"] == "MIT"
+    assert about["License-File"] == "LICENSE"
+    assert about["Author"] == "the surefoot developers"
     assert "Typing :: Typed" in (about.get_all("Classifier") or [])
     assert {"text", "images", "dev"} <= set(about.get_all("Provides-Extra") or [])
     assert [entry.value for entry in installed.entry_points] == ["surefoot.cli.main:main"]
@@ -248,15 +262,15 @@ def test_the_metadata_say_what_an_index_shows(dist: Path) -> None:
 @pytest.mark.slow
 def test_tools_that_check_packages_find_nothing(dist: Path) -> None:
     scripts = Path(sys.executable).parent
+    files = [str(file) for file in dist.iterdir()]
+    assert len(files) == 2
+
     for command in (
-        ["twine", "check", "--strict", *map(str, dist.iterdir())],
-        ["check-wheel-contents", str(dist)],
+        [scripts / "twine", "check", "--strict", *files],
+        [scripts / "check-wheel-contents", str(dist)],
     ):
-        process = subprocess.run(
-            [scripts / command[0], *command[1:]], text=True, capture_output=True, check=False
-        )
+        process = subprocess.run(command, text=True, capture_output=True, check=False)
         assert process.returncode == 0, process.stdout + process.stderr
-    assert len(list(dist.iterdir())) == 2
 
 
 # --- the installed wheel --------------------------------------------------------------------------
@@ -313,7 +327,8 @@ def installed(dist: Path) -> Iterator[Installed]:
             process = subprocess.run(
                 command, text=True, capture_output=True, check=False, env=without_paths()
             )
-            if process.returncode and not IS_RELEASE and (reason := unreachable(process.stderr)):
+            reason = line_of_network_error(process.stderr)
+            if process.returncode and reason is not None and not IS_RELEASE:
                 pytest.skip(f"no package index is reachable: {reason}")
             assert process.returncode == 0, process.stderr
         Path(path, "folder").mkdir()
@@ -328,98 +343,98 @@ NETWORK = re.compile(
 )
 
 
-def unreachable(output: str) -> str | None:
+def line_of_network_error(output: str) -> str | None:
     """The line by which pip says that it did not reach an index, or None if it failed for another
     reason.
     """
-    return next((line.strip() for line in output.splitlines() if NETWORK.search(line)), None)
+    for line in output.splitlines():
+        if NETWORK.search(line):
+            return line.strip()
+    return None
 
 
 def without_paths() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def test_only_an_index_that_is_not_reached_is_a_reason_to_skip(tmp_path: Path) -> None:
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--isolated",
-        "--disable-pip-version-check",
-        "download",
-        "--retries=1",
-        "--no-deps",
-    ]
-    closed = real_slurm.free_ports(1)[0]
-    for options, name, is_skipped in (
-        ([f"--index-url=http://127.0.0.1:{closed}/simple"], "no-such-package", True),
-        (["--no-index", f"--find-links={tmp_path}"], "no-such-package", False),
-        (["--no-index"], "surefoot[", False),
-    ):
-        process = subprocess.run(
-            [*pip, *options, name], cwd=tmp_path, text=True, capture_output=True, check=False
-        )
-        assert process.returncode != 0
-        assert (unreachable(process.stderr) is not None) == is_skipped, process.stderr
+def error_of_pip(folder: Path, *arguments: str) -> str:
+    """What pip says when it cannot download a package."""
+    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check"]
+    process = subprocess.run(
+        [*pip, "download", "--retries=1", "--no-deps", *arguments],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    assert process.returncode != 0
+    return process.stderr
+
+
+def test_an_index_that_is_not_reached_is_a_reason_to_skip(tmp_path: Path) -> None:
+    (closed,) = real_slurm.free_ports(1)
+    index = f"--index-url=http://127.0.0.1:{closed}/simple"
+    assert line_of_network_error(error_of_pip(tmp_path, index, "no-such-package")) is not None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--no-index", "--find-links=.", "no-such-package"), ("--no-index", "surefoot[")],
+    ids=["absent from the index", "no name of a package"],
+)
+def test_another_error_of_pip_is_no_reason_to_skip(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert line_of_network_error(error_of_pip(tmp_path, *arguments)) is None
 
 
 @pytest.mark.slow
 def test_the_installed_package_says_its_version_in_three_ways(installed: Installed) -> None:
-    assert f"surefoot {sf.__version__}" in installed.run("surefoot", "--version")
-    assert installed.run("surefoot", "--version") == installed.run(
-        "python", "-m", "surefoot", "--version"
-    )
-    shown = installed.run("pip", "show", "surefoot")
-    for line in (f"Version: {sf.__version__}", "Author: the surefoot developers"):
-        assert line in shown.splitlines()
+    of_script = installed.run("surefoot", "--version")
+    of_module = installed.run("python", "-m", "surefoot", "--version")
+    of_pip = installed.run("pip", "show", "surefoot").splitlines()
+
+    assert f"surefoot {sf.__version__}" in of_script
+    assert of_module == of_script
+    assert f"Version: {sf.__version__}" in of_pip
+    assert "Author: the surefoot developers" in of_pip
 
 
 SMALL = [
-    "--length",
-    "6 steps",
-    "--batch-size",
-    "8",
-    "--micro-batch-size",
-    "4",
-    "--sample-tokens",
-    "8",
+    "--length=6 steps",
+    "--stop-after=4 steps",
+    "--batch-size=8",
+    "--micro-batch-size=4",
+    "--sample-tokens=8",
+    "--cloze-questions=8",
+    "--model.layers=1",
+    "--model.width=16",
+    "--model.heads=2",
+    "--model.context=16",
 ]
-SMALL += [
-    "--model.layers",
-    "1",
-    "--model.width",
-    "16",
-    "--model.heads",
-    "2",
-    "--model.context",
-    "16",
-]
-SMALL += ["--cloze-questions", "8", "--stop-after", "4 steps"]
 VERBS = ("train", "resume", "predict", "diagnose", "replay", "verify", "report")
+PLACEHOLDERS = {"RUN": "runs/first", "RUN...": "runs/first", "N": "2"}
 
 
 def commands_of_readme() -> dict[str, list[str]]:
     """The first command of README with each of the verbs, on one small run."""
     commands = dict[str, list[str]]()
     for text in re.findall(r"`(?:\.venv/bin/)?surefoot\s([^`]*)`", README):
-        verb, *words = shlex.split(text.replace("RUN...", "RUN"))
-        commands.setdefault(
-            verb, [verb, *({"RUN": "runs/first", "N": "2"}.get(word, word) for word in words)]
-        )
-    trains = shlex.split(
-        next(
-            line
-            for line in (ROOT / "Makefile").read_text().splitlines()
-            if "surefoot train" in line
-        )
-    )
-    return commands | {"train": [*trains[1:], *SMALL]}  # README names it as `make train`
+        words = [PLACEHOLDERS.get(word, word) for word in shlex.split(text)]
+        commands.setdefault(words[0], words)
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    train = next(line for line in lines if "surefoot train" in line)
+    _, *words = shlex.split(train)
+    commands["train"] = [*words, *SMALL]  # README names it as `make train`
+    return commands
 
 
 @pytest.mark.slow
 def test_the_commands_of_readme_work_from_an_empty_folder(installed: Installed) -> None:
     commands = commands_of_readme()
+
     output = {verb: installed.run("surefoot", *commands[verb]) for verb in VERBS}
+
     run = installed.folder / "runs" / "first"
     assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert (run / "checkpoints" / "step-00000006").is_dir()
