@@ -27,6 +27,7 @@ import surefoot as sf
 from forged import checkpoint as checkpoint_dir
 from medium import NEEDS_ROOM, Faulty, failing, killed_for_real
 from refused import refused
+from same_bits import assert_same_bits
 from stated import numbers_in
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
@@ -119,11 +120,6 @@ def read_tensors(run: Path, step: int) -> dict[str, Tensor]:
             if not f"{file}/{name}".startswith("state/meter"):
                 tensors[f"{file}/{name}"] = tensor
     return tensors
-
-
-def assert_same_bits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    assert tensors.keys() == expected.keys()
-    assert [name for name in tensors if not torch.equal(tensors[name], expected[name])] == []
 
 
 def assert_frozen_values(model: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
