@@ -27,7 +27,7 @@ import surefoot as sf
 from forged import checkpoint as checkpoint_dir
 from medium import NEEDS_ROOM, Faulty, failing, killed_for_real
 from refused import refused
-from same_bits import assert_same_bits
+from same_bits import assert_same_bits, tensors_of
 from stated import numbers_in
 from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.filesystem import Disk
@@ -112,14 +112,9 @@ def bases_of(run: Path, *steps: int) -> list[set[int]]:
 
 
 def read_tensors(run: Path, step: int) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, also those that its bases have, without the meter's times."""
-    checkpoint = Store(run / "checkpoints").at(step)
-    tensors = {}
-    for file in checkpoint.files:
-        for name, tensor in checkpoint.tensors(file).items():
-            if not f"{file}/{name}".startswith("state/meter"):
-                tensors[f"{file}/{name}"] = tensor
-    return tensors
+    """All tensors of a checkpoint without the meter's, which are times."""
+    tensors = tensors_of(Store(run / "checkpoints").at(step))
+    return {name: tensor for name, tensor in tensors.items() if "state/meter" not in name}
 
 
 def assert_frozen_values(model: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -23,19 +23,23 @@ import small_runs
 import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
+from same_bits import assert_same_bits, changed_names, weights
 from stated import numbers_in
 from surefoot.config.tree import layered
 from surefoot.recipes import images
 
-ROWS, WIDTH, CLASSES, STEPS = 24, 4, 3, 6
+ROWS = 24
+WIDTH = 4
+CLASSES = 3
+STEPS = 6
 GLOBAL_CALLS = [0]
 
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(
-        CLASSES, (ROWS,), generator=generator
-    )
+    inputs = torch.randn(ROWS, WIDTH, generator=generator)
+    labels = torch.randint(CLASSES, (ROWS,), generator=generator)
+    return inputs, labels
 
 
 def loss(model: Any, batch: Any) -> Tensor:
@@ -59,20 +63,20 @@ def build(run_dir: Path | str | None, **changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def weights(run: sf.Run) -> dict[str, Tensor]:
-    return {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
-
-
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 def make_steps(run: sf.Run, *losses: Any) -> None:
+    """Train in steps of one's own, with these losses or the run's."""
     with run:
         for step in run.steps():
-            for own in losses or (None,):
-                sf.forward_backward(step, own)
+            for step_loss in losses or (None,):
+                sf.forward_backward(step, step_loss)
             sf.update(step)
+
+
+def train(run: sf.Run, *, own_steps: bool) -> None:
+    if own_steps:
+        make_steps(run)
+    else:
+        run.train()
 
 
 class Net(nn.Module):
@@ -100,35 +104,33 @@ class WithBuffer(Net):
 
 
 class Block(nn.Linear):
-    """Counts its calls, each in its own way, and lets the count matter."""
+    """Counts its calls in `state`, of whatever type it is, and lets the count matter."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, state: Any) -> None:
         super().__init__(WIDTH, WIDTH)
-        self.state: Any = {"counter": 0, "list": [], "dict": {"n": 0}, "tensor": torch.zeros(1)}[
-            kind
-        ]
+        self.state = state
+
+    def count_call(self) -> int:
+        match self.state:
+            case int():
+                self.state += 1
+                return self.state
+            case list():
+                self.state.append(1.0)
+                return len(self.state)
+            case dict():
+                self.state["n"] += 1
+                return int(self.state["n"])
+        self.state = self.state + 1
+        return int(self.state)
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.state, int):
-            self.state += 1
-        elif isinstance(self.state, list):
-            self.state.append(1.0)
-        elif isinstance(self.state, dict):
-            self.state["n"] += 1
-        else:
-            self.state = self.state + 1
-        number = {
-            int: lambda: self.state,
-            list: lambda: len(self.state),
-            dict: lambda: self.state["n"],
-        }
-        count = float(number.get(type(self.state), lambda: self.state)())
-        return super().forward(x) / (1 + count)  # type: ignore[no-any-return]
+        return super().forward(x) / (1 + self.count_call())  # type: ignore[no-any-return]
 
 
-def with_attribute(kind: str) -> Net:
+def with_attribute(state: Any) -> Net:
     model = Net()
-    model.blocks[0] = Block(kind)
+    model.blocks[0] = Block(state)
     return model
 
 
@@ -219,31 +221,51 @@ class LateRounds(Rounds):
         del self.rounds
 
 
-CASES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
-    "a buffer that is not persistent": ("model.mean", lambda: {"model": WithBuffer}),
-    **{
-        f"an attribute, {kind}": (
-            f"model.blocks.0.state{name}",
-            partial(lambda kind: {"model": partial(with_attribute, kind)}, kind),
-        )
-        for kind, name in {"counter": "", "list": "", "dict": "['n']", "tensor": ""}.items()
-    },
-    "a hook that counts": (
-        "model.blocks.0._forward_hooks.calls",
-        lambda: {"model": with_counting_hook},
+@dataclass(frozen=True)
+class Case:
+    """The name of a state that no checkpoint holds, and settings of a run that has it, made
+    anew.
+    """
+
+    state: str
+    changes: Callable[[], dict[str, Any]]
+
+
+CASES = {
+    "a buffer that is not persistent": Case("model.mean", lambda: {"model": WithBuffer}),
+    "an attribute, counter": Case(
+        "model.blocks.0.state", lambda: {"model": lambda: with_attribute(0)}
     ),
-    "a generator of the model's own": ("model.noise", lambda: {"model": WithGenerator}),
-    "a loss, callable": ("loss.seen", lambda: {"loss": Loss()}),
-    "a loss, bound method": ("loss.seen", lambda: {"loss": Loss().method}),
-    "a loss, closure": ("loss.seen", lambda: {"loss": closure()}),
-    "a loss, partial": (
-        "loss.args[0]['n']",
-        lambda: {"loss": partial(of_argument, {"n": 0})},
+    "an attribute, list": Case(
+        "model.blocks.0.state", lambda: {"model": lambda: with_attribute([])}
     ),
-    "a loss, with a global": ("GLOBAL_CALLS[0]", lambda: {"loss": of_global}),
-    "an optimizer of one's own": ("optimizer.rounds", lambda: {"optimizer": Rounds}),
-    "a value that the first update makes": ("optimizer.rounds", lambda: {"optimizer": LateRounds}),
+    "an attribute, dict": Case(
+        "model.blocks.0.state['n']", lambda: {"model": lambda: with_attribute({"n": 0})}
+    ),
+    "an attribute, tensor": Case(
+        "model.blocks.0.state", lambda: {"model": lambda: with_attribute(torch.zeros(1))}
+    ),
+    "a hook that counts": Case(
+        "model.blocks.0._forward_hooks.calls", lambda: {"model": with_counting_hook}
+    ),
+    "a generator of the model's own": Case("model.noise", lambda: {"model": WithGenerator}),
+    "a loss, callable": Case("loss.seen", lambda: {"loss": Loss()}),
+    "a loss, bound method": Case("loss.seen", lambda: {"loss": Loss().method}),
+    "a loss, closure": Case("loss.seen", lambda: {"loss": closure()}),
+    "a loss, partial": Case("loss.args[0]['n']", lambda: {"loss": partial(of_argument, {"n": 0})}),
+    "a loss, with a global": Case("GLOBAL_CALLS[0]", lambda: {"loss": of_global}),
+    "an optimizer of one's own": Case("optimizer.rounds", lambda: {"optimizer": Rounds}),
+    "a value that the first update makes": Case(
+        "optimizer.rounds", lambda: {"optimizer": LateRounds}
+    ),
 }
+fast_cases = pytest.mark.fast(
+    "a buffer that is not persistent",
+    "an attribute, counter",
+    "a generator of the model's own",
+    "a loss, callable",
+    "an optimizer of one's own",
+)
 
 
 @contextmanager
@@ -259,54 +281,49 @@ def _no_calls_yet() -> None:
     GLOBAL_CALLS[0] = 0
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_name(
-    case: str, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
-    name, changes = CASES[case]
-    with refused_for(name) as caught:
-        build(tmp_path / "run", **changes()).train()
-    ways_out = str(caught.value.remedies)
-    assert "run.register_state" in ways_out
-    assert "check_state" in ways_out
-    assert ("register_buffer" in ways_out) == name.startswith("model.")
+    case = CASES[name]
+
+    with refused_for(case.state) as caught:
+        build(tmp_path / "run", **case.changes()).train()
+
+    remedies = str(caught.value.remedies)
+    assert "run.register_state" in remedies
+    assert "check_state" in remedies
+    assert ("register_buffer" in remedies) == case.state.startswith("model.")
 
 
-@pytest.mark.fast(
-    "a buffer that is not persistent",
-    "an attribute, counter",
-    "a generator of the model's own",
-    "a loss, callable",
-    "an optimizer of one's own",
-)
-@pytest.mark.parametrize("case", CASES)
-def test_without_the_check_it_would_resume_as_another_run(case: str, tmp_path: Path) -> None:
+@fast_cases
+@pytest.mark.parametrize("name", CASES)
+def test_without_the_check_it_would_resume_as_another_run(name: str, tmp_path: Path) -> None:
     """A process that begins anew has built all objects anew: so here the same."""
-    _, changes = CASES[case]
-    whole = build(tmp_path / "whole", check_state=False, **changes())
-    whole.train()
-    GLOBAL_CALLS[0] = 0
-    build(tmp_path / "cut", check_state=False, stop_after="3 steps", **changes()).train()
-    GLOBAL_CALLS[0] = 0
-    resumed = build(tmp_path / "cut", check_state=False, **changes())
-    resumed.train()
+
+    def trained_anew(run_dir: Path, **changes: Any) -> sf.Run:
+        GLOBAL_CALLS[0] = 0
+        run = build(run_dir, check_state=False, **CASES[name].changes(), **changes)
+        run.train()
+        return run
+
+    whole = trained_anew(tmp_path / "whole")
+    trained_anew(tmp_path / "cut", stop_after="3 steps")
+    resumed = trained_anew(tmp_path / "cut")
+
     assert resumed.state.step == whole.state.step == STEPS
-    assert not equal(weights(resumed), weights(whole))
+    assert changed_names(weights(resumed), weights(whole)) != []
 
 
-@pytest.mark.fast(
-    "a buffer that is not persistent",
-    "an attribute, counter",
-    "a generator of the model's own",
-    "a loss, callable",
-    "an optimizer of one's own",
-)
-@pytest.mark.parametrize("case", CASES)
-def test_in_steps_of_ones_own_it_is_refused_too(case: str, tmp_path: Path) -> None:
-    name, changes = CASES[case]
-    run = build(tmp_path / "run", **changes())
-    with refused_for(name):
+@fast_cases
+@pytest.mark.parametrize("name", CASES)
+def test_in_steps_of_ones_own_it_is_refused_too(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    run = build(tmp_path / "run", **case.changes())
+
+    with refused_for(case.state):
         make_steps(run)
+
     assert run.state.step <= 2
 
 
@@ -323,23 +340,24 @@ def test_the_batches_of_step_0_are_not_kept_after_step_1(tmp_path: Path) -> None
 
 
 def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path) -> None:
-    first, second = Loss(), Loss()
+    registered = Loss()
+    other = Loss()
     run = build(tmp_path / "run", loss=None)
-    run.register_state("first", first)
+    run.register_state("first", registered)
+
     with refused_for("loss.seen"):
-        make_steps(run, first, second)
-    assert (first.seen, second.seen) == (1, 1)
+        make_steps(run, registered, other)
+
+    assert registered.seen == 1
+    assert other.seen == 1
 
 
-@pytest.mark.parametrize("emptied", [True, False])
-def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(
-    emptied: bool, tmp_path: Path
-) -> None:
-    passed: dict[str, Tensor] = {}
-    run = build(tmp_path / "run", loss=None)
+def two_losses(passed: dict[str, Tensor], *, emptied: bool) -> tuple[Any, Any]:
+    """A loss that leaves its outputs in `passed`, and one that empties it if `emptied`."""
 
     def first(model: Any, batch: Any) -> Tensor:
-        passed[f"outputs {len(passed)}"] = outputs = model(batch[0])
+        outputs = model(batch[0])
+        passed[f"outputs {len(passed)}"] = outputs
         return torch.as_tensor(outputs.square().mean())
 
     def second(model: Any, batch: Any) -> Tensor:
@@ -347,11 +365,22 @@ def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(
             passed.clear()
         return torch.as_tensor(model(batch[0]).mean())
 
-    if emptied:
-        make_steps(run, first, second)
-        return
+    return first, second
+
+
+def test_what_one_loss_of_a_step_passes_to_the_next_is_no_state(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", loss=None)
+
+    make_steps(run, *two_losses({}, emptied=True))
+
+    assert run.state.step == STEPS
+
+
+def test_what_the_losses_of_a_step_pass_to_those_of_the_next_is_state(tmp_path: Path) -> None:
+    run = build(tmp_path / "run", loss=None)
+
     with refused_for("loss.passed", when="in every pass"):
-        make_steps(run, first, second)
+        make_steps(run, *two_losses({}, emptied=False))
 
 
 @dataclass(slots=True)
@@ -376,57 +405,69 @@ class Metric(Net):
 
 
 def test_slots_are_looked_into_and_put_back(tmp_path: Path) -> None:
-    own = Slots()
+    slots = Slots()
 
     def counting(model: Any, batch: Any) -> Tensor:
-        own.n += 1
+        slots.n += 1
         return loss(model, batch)
 
-    with refused_for("loss.own.n", when="in every pass"):
+    with refused_for("loss.slots.n", when="in every pass"):
         build(tmp_path / "run", loss=counting).train()
-    assert own.n == 0
+
+    assert slots.n == 0
 
 
 @pytest.mark.slow
-def test_a_metric_in_the_model_is_refused_and_may_be_kept(tmp_path: Path) -> None:
+def test_a_metric_in_the_model_is_refused(tmp_path: Path) -> None:
     with refused("state-not-saved", when="in every pass") as caught:
         build(tmp_path / "run", model=Metric).train()
+
     assert all(name.startswith("model.accuracy.") for name in caught.value.fields["names"])
 
-    def run_to(run_dir: Path, stop_after: str | None) -> Any:
+
+@pytest.mark.slow
+def test_a_metric_in_the_model_may_be_kept(tmp_path: Path) -> None:
+    def trained_metric(run_dir: Path, stop_after: str | None = None) -> Any:
         run = build(run_dir, model=Metric, stop_after=stop_after)
         metric = run.register_state("accuracy", run.state.models["model"].accuracy)
         run.train()
-        return metric.metric_state, metric.update_count
+        return metric
 
-    whole = run_to(tmp_path / "whole", None)
-    run_to(tmp_path / "cut", "3 steps")
-    assert repr(run_to(tmp_path / "cut", None)) == repr(whole)
-    assert whole[1] == STEPS
+    whole = trained_metric(tmp_path / "whole")
+    trained_metric(tmp_path / "cut", "3 steps")
+    resumed = trained_metric(tmp_path / "cut")
+
+    assert repr(resumed.metric_state) == repr(whole.metric_state)
+    assert resumed.update_count == whole.update_count == STEPS
 
 
 # --- the cures ------------------------------------------------------------------------------------
 
 
-def kept(run_dir: Path, *, inside: bool, stop_after: str | None = None) -> sf.Run:
-    own = Loss()
-    run = build(run_dir, loss=own, stop_after=stop_after)
+def trained_with_kept_loss(
+    run_dir: Path, *, inside: bool = False, stop_after: str | None = None
+) -> sf.Run:
+    """The loss is registered before the run is opened, or `inside` of it."""
+    counting_loss = Loss()
+    run = build(run_dir, loss=counting_loss, stop_after=stop_after)
     if inside:
         with run:
-            run.register_state("loss", own)
+            run.register_state("loss", counting_loss)
             for _ in run:
                 pass
     else:
-        run.register_state("loss", own)
+        run.register_state("loss", counting_loss)
         run.train()
     return run
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_kept_loss_is_not_refused_and_resumes_bit_equal(inside: bool, tmp_path: Path) -> None:
-    whole = kept(tmp_path / "whole", inside=inside)
-    kept(tmp_path / "cut", inside=inside, stop_after="3 steps")
-    assert equal(weights(kept(tmp_path / "cut", inside=inside)), weights(whole))
+    whole = trained_with_kept_loss(tmp_path / "whole", inside=inside)
+    trained_with_kept_loss(tmp_path / "cut", inside=inside, stop_after="3 steps")
+    resumed = trained_with_kept_loss(tmp_path / "cut", inside=inside)
+
+    assert_same_bits(weights(resumed), weights(whole))
 
 
 @pytest.mark.parametrize("again", ["a new run", "the same"])
@@ -436,20 +477,26 @@ def test_in_one_process_a_kept_loss_goes_on_with_what_it_is_by_then(
     """As in a notebook: its loss is compared with that of the beginning by the state of the
     beginning.
     """
-    whole = kept(tmp_path / "whole", inside=False)
-    own = Loss()
-    run = build(tmp_path / "cut", loss=own)
-    run.register_state("loss", own)
+    counting_loss = Loss()
+
+    def build_cell() -> sf.Run:
+        run = build(tmp_path / "cut", loss=counting_loss)
+        run.register_state("loss", counting_loss)
+        return run
+
+    whole = trained_with_kept_loss(tmp_path / "whole")
+    run = build_cell()
     with run:
         for step in run:
             if step.index == 2:
                 break
+
     if again == "a new run":
-        run = build(tmp_path / "cut", loss=own)
-        run.register_state("loss", own)
+        run = build_cell()
     run.train()
+
     assert run.state.step == STEPS
-    assert equal(weights(run), weights(whole))
+    assert_same_bits(weights(run), weights(whole))
 
 
 def test_a_persistent_buffer_is_not_refused(tmp_path: Path) -> None:
@@ -475,7 +522,7 @@ class SavesItself(Net):
 
 
 class LossModule(nn.Module):
-    """A loss with a centre that moves, saved only where the run is told of it."""
+    """A loss with a centre that moves, saved only where it is registered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -487,39 +534,50 @@ class LossModule(nn.Module):
         return F.cross_entropy(outputs - self.centre, batch[1])
 
 
-def test_an_attribute_in_a_modules_extra_state_is_held(tmp_path: Path) -> None:
+def test_an_attribute_in_a_modules_extra_state_is_not_refused(tmp_path: Path) -> None:
     run = build(tmp_path / "run", model=SavesItself)
+
     run.train()
+
     assert run.state.step == STEPS
 
 
-def test_a_loss_that_is_a_module_is_held_only_where_it_is_kept(tmp_path: Path) -> None:
+def test_a_loss_that_is_a_module_is_refused_where_it_is_not_kept(tmp_path: Path) -> None:
     with refused_for("loss.centre"):
         build(tmp_path / "run", loss=LossModule()).train()
-    own = LossModule()
-    run = build(tmp_path / "run", loss=own)
-    run.register_state("loss", own)
+
+
+def test_a_loss_that_is_a_module_may_be_kept(tmp_path: Path) -> None:
+    module = LossModule()
+    run = build(tmp_path / "run", loss=module)
+    run.register_state("loss", module)
+
     run.train()
+
     assert run.state.step == STEPS
 
 
 def test_an_object_that_refers_to_the_run_hides_nothing_of_it_when_it_is_kept(
     tmp_path: Path,
 ) -> None:
-    own = Loss()
-    run = build(tmp_path / "run", loss=own, model=lambda: with_attribute("counter"))
-    own.model = run.state.models["model"]  # type: ignore[attr-defined]
-    run.register_state("loss", own)
+    counting_loss = Loss()
+    run = build(tmp_path / "run", loss=counting_loss, model=lambda: with_attribute(0))
+    counting_loss.model = run.state.models["model"]  # type: ignore[attr-defined]
+    run.register_state("loss", counting_loss)
+
     with refused_for("model.blocks.0.state"):
         run.train()
 
 
 def test_what_a_loss_depends_on_is_refused_where_it_has_no_name(tmp_path: Path) -> None:
     numbers = itertools.count(1)
+
+    def counted_loss(model: Any, batch: Any) -> Tensor:
+        return loss(model, batch) / next(numbers)
+
     with refused("state-not-saved", when="in every pass") as caught:
-        build(
-            tmp_path / "run", loss=lambda model, batch: loss(model, batch) / next(numbers)
-        ).train()
+        build(tmp_path / "run", loss=counted_loss).train()
+
     (name,) = caught.value.fields["names"]
     first, second = numbers_in(name)
     assert second < first  # of the same samples
@@ -532,9 +590,10 @@ class Carried(Net):
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x[:, :-1])
-        total = y if self.carried is None else y + self.carried * x[:, -1:]
-        self.carried = total.detach()
-        return total
+        if self.carried is not None:
+            y = y + self.carried * x[:, -1:]
+        self.carried = y.detach()
+        return y
 
 
 class CarriedByLoss:
@@ -547,20 +606,25 @@ class CarriedByLoss:
         return F.cross_entropy(y, batch[1])
 
 
-@pytest.mark.parametrize("level", [1, 3])
+@pytest.mark.parametrize("own_steps", [False, True])
 @pytest.mark.parametrize("where", ["model", "loss"])
 def test_a_value_that_is_carried_from_step_to_step_is_refused_though_the_first_step_begins_anew(
-    where: str, level: int, tmp_path: Path
+    where: str, own_steps: bool, tmp_path: Path
 ) -> None:
-    x, y = data()
+    inputs, labels = data()
     goes_on = torch.ones(ROWS, 1)
     goes_on[:8] = 0
-    own = {"model": Carried} if where == "model" else {"loss": CarriedByLoss()}
+    carrying: dict[str, Any] = {"model": {"model": Carried}, "loss": {"loss": CarriedByLoss()}}
     run = build(
-        tmp_path / "run", train_data=(torch.cat([x, goes_on], 1), y), order="sequential", **own
+        tmp_path / "run",
+        train_data=(torch.cat([inputs, goes_on], dim=1), labels),
+        order="sequential",
+        **carrying[where],
     )
+
     with refused_for(f"{where}.carried", when="in every pass"):
-        run.train() if level == 1 else make_steps(run)
+        train(run, own_steps=own_steps)
+
     assert run.state.step <= 2
 
 
@@ -574,30 +638,40 @@ def test_a_refused_run_leaves_no_checkpoint_and_the_cured_one_begins(tmp_path: P
     build(tmp_path / "run", model=lambda: WithBuffer(persistent=True)).train()
 
 
-def test_a_run_that_goes_on_from_step_0_is_looked_at_and_one_from_a_later_step_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_goes_on_from_step_0_is_looked_at(tmp_path: Path) -> None:
     with build(tmp_path / "run", loss=Loss()):
         pass  # step 0 is committed
+
     with refused_for("loss.seen"):
         build(tmp_path / "run", loss=Loss()).train()
+
+
+def test_a_run_that_goes_on_from_a_later_step_is_not_looked_at(tmp_path: Path) -> None:
     build(tmp_path / "run", loss=Loss(), check_state=False, stop_after="2 steps").train()
-    own = Loss()
-    build(tmp_path / "run", loss=own).train()
-    assert own.seen == STEPS - 2
+    counting_loss = Loss()
+
+    build(tmp_path / "run", loss=counting_loss).train()
+
+    assert counting_loss.seen == STEPS - 2
 
 
-def test_the_flag_reaches_a_recipes_run(tmp_path: Path) -> None:
-    for on in (True, False):
-        layers = [("test", {"run_dir": str(tmp_path / "run"), "check_state": on})]
-        run = images.build(layered(images.Config, [("preset", images.PRESETS["tiny"]), *layers])[0])
-        assert run.parts.settings.check_state == on
+@pytest.mark.parametrize("check_state", [True, False])
+def test_the_flag_reaches_a_recipes_run(check_state: bool, tmp_path: Path) -> None:
+    changes = {"run_dir": str(tmp_path / "run"), "check_state": check_state}
+    layers = [("preset", images.PRESETS["tiny"]), ("test", changes)]
+    config, *_ = layered(images.Config, layers)
+
+    run = images.build(config)
+
+    assert run.parts.settings.check_state == check_state
 
 
 def test_a_run_that_saves_nothing_is_not_looked_at() -> None:
-    own = Loss()
-    build(None, loss=own).train()
-    assert own.seen == STEPS
+    counting_loss = Loss()
+
+    build(None, loss=counting_loss).train()
+
+    assert counting_loss.seen == STEPS
 
 
 def test_a_pass_that_fails_is_left_to_the_step(tmp_path: Path) -> None:
@@ -606,6 +680,7 @@ def test_a_pass_that_fails_is_left_to_the_step(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         build(tmp_path / "run", loss=broken).train()
+
     assert (tmp_path / "run" / "checkpoints" / "step-00000000").is_dir()
 
 
@@ -649,9 +724,8 @@ class Reassigned(WithBuffer):
 
 def of_old_norms() -> nn.Module:
     first = torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
-    return nn.Sequential(
-        first, torch.nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, CLASSES))
-    )
+    second = torch.nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, CLASSES))
+    return nn.Sequential(first, second)
 
 
 class Recurrent(nn.Module):
@@ -661,7 +735,8 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x[:, None])[0][:, -1])  # type: ignore[no-any-return]
+        outputs, _ = self.lstm(x[:, None])
+        return self.head(outputs[:, -1])  # type: ignore[no-any-return]
 
 
 class Caching(torch.optim.SGD):
@@ -673,9 +748,10 @@ class Caching(torch.optim.SGD):
         self.length: int | None = None
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        if self.scale is not None and self.length is None:
+        if self.scale is None:
+            self.scale = torch.ones(3)
+        elif self.length is None:
             self.length = len(self.scale)
-        self.scale = torch.ones(3) if self.scale is None else self.scale
         return super().step(closure)
 
 
@@ -704,7 +780,8 @@ def test_a_cache_is_no_state(changes: dict[str, Any], tmp_path: Path) -> None:
     looked.train()
     plain = build(tmp_path / "plain", check_state=False, **changes)
     plain.train()
-    assert equal(weights(looked), weights(plain))
+
+    assert_same_bits(weights(looked), weights(plain))
 
 
 # --- no trace -------------------------------------------------------------------------------------
@@ -722,19 +799,23 @@ class Everything(Net):
         self.numpy = np.random.default_rng(4)
         self.torch = torch.Generator().manual_seed(5)
         self.old = np.random.RandomState(6)
-        self.lists = [[1], (2, [3])]
-        self.sets = {1}
-        self.whole, self.view = torch.zeros(2), torch.zeros(2)
+        self.list: list[float] = [1]
+        self.tuple = (2, [3])
+        self.set = {1}
+        self.whole = torch.zeros(2)
+        self.view = torch.zeros(2)
 
     def forward(self, x: Tensor) -> Tensor:
         for tensor in (self.count, self.hidden, self.whole):
             tensor.add_(1)
         self.view.data = self.view.data + 1
         self.array += 1
-        self.lists[0].append(self.python.random())  # type: ignore[union-attr]
-        self.lists[1][1][0] += 1  # type: ignore[index]
-        self.sets.add(len(self.sets) + 1)
-        self.numpy.random(), self.old.rand(), torch.rand((), generator=self.torch)
+        self.list.append(self.python.random())
+        self.tuple[1][0] += 1  # type: ignore[index]
+        self.set.add(len(self.set) + 1)
+        self.numpy.random()
+        self.old.rand()
+        torch.rand((), generator=self.torch)
         self.new = 7
         with torch.no_grad():
             self.blocks[0].weight.mul_(1.5)
@@ -743,59 +824,65 @@ class Everything(Net):
         return super().forward(x)
 
 
-def everything(model: Everything) -> str:
-    own = {name: held for name, held in vars(model).items() if not name.startswith("_")}
-    states = [
-        model.python.getstate(),
-        model.numpy.bit_generator.state,
-        model.torch.get_state().tolist(),
-    ]
-    states += [model.old.get_state()[1].tolist()]  # type: ignore[index]
-    plain = [own[name] for name in sorted(own.keys() - {"python", "numpy", "torch", "old"})]
-    gradients = [parameter.grad for parameter in model.parameters()]
-    hooks = [len(model.blocks[1]._forward_hooks), sorted(own)]
-    return repr(
-        [states, plain, [*model.named_buffers()], [*model.named_parameters()], gradients, hooks]
-    )
+def describe(model: Everything) -> str:
+    """The state of a model, of each kind."""
+    attributes = {name: value for name, value in vars(model).items() if not name.startswith("_")}
+    names = sorted(attributes)
+    generators = {
+        "python": attributes.pop("python").getstate(),
+        "numpy": attributes.pop("numpy").bit_generator.state,
+        "torch": attributes.pop("torch").get_state().tolist(),
+        "old": attributes.pop("old").get_state()[1].tolist(),
+    }
+    buffers = dict(model.named_buffers())
+    parameters = dict(model.named_parameters())
+    gradients = [parameter.grad for parameter in parameters.values()]
+    hook_count = len(model.blocks[1]._forward_hooks)
+    return repr([names, generators, attributes, buffers, parameters, gradients, hook_count])
 
 
 def test_looking_leaves_no_trace(tmp_path: Path) -> None:
     """At the first step all is what it was when the run was built: attributes, generators, buffers,
     weights, kept objects.
     """
-    own, file = Loss(), tmp_path / "seen"  # a list would be put back too
+    counting_loss = Loss()
+    passes_file = tmp_path / "passes"  # a list would be put back too
 
-    def first(model: Any, batch: Any) -> Tensor:
-        file.write_text(
-            (file.read_text() if file.exists() else "")
-            + everything(model)
-            + str(own.seen)
-            + "\n--\n"
-        )
-        return own(model, batch)
+    def describing_loss(model: Any, batch: Any) -> Tensor:
+        with passes_file.open("a") as file:
+            file.write(f"{describe(model)}{counting_loss.seen}\n--\n")
+        return counting_loss(model, batch)
 
-    run = build(tmp_path / "run", model=Everything, loss=first, micro_batch_size=8)
-    run.register_state("loss", own)
-    before = everything(run.state.models["model"]) + "0"  # type: ignore[arg-type]
-    generators = random.getstate(), torch.get_rng_state().tolist()
+    run = build(tmp_path / "run", model=Everything, loss=describing_loss, micro_batch_size=8)
+    run.register_state("loss", counting_loss)
+    model: Any = run.state.models["model"]
+    before = f"{describe(model)}0"
+    python_state = random.getstate()
+    torch_state = torch.get_rng_state()
+
     with refused_for("model.array"):
         run.train()
-    seen = file.read_text().split("\n--\n")
-    assert len(seen) == 4  # three passes
-    assert seen[0] == before != seen[1]
-    assert everything(run.state.models["model"]) + str(own.seen) == before  # type: ignore[arg-type]
-    assert (random.getstate(), torch.get_rng_state().tolist()) == generators
+
+    *passes, _ = passes_file.read_text().split("\n--\n")
+    assert len(passes) == 3
+    assert passes[0] == before
+    assert passes[1] != before
+    assert f"{describe(model)}{counting_loss.seen}" == before
+    assert random.getstate() == python_state
+    assert torch.equal(torch.get_rng_state(), torch_state)
 
 
 def test_what_a_kept_loss_learns_in_a_pass_is_put_back_before_the_next(tmp_path: Path) -> None:
     """Or the passes would differ, and a run that is looked at would end otherwise than one that is
     not.
     """
-    own = Loss()
-    run = build(tmp_path / "run", loss=own)
-    run.register_state("loss", own)
+    counting_loss = Loss()
+    run = build(tmp_path / "run", loss=counting_loss)
+    run.register_state("loss", counting_loss)
+
     run.train()
-    assert own.seen == STEPS
+
+    assert counting_loss.seen == STEPS
 
 
 class Critic:
@@ -811,25 +898,27 @@ class Critic:
 
 
 def test_gradients_of_what_the_body_trains_are_not_left_by_the_look(tmp_path: Path) -> None:
-    trained = []
-    for look in (True, False):
+    def trained_weight(check_state: bool) -> Tensor:
         critic = Critic()
-        run = build(tmp_path / f"{look}", loss=critic, check_state=look)
+        run = build(tmp_path / str(check_state), loss=critic, check_state=check_state)
         with run:
             run.register_state("critic", critic.net)
             run.register_state("critic optimizer", critic.optimizer)
             for _ in run:
                 critic.optimizer.step()
                 critic.optimizer.zero_grad()
-        trained.append(critic.net.weight.detach().clone())
-    assert torch.equal(*trained)
+        return critic.net.weight.detach()
+
+    assert torch.equal(trained_weight(True), trained_weight(False))
 
 
 def test_a_run_that_is_looked_at_is_the_same_run(tmp_path: Path) -> None:
-    looked, plain = (small_runs.build(tmp_path / str(on), check_state=on) for on in (True, False))
+    looked = small_runs.build(tmp_path / "looked", check_state=True)
     small_runs.train(looked)
+    plain = small_runs.build(tmp_path / "plain", check_state=False)
     small_runs.train(plain)
-    assert equal(weights(looked), weights(plain))
+
+    assert_same_bits(weights(looked), weights(plain))
     assert "check_state" not in looked.parts.plan.identity
 
 
@@ -862,9 +951,9 @@ def broken_on_ranks(run_dir: str, parallel: str, where: str) -> str:
         model(batch[0])
         raise ZeroDivisionError("of the user's own")
 
-    changes = {"model": Breaking} if where == "model" else {"loss": broken}
+    changes: dict[str, Any] = {"model": {"model": Breaking}, "loss": {"loss": broken}}
     try:
-        build(run_dir, parallel=parallel, micro_batch_size=4, **changes).train()
+        build(run_dir, parallel=parallel, micro_batch_size=4, **changes[where]).train()
     except Exception as problem:
         return repr(problem)
     return ""
@@ -876,56 +965,64 @@ def broken_on_ranks(run_dir: str, parallel: str, where: str) -> str:
 def test_a_pass_that_fails_on_ranks_fails_in_the_step_with_its_own_error(
     parallel: str, where: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    answers = ranks(
-        2, broken_on_ranks, run_dir=str(tmp_path / "run"), parallel=parallel, where=where
-    )
-    assert all("of the user's own" in answer for answer in answers)
+    run_dir = str(tmp_path / "run")
+
+    errors = ranks(2, broken_on_ranks, run_dir=run_dir, parallel=parallel, where=where)
+
+    assert all("of the user's own" in error for error in errors)
 
 
-def begun_on_a_rank(
-    run_dir: str, parallel: str, rank: int | None, level: int, plain: bool
-) -> list[Any]:
-    model = Net if plain else partial(OnRank, rank)
+def refusal_on_a_rank(
+    run_dir: str, parallel: str, counting_rank: int | None, loop: str, plain: bool = False
+) -> dict[str, Any]:
+    """What ends a run whose model counts on one rank (None: on all), and at which step."""
+    model = Net if plain else partial(OnRank, counting_rank)
     run = build(run_dir, model=model, parallel=parallel, micro_batch_size=4)
+    refusal: dict[str, Any] = {"code": None, "names": []}
     try:
-        if level == 1:
-            run.train()
-        with run:
-            for step in run.steps() if level == 3 else run:
-                if level == 3:
-                    sf.forward_backward(step)
-                    sf.update(step)
+        match loop:
+            case "train":
+                run.train()
+            case "body":
+                with run:
+                    for _ in run:
+                        pass
+            case "own steps":
+                make_steps(run)
     except sf.ConfigError as problem:
-        return [problem.code, problem.fields["names"], run.state.step]
-    return [None, [], run.state.step]
+        refusal = {"code": problem.code, "names": problem.fields["names"]}
+    return refusal | {"step": run.state.step}
 
 
-def resumed_on_ranks(run_dir: str) -> list[Any]:
-    def run_to(directory: str, stop_after: str | None) -> list[Tensor]:
-        own = Loss()
+def resumed_on_ranks(run_dir: str) -> Any:
+    """What the loss of a whole run and that of a resumed one has seen, and their weights."""
+
+    def train_to(directory: str, stop_after: str | None) -> tuple[int, dict[str, Tensor]]:
+        counting_loss = Loss()
         run = build(
             directory,
-            loss=own,
+            loss=counting_loss,
             micro_batch_size=4,
             stop_after=stop_after,
             optimizer=sf.optim.sgd(lr=0.5),
         )
-        run.register_state("loss", own)
+        run.register_state("loss", counting_loss)
         run.train()
-        return [own.seen, *weights(run).values()]
+        return counting_loss.seen, weights(run)
 
-    whole = run_to(f"{run_dir}/whole", None)
-    run_to(f"{run_dir}/cut", "3 steps")
-    return [whole, run_to(f"{run_dir}/cut", None)]
+    whole = train_to(f"{run_dir}/whole", None)
+    train_to(f"{run_dir}/cut", "3 steps")
+    resumed = train_to(f"{run_dir}/cut", None)
+    return whole, resumed
 
 
 def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_path: Path) -> None:
     """Or each resume would have it count passes that no step made."""
     for whole, resumed in ranks(2, resumed_on_ranks, run_dir=str(tmp_path)):
-        assert whole[0] == resumed[0] == STEPS
-        assert all(
-            torch.equal(one, other) for one, other in zip(whole[1:], resumed[1:], strict=True)
-        )
+        seen, final_weights = resumed
+        expected_seen, expected_weights = whole
+        assert seen == expected_seen == STEPS
+        assert_same_bits(final_weights, expected_weights)
 
 
 @pytest.mark.fast("ddp")
@@ -933,17 +1030,22 @@ def test_passes_when_ranks_begin_leave_a_kept_loss_as_it_was(ranks: Ranks, tmp_p
 def test_what_one_rank_remembers_ends_all_ranks_with_one_sentence(
     parallel: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    cases = [
-        {"run_dir": str(tmp_path / f"{number}"), "rank": rank, "level": level, "plain": plain}
-        for number, (rank, level, plain) in enumerate(
-            [(1, 1, False), (0, 2, False), (1, 3, False), (None, 1, True)]
-        )
+    cases: list[dict[str, Any]] = [
+        {"counting_rank": 1, "loop": "train"},
+        {"counting_rank": 0, "loop": "body"},
+        {"counting_rank": 1, "loop": "own steps"},
+        {"counting_rank": None, "loop": "train", "plain": True},
     ]
-    first, second, third, plain = ranks.each(2, begun_on_a_rank, cases, parallel=parallel)
-    for answers in (first, second, third):
-        assert answers[0][:2] == ["state-not-saved", ["model.calls"]]
-        assert answers[0] == answers[1]
-    assert plain == [[None, [], STEPS], [None, [], STEPS]]
+    for number, case in enumerate(cases):
+        case["run_dir"] = str(tmp_path / str(number))
+
+    *refusals, plain = ranks.each(2, refusal_on_a_rank, cases, parallel=parallel)
+
+    for on_first, on_second in refusals:
+        assert on_first["code"] == "state-not-saved"
+        assert on_first["names"] == ["model.calls"]
+        assert on_second == on_first
+    assert plain == [{"code": None, "names": [], "step": STEPS}] * 2
 
 
 # --- putting back ---------------------------------------------------------------------------------
@@ -962,18 +1064,19 @@ class Conjugate(Net):
         assert self.negative.is_neg()
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.norm(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=WIDTH)))
+        filtered = torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=WIDTH)
+        return super().forward(self.norm(filtered))
 
 
 @pytest.mark.parametrize("own_steps", [False, True])
 def test_views_that_are_conjugate_or_negative_are_put_back(own_steps: bool, tmp_path: Path) -> None:
-    runs = [
-        build(tmp_path / f"{check}", model=Conjugate, check_state=check) for check in (True, False)
-    ]
-    for run in runs:
-        make_steps(run) if own_steps else run.train()
-    assert equal(*map(weights, runs))
-    assert weights(runs[0])["norm.num_batches_tracked"] == STEPS
+    looked = build(tmp_path / "looked", model=Conjugate)
+    train(looked, own_steps=own_steps)
+    plain = build(tmp_path / "plain", model=Conjugate, check_state=False)
+    train(plain, own_steps=own_steps)
+
+    assert_same_bits(weights(looked), weights(plain))
+    assert weights(looked)["norm.num_batches_tracked"] == STEPS
 
 
 class Sealed(dict):  # type: ignore[type-arg]
@@ -994,10 +1097,12 @@ def test_what_cannot_be_changed_back_is_refused_after_all_else_is_back(
         entries[len(entries)] = 1
         return loss(model, batch)
 
-    run = build(
-        tmp_path / "run", model=lambda: WithBuffer(persistent=True), loss=growing, check_state=check
-    )
+    model = partial(WithBuffer, persistent=True)
+    run = build(tmp_path / "run", model=model, loss=growing, check_state=check)
     before = weights(run)
+
     with refused("state-not-restored", causes=["TypeError: sealed"]):
-        make_steps(run) if own_steps else run.train()
-    assert own_steps or equal(weights(run), before)
+        train(run, own_steps=own_steps)
+
+    if not own_steps:
+        assert_same_bits(weights(run), before)

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 import surefoot as sf
 from in_one import in_one
 from refused import refused
+from same_bits import assert_same_bits, weights
 from surefoot.config.train_settings import clipping
 from surefoot.distributed.shards import aligned
 from surefoot.optim.build import clipped_parameters
@@ -42,121 +43,141 @@ def network():
 
 def with_gradients(model, *, seed=1, size=1.0):
     generator = torch.Generator().manual_seed(seed)
-    for held in model.parameters():
-        held.grad = size * torch.randn(held.shape, generator=generator, dtype=held.dtype)
+    for parameter in model.parameters():
+        gradient = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        parameter.grad = size * gradient
     return model
 
 
-def limits(clip, model):
-    return clipping_of(clip, clipped_parameters(clip, model, model.parameters()))
+def gradients_of(model):
+    return [parameter.grad for parameter in model.parameters()]
 
 
-def applied(text, model, *, factor=1.0, made=None, skipped=0.0):
-    """The gradients of a model, limited, and how much of them was."""
-    made = made or limits(clipping(text), model)
-    gradients = [held.grad for held in model.parameters()]
+def norm_of(model):
+    return float(gradient_norm(gradients_of(model), factor=1.0))
+
+
+def clipper(kind, model):
+    return clipping_of(
+        clipping(kind), clipped_parameters(clipping(kind), model, model.parameters())
+    )
+
+
+def clip(model, limit, *, factor=1.0, skipped=0.0):
+    """Limit the gradients of a model; how much of them was limited."""
+    gradients = gradients_of(model)
     norm = gradient_norm(gradients, factor=factor)
-    clipped = made.apply(gradients, factor=factor, norm=norm, skipped=torch.tensor(skipped))
-    return gradients, clipped
+    return limit.apply(gradients, factor=factor, norm=norm, skipped=torch.tensor(skipped))
 
 
 @pytest.mark.parametrize("factor", [1.0, torch.tensor(0.5, dtype=torch.float64)], ids=str)
-@pytest.mark.parametrize("most", [0.1, 5.0, 1e6])
-def test_by_norm_is_torchs(most, factor):
+@pytest.mark.parametrize("limit", [0.1, 5.0, 1e6])
+def test_by_norm_is_torchs(limit, factor):
     expected = with_gradients(network())
-    for held in expected.parameters():
-        held.grad *= factor
-    norm = nn.utils.clip_grad_norm_(expected.parameters(), most)
-    found, clipped = applied(f"norm {most}", with_gradients(network()), factor=factor)
-    torch.testing.assert_close(
-        found, [held.grad for held in expected.parameters()], rtol=1e-12, atol=1e-14
-    )
-    assert bool(clipped) == bool(norm > most)
+    for gradient in gradients_of(expected):
+        gradient.mul_(factor)
+    norm = nn.utils.clip_grad_norm_(expected.parameters(), limit)
+
+    model = with_gradients(network())
+    clipped = clip(model, clipper(f"norm {limit}", model), factor=factor)
+
+    torch.testing.assert_close(gradients_of(model), gradients_of(expected), rtol=1e-12, atol=1e-14)
+    assert bool(clipped) == bool(norm > limit)
 
 
-@pytest.mark.parametrize("most", [1.0, 0.3, 7.7e-5])
-def test_by_norm_on_numbers_of_the_host_has_the_bits_of_the_same_arithmetic_on_tensors(most):
+@pytest.mark.parametrize("limit", [1.0, 0.3, 7.7e-5])
+def test_by_norm_on_numbers_of_the_host_has_the_bits_of_the_same_arithmetic_on_tensors(limit):
     generator = torch.Generator().manual_seed(0)
-    made = clipping_of(("norm", most), [nn.Parameter(torch.zeros(1))])
-    for size in torch.rand(200, generator=generator) * 3 * most:
+    by_norm = clipping_of(("norm", limit), [nn.Parameter(torch.zeros(1))])
+    for size in torch.rand(200, generator=generator) * 3 * limit:
         gradient = torch.randn(9, generator=generator) * size
         norm = torch.linalg.vector_norm(gradient)
-        limit = torch.clamp(torch.tensor(most) / (norm + torch.tensor(1e-6)), max=1.0)
-        expected = gradient * limit
-        clipped = made.apply([gradient], factor=1.0, norm=norm, skipped=torch.tensor(0.0))
+        share = torch.clamp(torch.tensor(limit) / (norm + torch.tensor(1e-6)), max=1.0)
+        expected = gradient * share
+
+        clipped = by_norm.apply([gradient], factor=1.0, norm=norm, skipped=torch.tensor(0.0))
+
         assert torch.equal(gradient, expected)
-        assert bool(clipped) == bool(limit < 1)
+        assert bool(clipped) == bool(share < 1)
 
 
 @pytest.mark.parametrize("factor", [1.0, torch.tensor(0.5, dtype=torch.float64)], ids=str)
-@pytest.mark.parametrize("most", [0.1, 1.0, 1e6])
-def test_by_value_is_torchs_and_counts_what_was_beyond(most, factor):
+@pytest.mark.parametrize("limit", [0.1, 1.0, 1e6])
+def test_by_value_is_torchs_and_counts_what_was_beyond(limit, factor):
     expected = with_gradients(network())
-    for held in expected.parameters():
-        held.grad *= factor
-    values = torch.cat([held.grad.flatten() for held in expected.parameters()])
-    nn.utils.clip_grad_value_(expected.parameters(), most)
-    found, clipped = applied(f"value {most}", with_gradients(network()), factor=factor)
-    assert all(
-        torch.equal(one, held.grad) for one, held in zip(found, expected.parameters(), strict=True)
-    )
-    assert float(clipped) == pytest.approx(float((values.abs() > most).double().mean()), rel=1e-6)
+    for gradient in gradients_of(expected):
+        gradient.mul_(factor)
+    values = torch.cat([gradient.flatten() for gradient in gradients_of(expected)])
+    beyond_fraction = float((values.abs() > limit).double().mean())
+    nn.utils.clip_grad_value_(expected.parameters(), limit)
+
+    model = with_gradients(network())
+    clipped = clip(model, clipper(f"value {limit}", model), factor=factor)
+
+    assert all(map(torch.equal, gradients_of(model), gradients_of(expected)))
+    assert float(clipped) == pytest.approx(beyond_fraction, rel=1e-6)
 
 
-def by_the_paper(weight, gradient, most):
-    """Brock et al. 2021, section 4.1, equation 3, with their code's units: rows of a matrix, a
-    vector as a whole.
+def by_the_paper(weight, gradient, limit):
+    """The limited gradient, and which units were above their limit.
+
+    Brock et al. 2021, section 4.1, equation 3, with their code's units: rows of a matrix, a vector
+    as a whole.
     """
-    axes = tuple(range(1, weight.ndim)) if weight.ndim > 1 else None
-    norm_w = np.sqrt((weight**2).sum(axis=axes, keepdims=True))
-    norm_g = np.sqrt((gradient**2).sum(axis=axes, keepdims=True))
-    limit = most * np.maximum(norm_w, 1e-3)
-    above = norm_g > limit
-    return gradient * np.where(above, limit / np.where(above, norm_g, 1.0), 1.0), above.flatten()
+    axes = None
+    if weight.ndim > 1:
+        axes = tuple(range(1, weight.ndim))
+    weight_norm = np.sqrt((weight**2).sum(axis=axes, keepdims=True))
+    gradient_norm = np.sqrt((gradient**2).sum(axis=axes, keepdims=True))
+    most = limit * np.maximum(weight_norm, 1e-3)
+    above = gradient_norm > most
+    shares = np.where(above, most / np.where(above, gradient_norm, 1.0), 1.0)
+    return gradient * shares, above.flatten()
 
 
 @pytest.mark.parametrize("factor", [1.0, torch.tensor(0.5, dtype=torch.float64)], ids=str)
-@pytest.mark.parametrize(("most", "size"), [(0.01, 1.0), (0.5, 0.3), (1e-4, 1e-7), (1e6, 1.0)])
-def test_adaptive_is_the_formula_of_the_paper_and_spares_the_final_layer(most, size, factor):
+@pytest.mark.parametrize(("limit", "size"), [(0.01, 1.0), (0.5, 0.3), (1e-4, 1e-7), (1e6, 1.0)])
+def test_adaptive_is_the_formula_of_the_paper_and_spares_the_final_layer(limit, size, factor):
     model = with_gradients(network(), size=size)
     with torch.no_grad():
         model[3].weight[0] = 0.0  # a unit whose weights are 0 counts as one of norm 0.001
         model[3].weight.grad[1] = 0.0
-    held = dict(model.named_parameters())
-    before = {
-        name: (one.detach().numpy().copy(), one.grad.numpy() * float(factor))
-        for name, one in held.items()
-    }
-    _, clipped = applied(f"adaptive {most}", model, factor=factor)
-    units = []
-    for name, (weight, gradient) in before.items():
-        expected, above = (
-            (gradient, None) if name.startswith("5.") else by_the_paper(weight, gradient, most)
-        )
+    expected = {}
+    above = []
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad.numpy() * float(factor)
+        if name.startswith("5."):
+            expected[name] = gradient
+        else:
+            weight = parameter.detach().numpy()
+            expected[name], units_above = by_the_paper(weight, gradient, limit)
+            above += [*units_above]
+
+    clipped = clip(model, clipper(f"adaptive {limit}", model), factor=factor)
+
+    for name, parameter in model.named_parameters():
         np.testing.assert_allclose(
-            held[name].grad.numpy(), expected, rtol=1e-12, atol=1e-18, err_msg=name
+            parameter.grad.numpy(), expected[name], rtol=1e-12, atol=1e-18, err_msg=name
         )
-        units += [] if above is None else [*above]
-    assert float(clipped) == pytest.approx(np.mean(units), rel=1e-6)
+    assert float(clipped) == pytest.approx(np.mean(above), rel=1e-6)
 
 
 def test_automatic_limits_to_the_quantile_of_the_last_norms():
     rng = np.random.default_rng(0)
     model = network()
-    made = None
+    automatic = clipper("auto 0.9", model)
     norms = []
     fractions = []
     for step in range(RECENT + 30):
         with_gradients(model, seed=step, size=float(rng.lognormal()))
-        made = made or limits(("auto", 0.9), model)
-        norms.append(float(gradient_norm([held.grad for held in model.parameters()], factor=1.0)))
-        most = np.quantile(norms[-RECENT:], 0.9)
-        found, clipped = applied("", model, made=made)
-        assert float(gradient_norm(found, factor=1.0)) == pytest.approx(
-            min(norms[-1], most), rel=1e-12
-        )
-        assert bool(clipped) == (norms[-1] > most)
-        fractions.append(bool(clipped))
+        norms.append(norm_of(model))
+        limit = np.quantile(norms[-RECENT:], 0.9)
+
+        clipped = bool(clip(model, automatic))
+
+        assert norm_of(model) == pytest.approx(min(norms[-1], limit), rel=1e-12)
+        assert clipped == (norms[-1] > limit)
+        fractions.append(clipped)
     assert not fractions[0]  # of one norm the quantile is that norm
     assert 0.04 < np.mean(fractions[30:]) < 0.2
 
@@ -164,14 +185,16 @@ def test_automatic_limits_to_the_quantile_of_the_last_norms():
 @pytest.mark.parametrize("quantile", [0.1, 0.5, 0.99])
 def test_the_quantile_of_few_norms_is_numpys(quantile):
     model = network()
+    automatic = clipper(f"auto {quantile}", model)
     norms = []
-    made = limits(("auto", quantile), model)
     for step, size in enumerate([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0, 5.0]):
         with_gradients(model, seed=step, size=size)
-        norms.append(float(gradient_norm([held.grad for held in model.parameters()], factor=1.0)))
-        found, _ = applied("", model, made=made)
-        left = float(gradient_norm(found, factor=1.0))
-        assert left == pytest.approx(min(norms[-1], np.quantile(norms, quantile)), rel=1e-12)
+        norms.append(norm_of(model))
+        limit = np.quantile(norms, quantile)
+
+        clip(model, automatic)
+
+        assert norm_of(model) == pytest.approx(min(norms[-1], limit), rel=1e-12)
 
 
 @in_one
@@ -180,38 +203,44 @@ def test_the_quantile_of_few_norms_is_numpys(quantile):
 def test_a_skipped_step_leaves_what_is_remembered_bit_unchanged(kind, bad):
     """Whether its norm is finite or not: past max_bad_steps good ones are skipped too."""
     model = with_gradients(network())
-    made = limits(clipping(kind), model)
-    applied(kind, model, made=made)
-    before = copy.deepcopy(made.remembered)
-    applied(kind, with_gradients(model, size=bad), made=made, skipped=1.0)
-    assert made.remembered.keys() == before.keys()
-    assert all(torch.equal(held, before[name]) for name, held in made.remembered.items())
-    assert bool(made.remembered) == kind.startswith("auto")
+    limit = clipper(kind, model)
+    clip(model, limit)
+    before = copy.deepcopy(limit.remembered)
+
+    clip(with_gradients(model, size=bad), limit, skipped=1.0)
+
+    assert_same_bits(limit.remembered, before)
+    assert bool(limit.remembered) == kind.startswith("auto")
 
 
 def test_a_run_that_begins_with_a_bad_step_goes_on_as_if_it_had_not_been():
-    model, other = network(), network()
-    made, again = (limits(("auto", 0.7), net) for net in (model, other))
-    applied("", with_gradients(model, size=math.nan), made=made, skipped=1.0)
-    for step in range(5):
-        found, clipped = applied(
-            "", with_gradients(model, seed=step, size=1.0 + step % 2), made=made
-        )
-        expected, too = applied(
-            "", with_gradients(other, seed=step, size=1.0 + step % 2), made=again
-        )
-        assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
-        assert bool(clipped) == bool(too)
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "off"])
-def test_parameters_without_gradient_are_left_alone(kind):
     model = network()
-    made = limits(clipping(kind), model)
-    clipped = made.apply(
-        [], factor=torch.tensor(2.0), norm=torch.zeros(()), skipped=torch.tensor(0.0)
-    )
-    assert clipped is None if kind == "off" else float(clipped) == 0.0
+    limit = clipper("auto 0.7", model)
+    clip(with_gradients(model, size=math.nan), limit, skipped=1.0)
+    other_model = network()
+    other_limit = clipper("auto 0.7", other_model)
+
+    for step in range(5):
+        size = 1.0 + step % 2
+        clipped = clip(with_gradients(model, seed=step, size=size), limit)
+        expected = clip(with_gradients(other_model, seed=step, size=size), other_limit)
+        assert bool(clipped) == bool(expected)
+        assert all(map(torch.equal, gradients_of(model), gradients_of(other_model)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_no_gradients_none_is_clipped(kind):
+    assert float(clip_nothing(kind)) == 0.0
+
+
+def test_without_a_limit_there_is_no_clipped_fraction():
+    assert clip_nothing("off") is None
+
+
+def clip_nothing(kind):
+    limit = clipper(kind, network())
+    factor = torch.tensor(2.0)
+    return limit.apply([], factor=factor, norm=torch.zeros(()), skipped=torch.tensor(0.0))
 
 
 def test_adaptive_is_refused_where_there_is_only_a_final_layer():
@@ -257,133 +286,141 @@ def build(run_dir, **changes):
     return sf.Run(**(settings | changes))
 
 
+def train_records(run_dir):
+    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == "train"]
+
+
 def state_bits(run):
-    tensors = dict(run.parts.packed().files["state"])
-    tensors |= run.state.models["model"].state_dict()
-    return {name: held.numpy().tobytes() for name, held in tensors.items()}
+    tensors = run.parts.packed().tensors("state") | weights(run)
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_bit_equal_with_a_bad_step_on_the_way(kind, tmp_path):
-    train = data(11)
-    whole = build(tmp_path / "whole", clip=kind, train_data=train, log_every="3 steps")
+    def build_part(name, **changes):
+        settings = {"clip": kind, "train_data": data(11), "log_every": "3 steps"}
+        return build(tmp_path / name, **(settings | changes))
+
+    whole = build_part("whole")
     whole.train()
-    build(
-        tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps", stop_after="4 steps"
-    ).train()
-    second = build(tmp_path / "halves", clip=kind, train_data=train, log_every="3 steps")
-    second.train()
-    assert state_bits(second) == state_bits(whole)
-    logged = {
-        name: [
-            repr((record["step"], record["loss"], record["clip_fraction"]))
-            for record in records(tmp_path / name / "metrics.jsonl")
-            if record["kind"] == "train"
-        ]
-        for name in ("whole", "halves")
-    }
-    assert logged["whole"] == logged["halves"]
-    assert "nan" in str(logged["whole"])  # the bad step
+    build_part("halves", stop_after="4 steps").train()
+    resumed = build_part("halves")
+    resumed.train()
+
+    assert state_bits(resumed) == state_bits(whole)
+    logged = logged_values(tmp_path / "whole")
+    assert logged_values(tmp_path / "halves") == logged
+    assert "nan" in str(logged)  # the bad step
+
+
+def logged_values(run_dir):
+    return [
+        repr((record["step"], record["loss"], record["clip_fraction"]))
+        for record in train_records(run_dir)
+    ]
 
 
 def test_another_limit_at_resume_is_refused(tmp_path):
     build(tmp_path / "run", clip="auto 0.9", stop_after="4 steps").train()
-    with refused(
-        "settings-changed", sf.CheckpointError, changes=["clip was 'auto 0.9', now 'auto 0.8'"]
-    ):
+
+    changes = ["clip was 'auto 0.9', now 'auto 0.8'"]
+    with refused("settings-changed", sf.CheckpointError, changes=changes):
         build(tmp_path / "run", clip="auto 0.8").train()
 
 
 @pytest.mark.parametrize("bad", [(), (11,)])
 def test_clipped_is_the_fraction_of_applied_steps_whose_norm_was_above(bad, tmp_path):
-    build(tmp_path / "each", clip="norm 1.0", train_data=data(*bad)).train()
-    build(tmp_path / "all", clip="norm 1.0", train_data=data(*bad), log_every="8 steps").train()
-    each = [
-        record
-        for record in records(tmp_path / "each" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
-    (whole,) = [
-        record
-        for record in records(tmp_path / "all" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
-    above = [record["grad_norm"] > 1.0 for record in each if not record["skipped"]]
+    settings = {"clip": "norm 1.0", "train_data": data(*bad)}
+    build(tmp_path / "steps", log_every="1 step", **settings).train()
+    build(tmp_path / "whole", log_every="8 steps", **settings).train()
+
+    of_steps = train_records(tmp_path / "steps")
+    (of_run,) = train_records(tmp_path / "whole")
+    above = []
+    for record in of_steps:
+        if record["skipped"]:
+            assert record.get("clip_fraction") is None
+        else:
+            above.append(float(record["grad_norm"] > 1.0))
+            assert record["clip_fraction"] == above[-1]
     assert len(above) == 8 - len(bad)
-    assert 0 < whole["clip_fraction"] < 1
-    assert whole["clip_fraction"] == np.mean(above)
-    assert [record.get("clip_fraction") for record in each] == [
-        None if record["skipped"] else float(record["grad_norm"] > 1.0) for record in each
-    ]
+    assert 0 < of_run["clip_fraction"] < 1
+    assert of_run["clip_fraction"] == np.mean(above)
 
 
 @pytest.mark.parametrize("kind", ["value 0.02", "adaptive 0.2"])
 def test_clipped_is_the_mean_fraction_of_values_or_units_over_the_steps(kind, tmp_path):
     run = build(tmp_path / "run", clip=kind, log_every="8 steps")
-    seen = []
+    fractions = []
     with run:
         for step in run:
-            seen.append(float(step.clip_fractions["model"]))
-    (record,) = [
-        record
-        for record in records(tmp_path / "run" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
+            fractions.append(float(step.clip_fractions["model"]))
+
+    (record,) = train_records(tmp_path / "run")
     assert 0 < record["clip_fraction"] < 1
-    assert record["clip_fraction"] == pytest.approx(np.mean(seen), rel=1e-12)
+    assert record["clip_fraction"] == pytest.approx(np.mean(fractions), rel=1e-12)
 
 
 def test_without_a_limit_nothing_is_said_of_one(tmp_path):
     build(tmp_path / "run", clip="off").train()
-    assert all(
-        "clip_fraction" not in record for record in records(tmp_path / "run" / "metrics.jsonl")
+
+    run_records = records(tmp_path / "run" / "metrics.jsonl")
+    assert run_records
+    assert not any("clip_fraction" in record for record in run_records)
+
+
+def build_two(run_dir=None, **changes):
+    return build(
+        run_dir,
+        model={"first": Net, "second": Net},
+        optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
+        loss=None,
+        clip="auto 0.5",
+        **changes,
     )
 
 
+def loss_of(name):
+    return lambda models, batch: loss(models[name], batch)
+
+
+def train_both(run):
+    """Train the second model with gradients ten times as large."""
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step, loss_of("first"))
+            sf.update(step, "first")
+
+            sf.forward_backward(step, loss_of("second"))
+            for gradient in gradients_of(run.state.models["second"]):
+                gradient.mul_(10.0)
+            sf.update(step, "second")
+    return run
+
+
+def remembered_norms(run, name):
+    return run.state.optimizers[name].clipping.remembered["norms"]
+
+
 def test_several_optimizers_remember_their_own_norms(tmp_path):
-    def one_loss(name):
-        return lambda models, batch: loss(models[name], batch)
+    whole = train_both(build_two(tmp_path / "whole"))
+    train_both(build_two(tmp_path / "halves", stop_after="4 steps"))
+    resumed = train_both(build_two(tmp_path / "halves"))
 
-    def build_two(run_dir, **changes):
-        return build(
-            run_dir,
-            model={"first": Net, "second": Net},
-            optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
-            loss=None,
-            clip="auto 0.5",
-            **changes,
-        )
+    smallest_of_second = float(remembered_norms(whole, "second")[:8].min())
+    largest_of_first = float(remembered_norms(whole, "first")[:8].max())
+    assert smallest_of_second > 2 * largest_of_first
+    for name in ("first", "second"):
+        assert torch.equal(remembered_norms(resumed, name), remembered_norms(whole, name))
 
-    def train(run):
-        with run:
-            for step in run.steps():
-                for name in ("first", "second"):
-                    sf.forward_backward(step, one_loss(name))
-                    for held in run.state.models[name].parameters():
-                        held.grad.mul_(1.0 if name == "first" else 10.0)
-                    sf.update(step, name)
-        return run
 
-    whole = train(build_two(tmp_path / "whole"))
-    train(build_two(tmp_path / "halves", stop_after="4 steps"))
-    second = train(build_two(tmp_path / "halves"))
-    norms = {
-        name: held.clipping.remembered["norms"][:8] for name, held in whole.state.optimizers.items()
-    }
-    assert float(norms["second"].min()) > 2 * float(norms["first"].max())
-    for name, held in whole.state.optimizers.items():
-        assert torch.equal(
-            held.clipping.remembered["norms"],
-            second.state.optimizers[name].clipping.remembered["norms"],
-        )
-    found = [
-        record["clip_fraction"]
-        for record in records(tmp_path / "whole" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
-    assert found[0] == 0.0
-    assert set(found) <= {0.0, 0.5, 1.0}
-    assert len(set(found)) > 1
+def test_with_several_optimizers_the_clipped_fraction_is_of_their_updates(tmp_path):
+    train_both(build_two(tmp_path / "run"))
+
+    fractions = [record["clip_fraction"] for record in train_records(tmp_path / "run")]
+    assert fractions[0] == 0.0
+    assert set(fractions) <= {0.0, 0.5, 1.0}
+    assert len(set(fractions)) > 1
 
 
 class OnGpu(torch.Tensor):
@@ -397,11 +434,9 @@ class OnGpu(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         if "norm" in func.__name__:
-            cls.noted += [
-                each.data_ptr() % 32
-                for each in pytree.tree_leaves(args)
-                if isinstance(each, torch.Tensor)
-            ]
+            for leaf in pytree.tree_leaves(args):
+                if isinstance(leaf, torch.Tensor):
+                    cls.noted.append(leaf.data_ptr() % 32)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -410,14 +445,21 @@ def test_norms_on_a_gpu_are_taken_of_gradients_that_start_at_a_vector():
     flat = torch.arange(101.0).as_subclass(OnGpu)
     parameter = nn.Parameter(torch.zeros(100))
     parameter.grad = flat[1:]
+    adaptive = Adaptive(0.01, [parameter])
     OnGpu.noted.clear()
+
     norm = gradient_norm([flat, flat[1:]], factor=1.0)
-    Adaptive(0.01, [parameter]).apply(
-        [parameter.grad], factor=1.0, norm=norm, skipped=torch.zeros(())
-    )
+    adaptive.apply([parameter.grad], factor=1.0, norm=norm, skipped=torch.zeros(()))
+
     assert len(OnGpu.noted) > 3
     assert not any(OnGpu.noted)
+
+
+def test_what_starts_elsewhere_is_copied_to_be_aligned():
+    flat = torch.arange(101.0).as_subclass(OnGpu)
+
     same, copied = aligned([flat, flat[1:]])
+
     assert same is flat
     assert torch.equal(copied, flat[1:])
 
@@ -427,32 +469,29 @@ def test_norms_on_a_gpu_are_taken_of_gradients_that_start_at_a_vector():
 def test_on_a_gpu_norms_do_not_depend_on_where_gradients_are_in_memory():
     flat = torch.randn(200_001, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     for size in (128, 1000, 65_536, 200_000):
-        apart = flat[1 : size + 1].clone()
-        assert torch.equal(
-            gradient_norm([flat[1 : size + 1]] * 2, factor=1.0),
-            gradient_norm([apart] * 2, factor=1.0),
-        )
+        view = flat[1 : size + 1]
+        copied = view.clone()
+        norm = gradient_norm([view, view], factor=1.0)
+        assert torch.equal(norm, gradient_norm([copied, copied], factor=1.0))
 
 
 def test_a_step_without_gradients_is_not_among_the_recent_norms():
     """Else a model that is trained in every third step alone would be limited to 0, and stay as it
     is.
     """
-    run = build(
-        None,
-        model={"first": Net, "second": Net},
-        optimizer={"first": sf.optim.sgd(0.1), "second": sf.optim.sgd(0.1)},
-        loss=None,
-        clip="auto 0.5",
-    )
+    run = build_two()
     norms = []
     with run:
         for step in run.steps():
-            name = "second" if step.index % 3 == 2 else "first"
-            sf.forward_backward(step, lambda models, batch, name=name: loss(models[name], batch))
-            sf.update(step)  # both
-            norms += [float(step.grad_norms["second"])] if name == "second" else []
-    remembered = run.state.optimizers["second"].clipping.remembered["norms"]
+            if step.index % 3 == 2:
+                sf.forward_backward(step, loss_of("second"))
+                sf.update(step)  # both
+                norms.append(float(step.grad_norms["second"]))
+            else:
+                sf.forward_backward(step, loss_of("first"))
+                sf.update(step)
+
+    remembered = remembered_norms(run, "second")
     assert remembered[torch.isfinite(remembered)].tolist() == norms
     assert len(norms) == 2
 
@@ -461,12 +500,12 @@ def test_on_a_device_a_step_without_gradients_is_limited_and_skipped_there() -> 
     """Their norm is a number on the host, whatever device is trained on; "meta" stands for one that
     cannot be read.
     """
-    norm, loss, bad_in_a_row = (
-        torch.zeros(()),
-        torch.zeros((), device="meta"),
-        torch.zeros((), device="meta"),
-    )
-    skipped = should_skip(norm, loss, bad_in_a_row, max_bad_steps=1)
+    norm = torch.zeros(())
+    on_device = torch.zeros((), device="meta")
     by_norm = ByNorm(1.0, dtype=torch.float32, device=torch.device("meta"))
+
+    skipped = should_skip(norm, on_device, on_device, max_bad_steps=1)
+    clipped = by_norm.apply([], factor=1.0, norm=norm, skipped=skipped)
+
     assert skipped.is_meta
-    assert by_norm.apply([], factor=1.0, norm=norm, skipped=skipped).is_meta
+    assert clipped.is_meta

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,14 @@ import surefoot as sf
 from forked import Forked
 from rank_processes import Ranks
 from refused import refused
+from same_bits import assert_same_bits, changed_names, newest_checkpoint, tensors_of, weights
 from stated import lines_naming, numbers_in
-from surefoot.checkpoint.store import Store
+from surefoot.checkpoint import Checkpoint
 from surefoot.optim.skip_step import skipping
 
-SAMPLES, BATCH, STEPS = 32, 8, 8
+SAMPLES = 32
+BATCH = 8
+STEPS = 8
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adamw": lambda: sf.optim.adamw(1e-2, weight_decay=0.1),
     "layer decay": lambda: sf.optim.adamw(
@@ -35,9 +40,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adafactor": lambda: sf.optim.adafactor(1e-2, weight_decay=0.1),
     "muon": lambda: sf.optim.muon(1e-2, weight_decay=0.1),
     "nadam": lambda: sf.optim.nadam(1e-2),
-    "adamw8bit": lambda: (
-        pytest.importorskip("bitsandbytes") and sf.optim.adamw8bit(1e-2, weight_decay=0.1)
-    ),
+    "adamw8bit": lambda: sf.optim.adamw8bit(1e-2, weight_decay=0.1),
     "schedule_free": lambda: sf.optim.schedule_free(1e-2, weight_decay=0.1),
     "a user's": lambda: lambda groups: torch.optim.RMSprop(groups, lr=1e-3),
 }
@@ -69,9 +72,9 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SAMPLES, 64, generator=generator), torch.randint(
-        3, (SAMPLES,), generator=generator
-    )
+    inputs = torch.randn(SAMPLES, 64, generator=generator)
+    labels = torch.randint(3, (SAMPLES,), generator=generator)
+    return inputs, labels
 
 
 def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
@@ -97,11 +100,15 @@ def build(run_dir: Path | str | None = None, **changes: Any) -> sf.Run:
 Body = Callable[[sf.Run, int], object]
 
 
-def made(run: sf.Run, body: Body) -> sf.Run:
+def train(run: sf.Run, body: Body) -> sf.Run:
     with run:
         for step in run:
             body(run, step.index)
     return run
+
+
+def do_nothing(run: sf.Run, index: int) -> None:
+    pass
 
 
 def thaw(run: sf.Run, index: int) -> None:
@@ -115,29 +122,25 @@ def thaw_and_freeze(run: sf.Run, index: int) -> None:
         run.state.models["model"].get_submodule("hidden").requires_grad_(index == 6)
 
 
-def everything(run_dir: Path) -> dict[str, Any]:
-    """All tensors of the newest checkpoint, and the facts beside them that a resume needs."""
-    contents, damaged = Store(run_dir / "checkpoints").newest_intact()
-    assert not damaged
-    tensors = {
-        f"{file}/{name}": held.whole() if not isinstance(held, Tensor) else held
-        for file, named in contents.files.items()
-        for name, held in named.items()
-    }
-    return tensors | {
-        key: contents.state.get(key)
-        for key in ("param_groups", "trainable", "optimizer", "eval_mode")
-    }
+def train_in_parts(build_part: Callable[..., sf.Run], body: Body, *, stops: Sequence[int]) -> None:
+    """Train a run that stops after each of these steps, and then to its end."""
+    for stop in stops:
+        train(build_part(stop_after=f"{stop} steps"), body)
+    train(build_part(), body)
 
 
-def assert_equal_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    unlike = [
-        name
-        for name, held in one.items()
-        if not (torch.equal(held, other[name]) if isinstance(held, Tensor) else held == other[name])
-    ]
-    assert not unlike
+def facts_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What a resume needs beside tensors."""
+    keys = ("param_groups", "trainable", "optimizer", "eval_mode")
+    return {key: checkpoint.state.get(key) for key in keys}
+
+
+def assert_same_end(run_dir: Path, expected_dir: Path) -> None:
+    """The newest checkpoints of two runs have the same tensors and facts."""
+    checkpoint = newest_checkpoint(run_dir)
+    expected = newest_checkpoint(expected_dir)
+    assert_same_bits(tensors_of(checkpoint), tensors_of(expected))
+    assert facts_of(checkpoint) == facts_of(expected)
 
 
 # --- the modes of models that no optimizer trains -------------------------------------------------
@@ -161,7 +164,9 @@ def distilled(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.mse_loss(models["student"](batch[0]), target)
 
 
-def with_teacher(run_dir: Path | None, teacher: nn.Module, **changes: Any) -> sf.Run:
+def with_teacher(
+    run_dir: Path | None, teacher: nn.Module | Callable[[], nn.Module], **changes: Any
+) -> sf.Run:
     settings: dict[str, Any] = {
         "model": {"student": Statistics, "teacher": teacher},
         "optimizer": {"student": sf.optim.sgd(0.1)},
@@ -176,99 +181,83 @@ def observe(run: sf.Run, _: int) -> None:
     run.evaluate()
 
 
+def frozen_statistics() -> Statistics:
+    return Statistics().requires_grad_(False)
+
+
 def test_a_teacher_in_evaluation_mode_stays_in_it_and_keeps_its_statistics(tmp_path: Path) -> None:
-    teachers = [Statistics().eval().requires_grad_(False) for _ in range(2)]
-    before = {name: held.clone() for name, held in teachers[0].state_dict().items()}
-    teachers[1].load_state_dict(before)
-    made(
-        with_teacher(tmp_path, teachers[0], stop_after="4 steps", ema=0.5, check_state=False),
-        observe,
-    )
-    run = made(with_teacher(tmp_path, teachers[1], ema=0.5, check_state=False), observe)  # goes on
+    teacher = frozen_statistics().eval()
+    before = deepcopy(teacher.state_dict())
+    resumed_teacher = frozen_statistics().eval()
+    resumed_teacher.load_state_dict(before)
+    settings: dict[str, Any] = {"ema": 0.5, "check_state": False}
+
+    train(with_teacher(tmp_path, teacher, stop_after="4 steps", **settings), observe)
+    run = train(with_teacher(tmp_path, resumed_teacher, **settings), observe)
+
     assert run.state.step == STEPS
-    for teacher in teachers:
-        assert set(teacher.modes) == {False}
-        assert not any(part.training for part in teacher.modules())
-        assert all(torch.equal(held, before[name]) for name, held in teacher.state_dict().items())
+    for each_teacher in (teacher, resumed_teacher):
+        assert set(each_teacher.modes) == {False}
+        assert not any(part.training for part in each_teacher.modules())
+        assert_same_bits(each_teacher.state_dict(), before)
     student: Any = run.state.models["student"]
     assert set(student.modes) == {True}
 
 
 def test_a_trained_model_in_evaluation_mode_is_still_put_into_training_mode() -> None:
-    run = with_teacher(
-        None, Statistics().eval(), model={"student": Statistics().eval(), "teacher": Statistics()}
-    )
-    assert [run.state.models[name].training for name in ("student", "teacher")] == [True, True]
+    models = {"student": Statistics().eval(), "teacher": Statistics()}
+
+    run = build(model=models, optimizer={"student": sf.optim.sgd(0.1)}, loss=distilled)
+
+    assert run.state.models["student"].training
+    assert run.state.models["teacher"].training
 
 
 def follow_student(run: sf.Run, index: int) -> None:
     student = run.state.models["student"]
     teacher = run.state.models["teacher"]
     with torch.no_grad():
-        for own, other in zip(teacher.parameters(), student.parameters(), strict=True):
-            own.lerp_(other, 0.1)
+        for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+            slow.lerp_(fast, 0.1)
     teacher.train(index % 3 != 1)
 
 
 def test_statistics_of_a_momentum_encoder_are_those_of_its_mode_and_resume_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    def teacher() -> nn.Module:
-        return Statistics().requires_grad_(False)
+    def build_student(run_dir: Path, **changes: Any) -> sf.Run:
+        return with_teacher(run_dir, frozen_statistics, check_state=False, **changes)
 
-    whole = made(
-        with_teacher(
-            tmp_path / "whole",
-            teacher(),
-            model={"student": Statistics, "teacher": teacher},
-            check_state=False,
-        ),
-        follow_student,
-    )
-    for until in (3, 4, 5, STEPS):
-        made(
-            with_teacher(
-                tmp_path / "parts",
-                teacher(),
-                model={"student": Statistics, "teacher": teacher},
-                stop_after=f"{until} steps",
-                check_state=False,
-            ),
-            follow_student,
-        )
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    norm: Any = whole.state.models["teacher"][1]  # type: ignore[index]
-    assert int(norm.num_batches_tracked) == sum(
-        index == 0 or (index - 1) % 3 != 1 for index in range(STEPS)
-    )
+    whole = train(build_student(tmp_path / "whole"), follow_student)
+    train_in_parts(partial(build_student, tmp_path / "parts"), follow_student, stops=[3, 4, 5])
+
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
+    norm: Any = whole.state.models["teacher"].get_submodule("1")
+    in_training_mode = [0, 1, 3, 4, 6, 7]  # steps: the body follows a step
+    assert int(norm.num_batches_tracked) == len(in_training_mode)
 
 
 def test_a_bad_step_changes_no_statistics_of_a_momentum_encoder() -> None:
-    def poisoned(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-        value = distilled(models, batch)
-        return value * torch.where(bad, torch.nan, 1.0)
-
     bad = torch.tensor(False)
-    run = with_teacher(None, Statistics().requires_grad_(False), loss=poisoned, splits=None)
-    held: list[dict[str, Tensor]] = []
+
+    def poisoned(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return distilled(models, batch) * torch.where(bad, torch.nan, 1.0)
+
+    run = with_teacher(None, frozen_statistics(), loss=poisoned, splits=None)
+    teachers = []
     with run:
         for step in run:
             bad.fill_(step.index == 3)
-            held.append(
-                {
-                    name: each.clone()
-                    for name, each in run.state.models["teacher"].state_dict().items()
-                }
-            )
-    unchanged = [
-        all(torch.equal(one[name], other[name]) for name in one) for one, other in pairwise(held)
-    ]
-    assert unchanged == [index == 3 for index in range(STEPS - 1)]
+            teachers.append(weights(run, "teacher"))
+
+    changes = [changed_names(after, before) for before, after in pairwise(teachers)]
+    statistics = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert changes == [statistics] * 3 + [[]] + [statistics] * 3
 
 
 def test_one_optimizer_beside_a_frozen_model_is_refused_with_what_to_write() -> None:
     with refused("optimizer-of-frozen-model", model="teacher", trainable=["student"]):
-        with_teacher(None, Statistics().requires_grad_(False), optimizer=sf.optim.sgd(0.1))
+        with_teacher(None, frozen_statistics(), optimizer=sf.optim.sgd(0.1))
 
 
 # --- unfreezing -----------------------------------------------------------------------------------
@@ -287,17 +276,13 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
     """Against torch's AdamW over the same batches, which too keeps the state of a parameter that is
     frozen for two steps.
     """
-    run = build(
-        model=smooth,
-        micro_batch_size=None,
-        clip="off",
-        optimizer=sf.optim.adamw(1e-2, weight_decay=0.0),
-    )
+    adamw = sf.optim.adamw(1e-2, weight_decay=0.0)
+    run = build(model=smooth, micro_batch_size=None, clip="off", optimizer=adamw)
     plain = smooth()
     plain.load_state_dict(run.state.models["model"].state_dict())
-    optimizer = torch.optim.AdamW(
-        [*plain.hidden.parameters(), *plain.head.parameters()], lr=1e-2, weight_decay=0.0
-    )
+    trained = [*plain.hidden.parameters(), *plain.head.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.0)
+
     with run:
         for step in run:
             (micro_batch,) = step.micro_batches
@@ -306,13 +291,14 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
             optimizer.step()
             thaw_and_freeze(run, step.index)
             if step.index == 2:
-                optimizer.add_param_group(
-                    {"params": [*plain.backbone.requires_grad_(True).parameters()]}
-                )
-            if step.index in (4, 6):
-                plain.hidden.requires_grad_(step.index == 6)
-    for name, held in run.state.models["model"].state_dict().items():
-        torch.testing.assert_close(held, plain.state_dict()[name], rtol=1e-5, atol=1e-6)
+                plain.backbone.requires_grad_(True)
+                optimizer.add_param_group({"params": [*plain.backbone.parameters()]})
+            if step.index == 4:
+                plain.hidden.requires_grad_(False)
+            if step.index == 6:
+                plain.hidden.requires_grad_(True)
+
+    torch.testing.assert_close(weights(run), dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.fast("adamw", "muon")
@@ -322,19 +308,21 @@ def test_an_unfrozen_parameter_is_trained_as_after_torchs_add_param_group() -> N
 )
 def test_what_was_frozen_and_unfrozen_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
     """Stopped in the very step of each change, and before and after it."""
+    if name == "adamw8bit":
+        pytest.importorskip("bitsandbytes")
     settings = {
         "optimizer": OPTIMIZERS[name](),
         "ema": None if name == "schedule_free" else 0.9,
         "clip": "auto 0.9",
     }
-    start = build(**settings).state.models["model"].get_submodule("backbone.0")
-    before = [held.detach().clone() for held in start.parameters()]
-    whole = made(build(tmp_path / "whole", **settings), thaw_and_freeze)
-    after = [*whole.state.models["model"].get_submodule("backbone.0").parameters()]
-    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    for until in (3, 4, 5, 7, STEPS):
-        made(build(tmp_path / "parts", stop_after=f"{until} steps", **settings), thaw_and_freeze)
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+    untrained = weights(build(**settings))
+
+    whole = train(build(tmp_path / "whole", **settings), thaw_and_freeze)
+    build_part = partial(build, tmp_path / "parts", **settings)
+    train_in_parts(build_part, thaw_and_freeze, stops=[3, 4, 5, 7])
+
+    assert {"backbone.0.weight", "backbone.0.bias"} <= {*changed_names(weights(whole), untrained)}
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_a_frozen_parameter_stays_frozen_after_a_resume(tmp_path: Path) -> None:
@@ -342,34 +330,34 @@ def test_a_frozen_parameter_stays_frozen_after_a_resume(tmp_path: Path) -> None:
         if index == 2:
             run.state.models["model"].get_submodule("hidden").requires_grad_(False)
 
-    made(build(tmp_path, stop_after="4 steps"), freeze)
-    then = everything(tmp_path)
-    made(build(tmp_path), freeze)
-    assert all(
-        torch.equal(then[f"model/hidden.0.{name}"], everything(tmp_path)[f"model/hidden.0.{name}"])
-        for name in ("weight", "bias")
-    )
+    stopped = train(build(tmp_path, stop_after="4 steps"), freeze)
+    finished = train(build(tmp_path), freeze)
+
+    changed = changed_names(weights(finished), weights(stopped))
+    assert "head.weight" in changed
+    assert {"hidden.0.weight", "hidden.0.bias"}.isdisjoint(changed)
 
 
 def test_what_is_trained_is_the_checkpoints_where_the_script_froze_something_else(
     tmp_path: Path, capfd: Any
 ) -> None:
     """Whether it froze less or more than at the start."""
-    made(build(tmp_path / "whole"), thaw_and_freeze)
 
     def head_alone() -> Net:
         net = frozen_backbone()
         net.hidden.requires_grad_(False)
         return net
 
-    made(build(tmp_path / "parts", stop_after="2 steps"), thaw_and_freeze)
-    made(build(tmp_path / "parts", stop_after="5 steps", model=Net), thaw_and_freeze)
-    made(build(tmp_path / "parts", model=head_alone, console=True), thaw_and_freeze)
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    said = capfd.readouterr().out
-    (restored,) = lines_naming(said, "note: ", ": backbone.0.weight ... backbone.1.bias")
+    train(build(tmp_path / "whole"), thaw_and_freeze)
+    train(build(tmp_path / "parts", stop_after="2 steps"), thaw_and_freeze)
+    train(build(tmp_path / "parts", stop_after="5 steps", model=Net), thaw_and_freeze)
+    train(build(tmp_path / "parts", model=head_alone, console=True), thaw_and_freeze)
+
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
+    console = capfd.readouterr().out
+    (restored,) = lines_naming(console, "note: ", ": backbone.0.weight ... backbone.1.bias")
     assert numbers_in(restored) == [4]
-    (thawed,) = lines_naming(said, ": hidden.0.weight ... hidden.0.bias")
+    (thawed,) = lines_naming(console, ": hidden.0.weight ... hidden.0.bias")
     assert numbers_in(thawed) == [7, 2]  # the step, and parameters
 
 
@@ -381,45 +369,51 @@ def test_rates_that_the_body_changed_resume_too(tmp_path: Path) -> None:
                 group["weight_decay"] = 0.01
         thaw(run, index)
 
-    whole = made(build(tmp_path / "whole"), slower)
-    made(build(tmp_path / "parts", stop_after="4 steps"), slower)
-    made(build(tmp_path / "parts"), slower)
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
-    assert [
-        group["initial_lr"] for group in whole.state.optimizers["model"].optimizer.param_groups
-    ] == [1e-3, 1e-3]
+    whole = train(build(tmp_path / "whole"), slower)
+    train_in_parts(partial(build, tmp_path / "parts"), slower, stops=[4])
+
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
+    groups = whole.state.optimizers["model"].optimizer.param_groups
+    assert [group["initial_lr"] for group in groups] == [1e-3, 1e-3]
 
 
 def test_a_run_that_was_killed_after_an_unfreezing_ends_with_the_same_bits(tmp_path: Path) -> None:
-    made(build(tmp_path / "whole"), thaw_and_freeze)
-
-    def killed(run: sf.Run, index: int) -> None:
+    def thaw_freeze_and_die(run: sf.Run, index: int) -> None:
         thaw_and_freeze(run, index)
         if index == 5:
             assert run.parts.checkpointing is not None
             run.parts.checkpointing.writer.wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    killed = partial(build, tmp_path / "killed")
+    train(build(tmp_path / "whole"), thaw_and_freeze)
     with open(os.devnull, "w") as nowhere:
         process = Forked(
-            lambda: made(build(tmp_path / "killed", save_every="3 steps"), killed), stdout=nowhere
+            lambda: train(killed(save_every="3 steps"), thaw_freeze_and_die), stdout=nowhere
         )
         process.stdin.close()
     assert process.wait() == -signal.SIGKILL
     assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
-    made(build(tmp_path / "killed"), thaw_and_freeze)
-    assert int(everything(tmp_path / "killed")["optimizer/backbone.0.weight/step"]) == 5
-    assert_equal_bits(everything(tmp_path / "killed"), everything(tmp_path / "whole"))
+
+    train(killed(), thaw_and_freeze)
+
+    updates = tensors_of(newest_checkpoint(tmp_path / "killed"))["optimizer/backbone.0.weight/step"]
+    assert int(updates) == 5
+    assert_same_end(tmp_path / "killed", tmp_path / "whole")
 
 
 def test_what_a_body_froze_is_not_proved_and_not_wrong(tmp_path: Path) -> None:
-    made(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
+    train(build(tmp_path, save_every="2 steps", keep_last=100), thaw)
+
     verdict = sf.load(build(tmp_path)).verify()
+
     assert not verdict.problems
     assert [2, 4] in [numbers_in(line) for line in verdict.not_proved]
-    (later,) = [each for each in verdict.outcomes if each.window.start == 4]
-    assert (later.window.stop, later.exact) == (8, True)
-    assert (len(later.records), later.checkpoints) == (4, [6, 8])
+    (later,) = [outcome for outcome in verdict.outcomes if outcome.window.start == 4]
+    assert later.window.stop == 8
+    assert later.exact
+    assert len(later.records) == 4
+    assert later.checkpoints == [6, 8]
 
 
 def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself() -> None:
@@ -430,43 +424,45 @@ def test_unfreezing_in_a_sample_function_counts_where_the_run_trains_by_itself()
     run = build(sample_fn=unfreeze, sample_every="4 steps")
     weight = run.state.models["model"].get_parameter("backbone.0.weight")
     before = weight.detach().clone()
+
     run.train()
+
     assert not torch.equal(weight, before)
     assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
 
 
 def test_what_a_loss_unfreezes_is_trained_from_the_next_step_without_this_ones_gradient() -> None:
-    passes = []
+    passes = 0
 
     def unfreezing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        passes.append(None)
-        if len(passes) == 3:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
             model.get_submodule("backbone").requires_grad_(True)
         return loss(model, batch)
 
-    runs = (
-        made(build(loss=unfreezing, micro_batch_size=None), lambda run, index: None),
-        made(build(micro_batch_size=None), thaw),
-    )
-    one, other = (dict(run.state.models["model"].state_dict()) for run in runs)
-    assert_equal_bits(one, other)
+    by_loss = train(build(loss=unfreezing, micro_batch_size=None), do_nothing)
+    by_body = train(build(micro_batch_size=None), thaw)
+
+    assert_same_bits(weights(by_loss), weights(by_body))
 
 
 @pytest.mark.parametrize("clip", ["norm 0.1", "adaptive 0.01", "auto 0.5", "value 0.01"])
 def test_gradients_of_what_was_unfrozen_are_limited_too(clip: str) -> None:
     """One that is unfrozen before the first step is trained like one that never was frozen."""
-    limited, never = (build(model=model, clip=clip, ema=0.5) for model in (frozen_backbone, Net))
-    limited.state.models["model"].requires_grad_(True)
-    for run in (limited, never):
-        run.train()
-    for average, other in zip(
-        limited.state.ema_models.values(), never.state.ema_models.values(), strict=True
-    ):
-        assert_equal_bits(dict(average.model.state_dict()), dict(other.model.state_dict()))
-    assert_equal_bits(
-        dict(limited.state.models["model"].state_dict()),
-        dict(never.state.models["model"].state_dict()),
-    )
+    unfrozen = build(model=frozen_backbone, clip=clip, ema=0.5)
+    unfrozen.state.models["model"].requires_grad_(True)
+    never_frozen = build(model=Net, clip=clip, ema=0.5)
+
+    unfrozen.train()
+    never_frozen.train()
+
+    assert_same_bits(weights(unfrozen), weights(never_frozen))
+    assert_same_bits(average_of(unfrozen), average_of(never_frozen))
+
+
+def average_of(run: sf.Run) -> dict[str, Tensor]:
+    return dict(run.state.ema_models["model"].model.state_dict())
 
 
 def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
@@ -476,18 +472,20 @@ def test_what_a_run_counts_and_remembers_outlives_an_unfreezing() -> None:
         return loss(model, batch) * torch.where(bad, torch.nan, 1.0)
 
     run = build(loss=poisoned, clip="auto 0.9")
-    counted = []
-    remembered = []
+    bad_in_a_row = []
+    remembered_norms = []
     with run:
         for step in run:
             bad.fill_(step.index in (0, 1, 2))
-            counted.append(float(run.state.optimizers["model"].bad_in_a_row))
+            bad_in_a_row.append(float(run.state.optimizers["model"].bad_in_a_row))
             thaw(run, step.index)
-            remembered.append(int(run.state.optimizers["model"].clipping.remembered["entered"]))
+            clipping = run.state.optimizers["model"].clipping
+            remembered_norms.append(int(clipping.remembered["entered"]))
+
     weight = run.state.models["model"].get_parameter("backbone.0.weight")
     assert int(run.state.optimizers["model"].optimizer.state[weight]["step"]) == 4
-    assert counted == [0, 1, 2, 3, 0, 0, 0, 0]
-    assert remembered == [1, 1, 1, 1, 2, 3, 4, 5]
+    assert bad_in_a_row == [0, 1, 2, 3, 0, 0, 0, 0]
+    assert remembered_norms == [1, 1, 1, 1, 2, 3, 4, 5]
 
 
 def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
@@ -495,40 +493,38 @@ def test_an_average_of_what_is_unfrozen_begins_where_that_stands_now() -> None:
         thaw(run, index - 4)
         torch.nn.init.ones_(run.state.models["model"].get_parameter("backbone.0.weight"))
 
-    run = made(build(ema=0.9, stop_after="7 steps"), fill_and_thaw)
-    assert torch.equal(
-        run.state.ema_models["model"].model.get_parameter("backbone.0.weight"), torch.ones(64, 64)
-    )
+    run = train(build(ema=0.9, stop_after="7 steps"), fill_and_thaw)
+
+    assert torch.equal(average_of(run)["backbone.0.weight"], torch.ones(64, 64))
 
 
 def test_the_mean_of_schedule_free_is_of_the_last_step_if_something_was_unfrozen_after_it() -> None:
-    settings = {"optimizer": sf.optim.schedule_free(1e-2), "stop_after": "3 steps"}
-    averages = []
-    for body in (thaw, lambda run, index: None):
-        run = made(build(**settings), body)
+    def average_after(body: Body) -> dict[str, Tensor]:
+        optimizer = sf.optim.schedule_free(1e-2)
+        run = train(build(optimizer=optimizer, stop_after="3 steps"), body)
         run.state.ema_models["model"].refresh(run.state.models["model"])
-        averages.append(dict(run.state.ema_models["model"].model.state_dict()))
-    assert_equal_bits(*averages)
+        return average_of(run)
+
+    assert_same_bits(average_after(thaw), average_after(do_nothing))
 
 
 def test_hooks_of_an_optimizer_outlive_an_unfreezing() -> None:
     run = build()
-    called = []
-    run.state.optimizers["model"].optimizer.register_step_post_hook(
-        lambda *_: called.append(run.state.step)
-    )
-    run.state.optimizers["model"].skip = skipping(
-        run.state.optimizers["model"].optimizer, torch.device("cpu")
-    )
-    made(run, thaw)
-    assert called == list(range(STEPS))
+    managed = run.state.optimizers["model"]
+    steps_of_calls = []
+    managed.optimizer.register_step_post_hook(lambda *_: steps_of_calls.append(run.state.step))
+    managed.skip = skipping(managed.optimizer, torch.device("cpu"))
+
+    train(run, thaw)
+
+    assert steps_of_calls == list(range(STEPS))
 
 
 # --- steps of one's own, and several models -------------------------------------------------------
 
 
-def own_steps(
-    run: sf.Run, *, before: Body = lambda run, index: None, after: Body = lambda run, index: None
+def train_in_own_steps(
+    run: sf.Run, *, before: Body = do_nothing, after: Body = do_nothing
 ) -> sf.Run:
     with run:
         for step in run.steps():
@@ -539,28 +535,22 @@ def own_steps(
     return run
 
 
+def thaw_before_step_3(run: sf.Run, index: int) -> None:
+    thaw(run, index - 1)
+
+
 def test_in_a_loop_of_ones_own_what_is_unfrozen_before_the_gradients_is_trained_in_that_step() -> (
     None
 ):
-    def one_later(run: sf.Run, index: int) -> None:
-        thaw(run, index - 1)
+    untrained = weights(build())
 
-    untouched = dict(build().state.models["model"].named_parameters())
-    runs = [
-        own_steps(build(), before=one_later),
-        own_steps(build(), after=thaw),
-        made(build(), thaw),
-    ]
-    assert not any(
-        torch.equal(held, untouched[name])
-        for name, held in runs[0].state.models["model"].named_parameters()
-        if "0" in name
-    )
-    for other in runs[1:]:
-        assert_equal_bits(
-            dict(runs[0].state.models["model"].state_dict()),
-            dict(other.state.models["model"].state_dict()),
-        )
+    before = train_in_own_steps(build(), before=thaw_before_step_3)
+    after = train_in_own_steps(build(), after=thaw)
+    in_body = train(build(), thaw)
+
+    assert {"backbone.0.weight", "backbone.0.bias"} <= {*changed_names(weights(before), untrained)}
+    assert_same_bits(weights(after), weights(before))
+    assert_same_bits(weights(in_body), weights(before))
 
 
 def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
@@ -568,79 +558,87 @@ def adversarial(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     longer than that.
     """
 
-    def both(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss_of_both(models: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(models["second"](models["first"](batch[0])), batch[1])
 
-    def second() -> nn.Module:
+    def build_second() -> nn.Module:
         net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
         net[0].requires_grad_(False)
         return net
 
-    named = {"first": lambda: nn.Linear(64, 8), "second": second}
     run = build(
         run_dir,
-        model=named,
-        loss=both,
-        optimizer=dict.fromkeys(named, sf.optim.adamw(1e-2)),
+        model={"first": lambda: nn.Linear(64, 8), "second": build_second},
+        loss=loss_of_both,
+        optimizer={"first": sf.optim.adamw(1e-2), "second": sf.optim.adamw(1e-2)},
         **changes,
     )
+    first = run.state.models["first"]
+    second = run.state.models["second"]
     with run:
         for step in run.steps():
-            first, last = (run.state.models[name] for name in named)
-            for name in named:
-                first.requires_grad_(name == "first")
-                last.requires_grad_(name == "second")
-                last[0].requires_grad_(name == "second" and step.index >= 4)  # type: ignore[index,operator]
-                sf.forward_backward(step)
-                sf.update(step, name)
+            first.requires_grad_(True)
+            second.requires_grad_(False)
+            sf.forward_backward(step)
+            sf.update(step, "first")
+
+            first.requires_grad_(False)
+            second.requires_grad_(True)
+            second.get_submodule("0").requires_grad_(step.index >= 4)
+            sf.forward_backward(step)
+            sf.update(step, "second")
     return run
 
 
 def test_models_that_take_turns_keep_their_optimizers_state_and_resume_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
-    run = adversarial(tmp_path / "whole")
-    made_steps = {
-        name: [int(state["step"]) for state in trained.optimizer.state.values()]
-        for name, trained in run.state.optimizers.items()
-    }
-    assert made_steps == {"first": [8, 8], "second": [8, 8, 4, 4]}
-    for until in (3, 4, 5, 8):
-        adversarial(tmp_path / "parts", stop_after=f"{until} steps")
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+    whole = adversarial(tmp_path / "whole")
+    for stop in (3, 4, 5, 8):
+        adversarial(tmp_path / "parts", stop_after=f"{stop} steps")
+
+    updates = {}
+    for name, trained in whole.state.optimizers.items():
+        updates[name] = [int(state["step"]) for state in trained.optimizer.state.values()]
+    assert updates == {"first": [8, 8], "second": [8, 8, 4, 4]}
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
 
 
 @pytest.mark.slow
 def test_compiled_runs_that_unfreeze_resume_to_the_same_bits_too(tmp_path: Path) -> None:
-    made(build(tmp_path / "whole", compile=True), thaw_and_freeze)
-    for until in (4, 6, STEPS):
+    def build_compiled(run_dir: Path, **changes: Any) -> sf.Run:
         torch.compiler.reset()
-        made(build(tmp_path / "parts", compile=True, stop_after=f"{until} steps"), thaw_and_freeze)
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+        return build(run_dir, compile=True, **changes)
+
+    train(build_compiled(tmp_path / "whole"), thaw_and_freeze)
+    build_part = partial(build_compiled, tmp_path / "parts")
+    train_in_parts(build_part, thaw_and_freeze, stops=[4, 6])
+
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def frozen_by_rates(run: sf.Run, _: int) -> None:
+def unfreeze_head(run: sf.Run, _: int) -> None:
     run.state.models["model"].get_submodule("head").requires_grad_(True)
 
 
-def without_an_optimizer(run: sf.Run, _: int) -> None:
+def unfreeze_teacher(run: sf.Run, _: int) -> None:
     run.state.models["teacher"].requires_grad_(True)
 
 
-def another_layer(run: sf.Run, _: int) -> None:
+def replace_head(run: sf.Run, _: int) -> None:
     vars(run.state.models["model"])["_modules"]["head"] = nn.Linear(8, 3)
 
 
-def a_new_parameter(run: sf.Run, _: int) -> None:
+def add_parameter(run: sf.Run, _: int) -> None:
     run.state.models["model"].get_submodule("hidden.1").register_parameter(
         "slope", nn.Parameter(torch.ones(()))
     )
 
 
-def another_model(run: sf.Run, _: int) -> None:
+def replace_teacher(run: sf.Run, _: int) -> None:
     run.state.models["teacher"] = Statistics()
 
 
@@ -649,139 +647,141 @@ TEACHER = ["teacher.0.weight", "teacher.0.bias", "teacher.1.weight", "teacher.1.
 
 def other_groups(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Two groups as long as there are few parameters."""
-    every = [parameter for group in groups for parameter in group["params"]]
-    return torch.optim.SGD(
-        [{"params": every}]
-        if len(every) > 4
-        else [{"params": every[:1]}, {"params": every[1:], "lr": 0.2}],
-        lr=0.1,
-    )
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if len(parameters) > 4:
+        return torch.optim.SGD(parameters, lr=0.1)
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first]}, {"params": others, "lr": 0.2}], lr=0.1)
+
+
+def with_frozen_head() -> sf.Run:
+    optimizer = sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))
+    return build(model=Net, optimizer=optimizer)
+
+
+def test_what_has_no_learning_rate_cannot_be_unfrozen() -> None:
+    with refused("unfrozen-without-learning-rate"):
+        train(with_frozen_head(), unfreeze_head)
+
+
+def test_what_has_no_optimizer_cannot_be_unfrozen() -> None:
+    with refused("unfrozen-without-optimizer", names=TEACHER):
+        train(with_teacher(None, frozen_statistics()), unfreeze_teacher)
 
 
 @pytest.mark.parametrize(
-    ("run", "body", "code", "fields"),
-    [
-        (
-            lambda: build(
-                model=Net, optimizer=sf.optim.adamw(1e-2, lr_multipliers=sf.optim.frozen("head.*"))
-            ),
-            frozen_by_rates,
-            "unfrozen-without-learning-rate",
-            {},
-        ),
-        (
-            lambda: with_teacher(None, Statistics().requires_grad_(False)),
-            without_an_optimizer,
-            "unfrozen-without-optimizer",
-            {"names": TEACHER},
-        ),
-        (
-            build,
-            another_layer,
-            "parameters-replaced",
-            {"names": ["head.weight", "head.bias"], "found": "is now another tensor"},
-        ),
-        (
-            build,
-            a_new_parameter,
-            "parameters-replaced",
-            {"names": ["hidden.1.slope"], "found": "is new"},
-        ),
-        (
-            lambda: with_teacher(None, Statistics()),
-            another_model,
-            "parameters-replaced",
-            {"names": TEACHER, "found": "is now another tensor"},
-        ),
-        (lambda: build(optimizer=other_groups), thaw, "groups-of-factory-changed", {}),
-    ],
+    ("replace", "names"),
+    [(replace_head, ["head.weight", "head.bias"]), (replace_teacher, TEACHER)],
 )
-def test_what_cannot_be_trained_is_refused_by_name(
-    run: Callable[[], sf.Run], body: Body, code: str, fields: dict[str, Any]
+def test_other_parameters_in_the_place_of_those_of_the_start_are_refused(
+    replace: Body, names: list[str]
 ) -> None:
-    with refused(code, **fields):
-        made(run(), body)
+    run = with_teacher(None, Statistics()) if replace is replace_teacher else build()
+
+    with refused("parameters-replaced", names=names, found="is now another tensor"):
+        train(run, replace)
+
+
+def test_a_new_parameter_is_refused() -> None:
+    with refused("parameters-replaced", names=["hidden.1.slope"], found="is new"):
+        train(build(), add_parameter)
+
+
+def test_a_factory_that_makes_other_groups_of_more_parameters_is_refused() -> None:
+    with refused("groups-of-factory-changed"):
+        train(build(optimizer=other_groups), thaw)
 
 
 def test_modules_without_parameters_may_come_and_go() -> None:
     def swap(run: sf.Run, index: int) -> None:
         model: Any = run.state.models["model"]
-        model.hidden[1] = nn.GELU() if index % 2 else nn.ReLU()
+        activations = [nn.ReLU(), nn.GELU()]
+        model.hidden[1] = activations[index % 2]
 
-    assert made(build(), swap).state.step == STEPS
+    run = train(build(), swap)
+
+    assert run.state.step == STEPS
 
 
 # --- several processes ----------------------------------------------------------------------------
 
 
-def widened(samples: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return samples[0].double(), samples[1]
-
-
-def on_a_rank(
-    run_dir: str | None = None, until: int = STEPS, *, early: bool = False
+def train_on_a_rank(
+    run_dir: str | None = None, stop: int = STEPS, *, early: bool = False
 ) -> dict[str, Tensor]:
     """Unfrozen after step 3 or (`early`) before the run is opened, a part frozen after step 5 and
     no longer after step 7.
 
     In float64, the averages too.
     """
+    inputs, labels = data()
     run = build(
         run_dir,
         model=lambda: frozen_backbone().double(),
-        train_data=widened(data()),
+        train_data=(inputs.double(), labels),
         ema=0.9,
-        stop_after=f"{until} steps",
+        stop_after=f"{stop} steps",
     )
     run.state.models["model"].get_submodule("backbone").requires_grad_(early)
-    made(run, thaw_and_freeze)
-    return {
-        **run.state.models["model"].state_dict(),
-        **dict(run.state.ema_models["model"].model.named_parameters(prefix="ema")),
-    }
+    train(run, thaw_and_freeze)
+    averages = run.state.ema_models["model"].model.named_parameters(prefix="ema")
+    return weights(run) | dict(averages)
 
 
 def test_two_processes_unfreeze_as_one_does_and_resume_to_the_same_bits(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    cases: list[dict[str, Any]] = [{"early": True}, {"run_dir": str(tmp_path / "whole")}]
-    cases += [{"run_dir": str(tmp_path / "parts"), "until": until} for until in (3, 5, 7, 8)]
-    early, whole, *_, last = ranks.each(2, on_a_rank, cases)
-    for together, alone in ((early, on_a_rank(early=True)), (whole, on_a_rank())):
-        for of_rank in together:
-            for name, held in alone.items():
-                torch.testing.assert_close(of_rank[name], held, rtol=1e-9, atol=1e-9)
-    for one, other in zip(whole, last, strict=True):
-        assert_equal_bits(one, other)
-    assert_equal_bits(everything(tmp_path / "parts"), everything(tmp_path / "whole"))
+    whole_dir = str(tmp_path / "whole")
+    parts_dir = str(tmp_path / "parts")
+    cases: list[dict[str, Any]] = [{"early": True}, {"run_dir": whole_dir}]
+    for stop in (3, 5, 7, 8):
+        cases.append({"run_dir": parts_dir, "stop": stop})
+
+    early, whole, *_, resumed = ranks.each(2, train_on_a_rank, cases)
+
+    alone_early = train_on_a_rank(early=True)
+    alone = train_on_a_rank()
+    for rank in (0, 1):
+        torch.testing.assert_close(early[rank], alone_early, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(whole[rank], alone, rtol=1e-9, atol=1e-9)
+        assert_same_bits(resumed[rank], whole[rank])
+    assert_same_end(tmp_path / "parts", tmp_path / "whole")
 
 
-def unlike_on_ranks(what: str, run_dir: str) -> None:
-    """Rank 1, or both, do what several processes cannot follow."""
+def rank_1_unfreezes(run: sf.Run, index: int) -> None:
+    if not run.parts.world.is_main:
+        thaw(run, index)
 
-    def body(run: sf.Run, index: int) -> None:
-        model = run.state.models["model"]
-        first = run.parts.world.is_main
-        if index == 2 and not (first and what in ("unfreezes", "freezes")):
-            model.get_submodule("hidden" if what == "freezes" else "backbone").requires_grad_(
-                what != "freezes"
-            )
 
-    if what == "starts":
-        run = build()
-        run.state.models["model"].get_submodule("backbone").requires_grad_(
-            not run.parts.world.is_main
-        )
-        run.train()
-    elif what == "own steps":
-        own_steps(build(), before=body)
-    elif what == "unused":
-        made(build(model=with_spare), lambda run, _: run.state.models["model"].requires_grad_(True))
-    elif what == "fsdp resumes":
-        made(build(run_dir, model=smooth, parallel="ddp", stop_after="4 steps"), body)
-        made(build(run_dir, model=smooth, parallel="fsdp"), body)
-    else:
-        made(build(model=smooth, parallel="fsdp" if what == "fsdp" else "ddp"), body)
+def rank_1_freezes(run: sf.Run, index: int) -> None:
+    if index == 2 and not run.parts.world.is_main:
+        run.state.models["model"].get_submodule("hidden").requires_grad_(False)
+
+
+def unfreeze_all(run: sf.Run, _: int) -> None:
+    run.state.models["model"].requires_grad_(True)
+
+
+def do_what_ranks_cannot_follow(what: str, run_dir: str) -> None:
+    match what:
+        case "unfreezes":
+            train(build(model=smooth, parallel="ddp"), rank_1_unfreezes)
+        case "freezes":
+            train(build(model=smooth, parallel="ddp"), rank_1_freezes)
+        case "starts":
+            run = build()
+            backbone = run.state.models["model"].get_submodule("backbone")
+            backbone.requires_grad_(not run.parts.world.is_main)
+            run.train()
+        case "unused":
+            train(build(model=with_spare), unfreeze_all)
+        case "own steps":
+            train_in_own_steps(build(), before=thaw)
+        case "fsdp":
+            train(build(model=smooth, parallel="fsdp"), thaw)
+        case "fsdp resumes":
+            train(build(run_dir, model=smooth, parallel="ddp", stop_after="4 steps"), thaw)
+            train(build(run_dir, model=smooth, parallel="fsdp"), thaw)
 
 
 def with_spare() -> nn.Module:
@@ -790,47 +790,43 @@ def with_spare() -> nn.Module:
     return net
 
 
-@pytest.mark.fast(
-    "unused-1 parameter gets no gradient, and other processes would wait for it: hidden.spare"
-)
+@pytest.mark.fast("unused")
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("what", "message"),
     [
-        (
+        pytest.param(
             "unfreezes",
-            "after step 3 rank 1 trains other parameters than other ranks: 4 parameters unfrozen: backbone.0.",
+            "after step 3 rank 1 trains other parameters than other ranks: "
+            "4 parameters unfrozen: backbone.0.",
+            id="unfreezes",
         ),
-        (
+        pytest.param(
             "freezes",
-            "after step 3 rank 1 trains other parameters than other ranks: 2 parameters frozen: hidden.0.weight",
+            "after step 3 rank 1 trains other parameters than other ranks: "
+            "2 parameters frozen: hidden.0.weight",
+            id="freezes",
         ),
-        (
+        pytest.param(
             "starts",
             "frozen: rank 0 has 'backbone.0.weight, backbone.0.bias, backbone.1.weight, back",
+            id="starts",
         ),
-        (
+        pytest.param(
             "unused",
             "1 parameter gets no gradient, and other processes would wait for it: hidden.spare",
+            id="unused",
         ),
-        (
-            "own steps",
-            "[unfrozen-inside-step]",
-        ),
-        (
-            "fsdp",
-            "[frozen-under-fsdp]",
-        ),
-        (
-            "fsdp resumes",
-            "[checkpoint-of-other-frozen-parameters]",
-        ),
+        pytest.param("own steps", "[unfrozen-inside-step]", id="own steps"),
+        pytest.param("fsdp", "[frozen-under-fsdp]", id="fsdp"),
+        pytest.param("fsdp resumes", "[checkpoint-of-other-frozen-parameters]", id="fsdp resumes"),
     ],
 )
 def test_what_several_processes_cannot_follow_ends_all_of_them(
-    what: str, says: str, ranks: Ranks, tmp_path: Path
+    what: str, message: str, ranks: Ranks, tmp_path: Path
 ) -> None:
-    outcomes = ranks.outcomes(ranks.start(2, unlike_on_ranks, what=what, run_dir=str(tmp_path)))
+    place = ranks.start(2, do_what_ranks_cannot_follow, what=what, run_dir=str(tmp_path))
+
+    outcomes = ranks.outcomes(place)
+
     assert all(outcome.status > 0 for outcome in outcomes)
-    assert says in "".join(
-        outcome.text for outcome in outcomes
-    )  # what all of them end of, one says
+    assert message in "".join(outcome.text for outcome in outcomes)  # one of them says it
