@@ -29,7 +29,8 @@ from surefoot.optim.skip_step import (
 )
 
 CPU = torch.device("cpu")
-GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)
+GOOD = torch.tensor(0.0)
+BAD = torch.tensor(1.0)
 
 OPTIMIZERS = {
     "fused AdamW": lambda p: torch.optim.AdamW(p, fused=True),
@@ -64,47 +65,47 @@ OWN = {
     "AdamW8bit": lambda p: pytest.importorskip("bitsandbytes") and AdamW8bit(p),
     "ScheduleFree": lambda p: ScheduleFree(p, weight_decay=0.1),
 }
-PLAIN = list(OPTIMIZERS)  # those that a restoring step would have to serve
+DAMPENED = "fused SGD dampening"  # refused where it would be needed to restore it
+RESTORABLE = [name for name in OPTIMIZERS if name != DAMPENED]
+FUSED = [name for name in RESTORABLE if name.startswith("fused")]
+TAKING_THE_FLAG = {*FUSED, *OWN}
 OPTIMIZERS |= OWN
 OPTIMIZERS["Muon and AdamW"] = lambda p: MuonWithAdamW(
     [{"params": p[:1], "hidden": True}, {"params": p[1:], "hidden": False}], lr=0.1
 )
-TAKING_THE_FLAG = (
-    {name for name in OPTIMIZERS if name.startswith("fused")} - {"fused SGD dampening"}
-) | {*OWN}
 WAYS = [
-    ("Muon and AdamW", "parts restored"),
     *((name, "chosen") for name in OPTIMIZERS),
-    *(
-        (name, "restoring") for name in PLAIN if name != "fused SGD dampening"
-    ),  # refused where it would be needed
+    *((name, "restoring") for name in RESTORABLE),
+    ("Muon and AdamW", "parts restored"),
     ("fused AdamW", "told"),
 ]
 
 
-def ways(name, optimizer):
-    """Those of the three that this optimizer can go here; restoring is what it would go on another
-    device.
-    """
-    restoring = Restoring(type(optimizer).__name__, parameter_bytes=0)
-    chosen = skipping(optimizer, CPU)
-    ways = {"chosen": chosen, "restoring": restoring, "told": InsideKernel(name)}
-    if isinstance(chosen, PartByPart):
-        muon, adamw = chosen.parts
-        ways["parts restored"] = PartByPart(
-            ((muon[0], Restoring("Muon", parameter_bytes=0)), adamw)
-        )
-    return ways
+def skip_by(way, name, optimizer):
+    """One of the ways to skip; restoring is what the optimizer would go on another device."""
+    match way:
+        case "chosen":
+            return skipping(optimizer, CPU)
+        case "restoring":
+            return Restoring(name, parameter_bytes=0)
+        case "parts restored":
+            (muon, _), adamw = skipping(optimizer, CPU).parts
+            return PartByPart(((muon, Restoring("Muon", parameter_bytes=0)), adamw))
+        case "told":
+            return InsideKernel(name)
 
 
-def made(name):
+def build(name):
     torch.manual_seed(0)
-    shape = (80, 60) if name == "AdamW8bit" else (6, 5)  # large enough for 8 bits
+    shape = (6, 5)
+    if name == "AdamW8bit":
+        shape = (80, 60)  # large enough for 8 bits
     parameters = [nn.Parameter(torch.randn(shape)), nn.Parameter(torch.randn(4, 4))]
     return parameters, OPTIMIZERS[name](parameters)
 
 
 def give_gradients(parameters, step, value=None):
+    """Random gradients, which begin with a value if one is given."""
     generator = torch.Generator().manual_seed(step)
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -112,70 +113,78 @@ def give_gradients(parameters, step, value=None):
             parameter.grad[0, 0] = value
 
 
-def bits(parameters, optimizer):
+def copy_of(parameters, optimizer):
     """Copies of everything that a step may change."""
-    state = [
-        {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in optimizer.state[p].items()
-        }
-        for p in parameters
-    ]
-    return [parameter.detach().clone() for parameter in parameters], state
+    states = [copy.deepcopy(optimizer.state[parameter]) for parameter in parameters]
+    return values_of(parameters), states
 
 
-def assert_same_bits(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+def values_of(parameters):
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+def assert_same_bits(values, expected):
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
 
 
 @in_one
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_a_skipped_step_changes_no_bit_of_parameters_and_state(name, way, value):
-    parameters, optimizer = made(name)
-    skip = ways(name, optimizer)[way]
+    parameters, optimizer = build(name)
+    skip = skip_by(way, name, optimizer)
     for step in range(3):
         give_gradients(parameters, step)
         skip.apply(optimizer, GOOD)
-    before = bits(parameters, optimizer)
+    before = copy_of(parameters, optimizer)
 
     give_gradients(parameters, 3, value)
     skip.apply(optimizer, BAD)
 
-    assert_same_bits(bits(parameters, optimizer), before)
+    assert_same_bits(copy_of(parameters, optimizer), before)
 
 
 @in_one
 @pytest.mark.parametrize("skipped", [{0}, {0, 1}, {2}, {0, 3, 4}], ids=str)
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_training_goes_on_as_if_skipped_steps_had_not_been(name, way, skipped):
-    parameters, optimizer = made(name)
-    skip = ways(name, optimizer)[way]
-    for step in range(7):
-        give_gradients(parameters, step, math.nan if step in skipped else None)
-        skip.apply(optimizer, BAD if step in skipped else GOOD)
-    expected, plain = made(name)
-    for step in set(range(7)) - skipped:
-        give_gradients(expected, step)
-        plain.step()
+    parameters, optimizer = build(name)
+    skip = skip_by(way, name, optimizer)
+    expected, plain = build(name)
 
-    assert_same_bits([p.detach() for p in parameters], [p.detach() for p in expected])
+    for step in range(7):
+        if step in skipped:
+            give_gradients(parameters, step, math.nan)
+            skip.apply(optimizer, BAD)
+        else:
+            give_gradients(parameters, step)
+            skip.apply(optimizer, GOOD)
+            give_gradients(expected, step)
+            plain.step()
+
+    assert_same_bits(values_of(parameters), values_of(expected))
 
 
 @in_one
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_way_is_the_cheapest_that_the_optimizer_allows(name):
-    _, optimizer = made(name)
-    expected = InsideKernel if name in TAKING_THE_FLAG else BranchOnCpu
-    expected = {"fused AdamW": StraightToKernel, "Muon and AdamW": PartByPart}.get(name, expected)
+    _, optimizer = build(name)
+    if name == "fused AdamW":
+        cheapest = StraightToKernel
+    elif name == "Muon and AdamW":
+        cheapest = PartByPart
+    elif name in TAKING_THE_FLAG:
+        cheapest = InsideKernel
+    else:
+        cheapest = BranchOnCpu
 
-    assert type(skipping(optimizer, CPU)) is expected
+    assert type(skipping(optimizer, CPU)) is cheapest
 
 
 @in_one
 @pytest.mark.parametrize("name", sorted(TAKING_THE_FLAG))
 def test_a_fused_step_with_the_flag_reads_nothing_on_the_host(name):
-    parameters, optimizer = made(name)
+    parameters, optimizer = build(name)
     skip = skipping(optimizer, CPU)
     give_gradients(parameters, 0)
 
@@ -187,7 +196,7 @@ def test_a_fused_step_with_the_flag_reads_nothing_on_the_host(name):
 # On the CPU these read their own step counter, which lives there; the flag itself must not be read.
 @pytest.mark.parametrize("name", ["RMSprop", "Muon", "SGD momentum", "Rprop"])
 def test_restoring_reads_nothing_on_the_host(name):
-    parameters, optimizer = made(name)
+    parameters, optimizer = build(name)
     give_gradients(parameters, 0)
 
     with NothingRead():
@@ -195,7 +204,7 @@ def test_restoring_reads_nothing_on_the_host(name):
 
 
 def test_the_flag_does_not_outlive_the_step_even_where_it_fails():
-    parameters, optimizer = made("fused Adam")
+    parameters, optimizer = build("fused Adam")
     skip = skipping(optimizer, CPU)
     give_gradients(parameters, 0)
     skip.apply(optimizer, BAD)
@@ -208,7 +217,7 @@ def test_the_flag_does_not_outlive_the_step_even_where_it_fails():
 
 
 def test_a_parameter_that_gets_its_first_gradient_later_starts_from_zero_momentum():
-    parameters, optimizer = made("fused SGD momentum")
+    parameters, optimizer = build("fused SGD momentum")
     skip = skipping(optimizer, CPU)
     give_gradients(parameters, 0)
     parameters[1].grad = None
@@ -216,32 +225,35 @@ def test_a_parameter_that_gets_its_first_gradient_later_starts_from_zero_momentu
     start = parameters[1].detach().clone()
     give_gradients(parameters, 1)
     gradient = parameters[1].grad.clone()
+
     skip.apply(optimizer, GOOD)
 
-    torch.testing.assert_close(parameters[1].detach(), start - 0.1 * (gradient + 0.1 * start))
+    expected = start - 0.1 * (gradient + 0.1 * start)
+    torch.testing.assert_close(parameters[1].detach(), expected)
 
 
 @pytest.mark.parametrize("name", ["fused AdamW", "fused SGD momentum"])
 def test_a_parameter_without_a_gradient_is_left_alone(name):
-    parameters, optimizer = made(name)
+    parameters, optimizer = build(name)
     skip = skipping(optimizer, CPU)
     for step in range(2):
         give_gradients(parameters, step)
         skip.apply(optimizer, GOOD)
-    before = bits(parameters[1:], optimizer)
+    before = copy_of(parameters[1:], optimizer)
     give_gradients(parameters, 2)
     parameters[1].grad = None
     skip.apply(optimizer, GOOD)
 
-    assert_same_bits(bits(parameters[1:], optimizer), before)
+    assert_same_bits(copy_of(parameters[1:], optimizer), before)
 
 
 @pytest.mark.parametrize("name", ["fused AdamW", "fused SGD momentum"])
 def test_parameters_of_several_types_and_missing_gradients_are_trained_as_by_torch(name):
-    def run(step_once):
+    def train(apply_step):
         torch.manual_seed(0)
         parameters = [
-            nn.Parameter(torch.randn(3, 3, dtype=dtype)) for dtype in (torch.float32, torch.float64)
+            nn.Parameter(torch.randn(3, 3, dtype=torch.float32)),
+            nn.Parameter(torch.randn(3, 3, dtype=torch.float64)),
         ]
         optimizer = OPTIMIZERS[name](parameters)
         skip = skipping(optimizer, CPU)
@@ -249,27 +261,29 @@ def test_parameters_of_several_types_and_missing_gradients_are_trained_as_by_tor
             generator = torch.Generator().manual_seed(step)
             for place, parameter in enumerate(parameters):
                 gradient = torch.randn(3, 3, generator=generator).to(parameter.dtype)
-                parameter.grad = None if step % 3 == place else gradient
-            step_once(skip, optimizer)
-        return [parameter.detach() for parameter in parameters]
+                if step % 3 == place:
+                    gradient = None
+                parameter.grad = gradient
+            apply_step(skip, optimizer)
+        return values_of(parameters)
 
-    assert_same_bits(
-        run(lambda skip, optimizer: skip.apply(optimizer, GOOD)),
-        run(lambda _, optimizer: optimizer.step()),
-    )
+    skipped_nowhere = train(lambda skip, optimizer: skip.apply(optimizer, GOOD))
+    by_torch = train(lambda _, optimizer: optimizer.step())
+
+    assert_same_bits(skipped_nowhere, by_torch)
 
 
 @pytest.mark.parametrize("name", ["fused AdamW", "fused SGD momentum"])
 def test_state_that_was_loaded_in_between_is_the_one_that_is_used(name):
-    parameters, optimizer = made(name)
+    parameters, optimizer = build(name)
     skip = skipping(optimizer, CPU)
     give_gradients(parameters, 0)
     skip.apply(optimizer, GOOD)
     saved = copy.deepcopy(optimizer.state_dict())
-    weights = [p.detach().clone() for p in parameters]
+    weights = values_of(parameters)
     give_gradients(parameters, 1)
     skip.apply(optimizer, GOOD)
-    expected = bits(parameters, optimizer)
+    expected = copy_of(parameters, optimizer)
 
     optimizer.load_state_dict(saved)
     with torch.no_grad():
@@ -278,83 +292,99 @@ def test_state_that_was_loaded_in_between_is_the_one_that_is_used(name):
     give_gradients(parameters, 1)
     skip.apply(optimizer, GOOD)
 
-    assert_same_bits(bits(parameters, optimizer), expected)
+    assert_same_bits(copy_of(parameters, optimizer), expected)
 
 
 def test_hooks_are_called_where_there_are_some_from_the_start():
-    parameters, optimizer = made("fused AdamW")
-    called = []
-    optimizer.register_step_post_hook(lambda *_: called.append(True))
+    parameters, optimizer = build("fused AdamW")
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append("step"))
     give_gradients(parameters, 0)
+
     skipping(optimizer, CPU).apply(optimizer, GOOD)
 
-    assert called == [True]
+    assert calls == ["step"]
 
 
 def test_a_subclass_is_not_trusted_to_honour_the_flag():
     class Noisy(torch.optim.AdamW):
         pass
 
-    assert isinstance(skipping(Noisy([nn.Parameter(torch.ones(2))], fused=True), CPU), BranchOnCpu)
+    optimizer = Noisy([nn.Parameter(torch.ones(2))], fused=True)
+
+    assert isinstance(skipping(optimizer, CPU), BranchOnCpu)
 
 
 def test_away_from_the_cpu_what_cannot_count_on_the_device_is_refused_with_what_to_type():
+    optimizer = torch.optim.NAdam([nn.Parameter(torch.ones(2))])
+
     with refused("optimizer-not-capturable", value="NAdam"):
-        skipping(torch.optim.NAdam([nn.Parameter(torch.ones(2))]), torch.device("cuda"))
+        skipping(optimizer, torch.device("cuda"))
 
 
 def test_away_from_the_cpu_dampening_is_refused():
     parameters = [nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5)
+
     with refused("sgd-with-dampening"):
-        skipping(
-            torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.5), torch.device("cuda")
-        )
+        skipping(optimizer, torch.device("cuda"))
 
 
 def test_away_from_the_cpu_others_are_restored_and_say_what_it_costs():
-    way = skipping(torch.optim.Muon([nn.Parameter(torch.ones(20, 30))]), torch.device("cuda"))
+    optimizer = torch.optim.Muon([nn.Parameter(torch.ones(20, 30))])
 
-    assert isinstance(way, Restoring)
-    assert "+2,400 bytes" in way.description
+    skip = skipping(optimizer, torch.device("cuda"))
+
+    assert isinstance(skip, Restoring)
+    assert "+2,400 bytes" in skip.description
 
 
-@pytest.mark.parametrize("place", ["group", "state"])
-def test_a_counter_in_python_that_cannot_be_undone_is_refused(place):
-    class Counting(torch.optim.SGD):
-        def step(self, closure=None):
-            if place == "group":
-                self.param_groups[0]["k"] = self.param_groups[0].get("k", 0) + 1
-            else:
-                state = self.state[self.param_groups[0]["params"][0]]
-                state["k"] = state.get("k", 0) + 1
+class CountingInGroup(torch.optim.SGD):
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        group["calls"] = group.get("calls", 0) + 1
+
+
+class CountingInState(torch.optim.SGD):
+    def step(self, closure=None):
+        (parameter,) = self.param_groups[0]["params"]
+        state = self.state[parameter]
+        state["calls"] = state.get("calls", 0) + 1
+
+
+@pytest.mark.parametrize("counting", [CountingInGroup, CountingInState])
+def test_a_counter_in_python_that_cannot_be_undone_is_refused(counting):
+    optimizer = counting([nn.Parameter(torch.ones(2))], lr=0.1)
 
     with refused("optimizer-state-on-host"):
-        Restoring("Counting", parameter_bytes=0).apply(
-            Counting([nn.Parameter(torch.ones(2))], lr=0.1), GOOD
-        )
+        Restoring("Counting", parameter_bytes=0).apply(optimizer, GOOD)
 
 
 def test_sparse_adam_is_refused_by_name():
+    optimizer = torch.optim.SparseAdam([nn.Parameter(torch.ones(2))])
+
     with refused("optimizer-of-sparse-gradients"):
-        skipping(torch.optim.SparseAdam([nn.Parameter(torch.ones(2))]), CPU)
+        skipping(optimizer, CPU)
 
 
 def test_the_branch_refuses_a_flag_it_would_have_to_wait_for():
-    _, optimizer = made("NAdam")
+    _, optimizer = build("NAdam")
+
     with pytest.raises(RuntimeError, match="meta"):
         step_unless_on_cpu(optimizer, torch.zeros((), device="meta"))
 
 
 def test_resumed_momentum_goes_on():
-    parameters, optimizer = made("fused SGD momentum")
+    parameters, optimizer = build("fused SGD momentum")
     give_gradients(parameters, 0)
     skipping(optimizer, CPU).apply(optimizer, GOOD)
     saved = copy.deepcopy(optimizer.state_dict())
-    fresh = OPTIMIZERS["fused SGD momentum"](parameters)
-    skipping(fresh, CPU)
-    fresh.load_state_dict(saved)
 
-    assert_same_bits(bits(parameters, fresh), bits(parameters, optimizer))
+    resumed = OPTIMIZERS["fused SGD momentum"](parameters)
+    skipping(resumed, CPU)
+    resumed.load_state_dict(saved)
+
+    assert_same_bits(copy_of(parameters, resumed), copy_of(parameters, optimizer))
 
 
 @pytest.mark.gpu
@@ -376,20 +406,21 @@ def test_on_a_gpu_a_skipped_step_changes_no_bit_and_waits_for_nothing(make):
     parameters = [nn.Parameter(torch.randn(6, 5, device=device))]
     optimizer = make(parameters)
     skip = skipping(optimizer, device)
-    flags = GOOD.to(device), BAD.to(device)
-    for flag in (flags[1], flags[0], flags[0]):
+    good = GOOD.to(device)
+    bad = BAD.to(device)
+    for flag in (bad, good, good):
         parameters[0].grad = torch.randn(6, 5, device=device)
         skip.apply(optimizer, flag)
-    before = bits(parameters, optimizer)
+    before = copy_of(parameters, optimizer)
     parameters[0].grad = torch.full((6, 5), math.nan, device=device)
 
     torch.cuda.set_sync_debug_mode("error")
     try:
-        skip.apply(optimizer, flags[1])
+        skip.apply(optimizer, bad)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
-    assert_same_bits(bits(parameters, optimizer), before)
+    assert_same_bits(copy_of(parameters, optimizer), before)
 
 
 class NothingRead(TorchDispatchMode):
@@ -402,9 +433,12 @@ class NothingRead(TorchDispatchMode):
 
 def test_a_fused_sgd_that_would_not_train_is_refused():
     weights = [nn.Parameter(torch.ones(99, dtype=torch.bfloat16))]
+    fused = torch.optim.SGD(weights, lr=0.1, fused=True)
+    plain = torch.optim.SGD(weights, lr=0.1)
+
     with refused("fused-sgd-of-16-bits"):
-        skipping(torch.optim.SGD(weights, lr=0.1, fused=True), CPU)
-    assert isinstance(skipping(torch.optim.SGD(weights, lr=0.1), CPU), BranchOnCpu)
+        skipping(fused, CPU)
+    assert isinstance(skipping(plain, CPU), BranchOnCpu)
 
 
 def test_a_subclass_is_not_taken_for_what_it_extends():
@@ -421,6 +455,7 @@ def test_a_subclass_is_not_taken_for_what_it_extends():
     weight = nn.Parameter(torch.ones(3))
     weight.grad = torch.ones(3)
     optimizer = Louder([weight], lr=0.1)
+
     skipping(optimizer, CPU).apply(optimizer, BAD)
 
     assert weight.tolist() == [1.0, 1.0, 1.0]
@@ -428,8 +463,12 @@ def test_a_subclass_is_not_taken_for_what_it_extends():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_composite_restores_one_part_at_a_time_so_its_copies_are_those_of_the_largest(order):
-    small, large = (torch.optim.NAdam([nn.Parameter(torch.zeros(size))]) for size in (3, 70))
-    parts = [(optimizer, Restoring("NAdam", 0)) for optimizer in (small, large)]
-    each = [update_bytes(skip, optimizer) for optimizer, skip in parts]
+    small = torch.optim.NAdam([nn.Parameter(torch.zeros(3))])
+    large = torch.optim.NAdam([nn.Parameter(torch.zeros(70))])
+    skip = Restoring("NAdam", parameter_bytes=0)
+    parts = [(small, skip), (large, skip)]
+
     composite = PartByPart(tuple(parts[place] for place in order))
-    assert 0 < each[0] < each[1] == update_bytes(composite, large)
+
+    assert 0 < update_bytes(skip, small) < update_bytes(skip, large)
+    assert update_bytes(composite, large) == update_bytes(skip, large)
