@@ -13,25 +13,27 @@ from torch import Tensor, nn
 import surefoot as sf
 from surefoot.train import gradient_cache
 
-SAMPLES, FEATURES, WIDTH = 48, 6, 5
+SAMPLES = 48
+FEATURES = 6
+WIDTH = 5
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float = 0.5) -> Tensor:
     """Chen et al. 2020, equation 1: each view is to be told from all others by its partner."""
     views = F.normalize(torch.cat([first, second]), dim=1)
-    logits = views @ views.T / temperature
-    logits = logits.masked_fill(
-        torch.eye(len(views), dtype=torch.bool, device=views.device), -torch.inf
-    )
-    return F.cross_entropy(logits, torch.arange(len(views), device=views.device).roll(len(first)))
+    itself = torch.eye(len(views), dtype=torch.bool, device=views.device)
+    logits = (views @ views.T / temperature).masked_fill(itself, -torch.inf)
+    partners = torch.arange(len(views), device=views.device).roll(len(first))
+    return F.cross_entropy(logits, partners)
 
 
 class Encoder(nn.Sequential):
     def __init__(self, dropout: float = 0.0, norm: bool = False) -> None:
-        middle = [nn.BatchNorm1d(8)] if norm else []
         super().__init__(
-            nn.Linear(FEATURES, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, WIDTH)
+            nn.Linear(FEATURES, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, WIDTH)
         )
+        if norm:
+            self.insert(1, nn.BatchNorm1d(8))
 
 
 def two_views(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -46,7 +48,8 @@ def views_loss(model: Any, features: Any) -> Tensor:
 def ordered_loss(model: Any, features: Any) -> Tensor:
     """Each sample has a weight by its place in the batch."""
     first, second = features
-    return views_loss(model, features) + (torch.arange(len(first)) * (first * second).sum(1)).mean()
+    places = torch.arange(len(first))
+    return views_loss(model, features) + (places * (first * second).sum(1)).mean()
 
 
 class TwoTowers(nn.Module):
@@ -59,21 +62,18 @@ class TwoTowers(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor([1.5]))  # FSDP shards no scalar
 
     def forward(self, images: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (
-            F.normalize(self.image(images), dim=1),
-            F.normalize(self.text(texts), dim=1),
-            self.log_scale.exp()[0],
-        )
+        image_features = F.normalize(self.image(images), dim=1)
+        text_features = F.normalize(self.text(texts), dim=1)
+        return image_features, text_features, self.log_scale.exp()[0]
 
 
-def of_both(scale: Tensor, images: Tensor, texts: Tensor) -> Any:
+def symmetric_loss(scale: Tensor, images: Tensor, texts: Tensor) -> Any:
     """Radford et al. 2021, figure 3."""
     logits = scale * images @ texts.T
     targets = torch.arange(len(logits), device=logits.device)
-    right = sf.Mean((logits.argmax(1) == targets).sum(), len(targets))
-    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2, {
-        "accuracy": right
-    }
+    accuracy = sf.Mean((logits.argmax(1) == targets).sum(), len(targets))
+    loss = (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+    return loss, {"accuracy": accuracy}
 
 
 def towers(model: Any, batch: Any) -> Any:
@@ -83,7 +83,7 @@ def towers(model: Any, batch: Any) -> Any:
 def clip_loss(model: Any, features: Any) -> Any:
     images, texts, scale = features
     assert scale.ndim == 0
-    return of_both(scale, images, texts)
+    return symmetric_loss(scale, images, texts)
 
 
 def towers_alone(model: Any, batch: Any) -> Any:
@@ -93,16 +93,20 @@ def towers_alone(model: Any, batch: Any) -> Any:
 
 def clip_loss_with_its_parameter(model: Any, features: Any) -> Any:
     assert not features["labels"].requires_grad
-    return of_both(model.log_scale.exp()[0], features["images"], features["texts"])
+    return symmetric_loss(model.log_scale.exp()[0], features["images"], features["texts"])
 
 
 def data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Two noisy views of the same vectors."""
     generator = torch.Generator().manual_seed(0)
-    shared, *noise = (
-        torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64) for _ in range(3)
-    )
-    first, second = ((shared + 0.3 * each).to(dtype) for each in noise)
-    return first, second
+
+    def draw() -> Tensor:
+        return torch.randn(SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+
+    shared = draw()
+    first = shared + 0.3 * draw()
+    second = shared + 0.3 * draw()
+    return first.to(dtype), second.to(dtype)
 
 
 def build(kind: str = "clip", *, double: bool = True, **changes: Any) -> sf.Run:
@@ -140,8 +144,9 @@ def trained(kind: str = "clip", **changes: Any) -> dict[str, Any]:
             assert step.grad_norm is not None
             logged = run.parts.run_state.meter.logged[-1][1].get("accuracy", sf.Mean(0.0, 0))
             of_ranks = run.parts.world.gathered([float(logged.total), float(logged.count)])
-            right, of = (sum(each) for each in zip(*of_ranks, strict=True))
-            numbers = [step.loss, step.grad_norm, step.target_count, right / max(of, 1)]
+            right = sum(total for total, _ in of_ranks)
+            count = sum(count for _, count in of_ranks)
+            numbers = [step.loss, step.grad_norm, step.target_count, right / max(count, 1)]
             steps.append([float(number) for number in numbers])
         scores = run.evaluate() if run.splits else {}
     return {"steps": steps, "weights": weights(run), "scores": scores}
@@ -174,7 +179,7 @@ def trained_with(kind: str, **changes: Any) -> dict[str, Any]:
     alone.
     """
     dtype = torch.float64 if changes.get("double", True) else torch.float32
-    first, second = (each[:40] for each in data(dtype))
+    first, second = data(dtype)
     if changes.pop("few", False):  # of eight micro-batches five have no target
         changes["count_fn"] = lambda batch: len(batch[0]) * int(batch[0][0, 0] > 0.3)
     strategy = changes.pop("strategy", None)
@@ -182,7 +187,8 @@ def trained_with(kind: str, **changes: Any) -> dict[str, Any]:
         unused = changes.pop("find_unused_parameters", False)
         changes["parallel"] = getattr(sf, strategy)(find_unused_parameters=unused)
     predict = vectors if kind in ("clip", "parameter") else None
-    split = sf.Split((first, second), metrics=retrieval, batch_size=7, predict=predict)
+    views = (first[:40], second[:40])
+    split = sf.Split(views, metrics=retrieval, batch_size=7, predict=predict)
     return trained(kind, splits={"val": split}, **changes)
 
 
@@ -194,15 +200,17 @@ def vectors(model: Any, batch: Any) -> Any:
 @sf.metrics.whole_split
 def retrieval(first: Tensor, second: Tensor) -> dict[str, float]:
     """How often the nearest second vector is the right one."""
-    return {
-        "top_1": float((first @ second.T).argmax(1).eq(torch.arange(len(first))).double().mean())
-    }
+    nearest = (first @ second.T).argmax(1)
+    is_right = nearest == torch.arange(len(first))
+    return {"top_1": float(is_right.double().mean())}
 
 
 def weights(run: sf.Run) -> dict[str, Tensor]:
+    """All weights and buffers, whole ones also of shards."""
     from torch.distributed.tensor import DTensor
 
-    return {
-        name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
-        for name, each in run.state.models["model"].state_dict().items()
-    }
+    tensors = {}
+    for name, tensor in run.state.models["model"].state_dict().items():
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        tensors[name] = whole.detach().clone()
+    return tensors
