@@ -19,13 +19,22 @@ from torch.utils import _pytree as pytree
 
 import surefoot as sf
 from refused import refused
+from same_bits import assert_same_bits, weights
 from surefoot.optim.in_place import Restoring
 from surefoot.optim.kinds.kind import inner_optimizers
 from surefoot.optim.skip_step import skipping
 from surefoot.optim.user_optimizer import complete
-from with_closures import SAM, batches, build, loss, weights
+from with_closures import SAM, batches, build, data, loss
 
 Adam = partial(torch.optim.Adam, lr=0.05)
+
+
+def parameters_of(groups: Any) -> list[nn.Parameter]:
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def zeros_like_each(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [torch.zeros_like(parameter) for parameter in parameters]
 
 
 class Around(torch.optim.Optimizer):
@@ -87,16 +96,17 @@ class Slow(torch.optim.Optimizer):
         with torch.no_grad():
             for group in self.param_groups:
                 group["counter"] = group.get("counter", 0) + 1
-                for each in group["params"]:
-                    slow = self.state[each].setdefault("slow", each.detach().clone())
+                for parameter in group["params"]:
+                    start = parameter.detach().clone()
+                    slow = self.state[parameter].setdefault("slow", start)
                     if group["counter"] % 3 == 0:
-                        slow.lerp_(each, 0.5)
-                        each.copy_(slow)
+                        slow.lerp_(parameter, 0.5)
+                        parameter.copy_(slow)
 
     def state_dict(self) -> Any:
-        mine = super().state_dict()
-        inner = self.optimizer.state_dict()
-        return {"slow": mine["state"], "fast": inner["state"], "param_groups": mine["param_groups"]}
+        slow = super().state_dict()
+        fast = self.optimizer.state_dict()
+        return {"slow": slow["state"], "fast": fast["state"], "param_groups": slow["param_groups"]}
 
     def load_state_dict(self, state_dict: Any) -> None:
         groups = state_dict["param_groups"]
@@ -111,18 +121,18 @@ class Nested(Around):
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner)
-        members = [each for group in inner.param_groups for each in group["params"]]
-        self.slow = [each.detach().clone() for each in members]
+        parameters = parameters_of(inner.param_groups)
+        self.slow = [parameter.detach().clone() for parameter in parameters]
         self.calls = 0
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner.step()
         self.calls += 1
-        members = [each for group in self.param_groups for each in group["params"]]
         if self.calls % 3 == 0:
-            for slow, each in zip(self.slow, members, strict=True):
-                slow.lerp_(each.detach(), 0.5)
-                each.data.copy_(slow)
+            parameters = parameters_of(self.param_groups)
+            for slow, parameter in zip(self.slow, parameters, strict=True):
+                slow.lerp_(parameter.detach(), 0.5)
+                parameter.data.copy_(slow)
 
     def state_dict(self) -> Any:
         return {"inner": self.inner.state_dict(), "slow": self.slow, "calls": self.calls}
@@ -147,11 +157,10 @@ class Numbered(Around):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.inner.step()
-        for group in self.param_groups:
-            for each in group["params"]:
-                mean = self.state[each].setdefault("mean", torch.zeros_like(each))
-                mean.lerp_(each.detach(), 0.1)
-                each.data.lerp_(mean, 0.01)
+        for parameter in parameters_of(self.param_groups):
+            mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+            mean.lerp_(parameter.detach(), 0.1)
+            parameter.data.lerp_(mean, 0.01)
 
     def state_dict(self) -> Any:
         means = dict(enumerate(self.state.values()))
@@ -159,9 +168,9 @@ class Numbered(Around):
 
     def load_state_dict(self, state_dict: Any) -> None:
         self.inner.load_state_dict(state_dict["inner"])
-        members = [each for group in self.param_groups for each in group["params"]]
+        parameters = parameters_of(self.param_groups)
         for number, entries in state_dict["means"].items():
-            self.state[members[number]] = entries
+            self.state[parameters[number]] = entries
 
 
 class Both(torch.optim.Optimizer):
@@ -170,9 +179,10 @@ class Both(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Any, of_rest: Any = Adam) -> None:
-        members = [each for group in params for each in group["params"]]
-        self.matrices = torch.optim.SGD([p for p in members if p.ndim > 1], lr=0.1, momentum=0.9)
-        self.rest = of_rest([each for each in members if each.ndim < 2])
+        matrices = [parameter for parameter in parameters_of(params) if parameter.ndim > 1]
+        rest = [parameter for parameter in parameters_of(params) if parameter.ndim < 2]
+        self.matrices = torch.optim.SGD(matrices, lr=0.1, momentum=0.9)
+        self.rest = of_rest(rest)
         self.param_groups = [*self.matrices.param_groups, *self.rest.param_groups]
 
     @property
@@ -238,64 +248,71 @@ class Several(torch.optim.Optimizer):
 
     def __init__(self, params: Any, inner: Any = Adam) -> None:
         (group,) = params
-        groups = [{"params": [each]} for each in group["params"]]
+        groups = [{"params": [parameter]} for parameter in group["params"]]
         super().__init__(groups, {"lr": 0.05})
         self.optimizers = [inner([group]) for group in self.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for each in self.optimizers:
-            each.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
 
 class Momentum(torch.optim.SGD):
     """Momentum whose buffers are kept where `buffers` says."""
 
-    where = ""
-
     def __init__(self, params: Any) -> None:
         super().__init__(params, lr=0.05)
 
-    def buffers(self) -> Any:
+    def buffers(self, parameters: Any) -> Any:
         raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        members = [each for group in self.param_groups for each in group["params"]]
-        for buffer, each in zip(self.buffers(members), members, strict=True):
-            each.grad.copy_(buffer.mul_(0.9).add_(each.grad))
+        parameters = parameters_of(self.param_groups)
+        for buffer, parameter in zip(self.buffers(parameters), parameters, strict=True):
+            parameter.grad.copy_(buffer.mul_(0.9).add_(parameter.grad))
         super().step()
 
 
 class InGroups(Momentum):
-    def buffers(self, members: Any) -> Any:
-        first = self.param_groups[0]
-        return first.setdefault("buffers", [torch.zeros_like(each) for each in members])
+    def buffers(self, parameters: Any) -> Any:
+        first_group = self.param_groups[0]
+        if "buffers" not in first_group:
+            first_group["buffers"] = zeros_like_each(parameters)
+        return first_group["buffers"]
 
 
 class ByText(Momentum):
-    def buffers(self, members: Any) -> Any:
+    def buffers(self, parameters: Any) -> Any:
         self.state["step"] = self.state.get("step", 0) + 1
-        return self.state.setdefault("buffers", [torch.zeros_like(each) for each in members])
+        if "buffers" not in self.state:
+            self.state["buffers"] = zeros_like_each(parameters)
+        return self.state["buffers"]
 
 
 class ByParameter(Momentum):
-    def buffers(self, members: Any) -> Any:
-        buffers = self.state.setdefault("all", {each: torch.zeros_like(each) for each in members})
-        return buffers.values()
+    def buffers(self, parameters: Any) -> Any:
+        if "all" not in self.state:
+            buffers = zip(parameters, zeros_like_each(parameters), strict=True)
+            self.state["all"] = dict(buffers)
+        return self.state["all"].values()
 
 
 class ByTuple(Momentum):
-    def buffers(self, members: Any) -> Any:
-        of_first = self.state[members[0]]
-        return of_first.setdefault(
-            "all", {(0, n, 0.5): torch.zeros_like(each) for n, each in enumerate(members)}
-        ).values()
+    def buffers(self, parameters: Any) -> Any:
+        state_of_first = self.state[parameters[0]]
+        if "all" not in state_of_first:
+            state_of_first["all"] = {}
+            for number, buffer in enumerate(zeros_like_each(parameters)):
+                state_of_first["all"][0, number, 0.5] = buffer
+        return state_of_first["all"].values()
 
 
 class InQueue(Momentum):
-    def buffers(self, members: Any) -> Any:
-        queue = self.state[members[0]].setdefault("queue", deque(maxlen=8))
-        queue.extend(torch.zeros_like(each) for each in members[len(queue) :])
+    def buffers(self, parameters: Any) -> Any:
+        queue = self.state[parameters[0]].setdefault("queue", deque(maxlen=8))
+        if not queue:
+            queue.extend(zeros_like_each(parameters))
         return queue
 
 
@@ -304,16 +321,18 @@ class InStateDict(Momentum):
 
     own: Any = None
 
-    def buffers(self, members: Any) -> Any:
-        self.own = self.own or [torch.zeros_like(each) for each in members]
+    def buffers(self, parameters: Any) -> Any:
+        if self.own is None:
+            self.own = zeros_like_each(parameters)
         return self.own
 
     def state_dict(self) -> Any:
         return super().state_dict() | {"own": self.own}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.own = state_dict["own"]
-        super().load_state_dict({key: each for key, each in state_dict.items() if key != "own"})
+        of_torch = dict(state_dict)
+        self.own = of_torch.pop("own")
+        super().load_state_dict(of_torch)
 
 
 class Hiding:
@@ -340,24 +359,34 @@ class Hidden(Around):
 class Rotated(Momentum):
     """A state by columns in memory: its products are rounded otherwise than those of rows."""
 
-    def buffers(self, members: Any) -> Any:
+    def buffers(self, parameters: Any) -> Any:
         buffers = []
-        for each in members:
-            state = self.state[each]
+        for parameter in parameters:
+            state = self.state[parameter]
             if not state:
-                rows = each.shape[0]
-                state["buffer"] = torch.zeros_like(each)
+                rows = parameter.shape[0]
+                state["buffer"] = torch.zeros_like(parameter)
                 state["basis"] = torch.eye(rows).add(0.1).t().contiguous().t()
                 state["bases"] = [torch.linalg.qr(torch.eye(rows) + 0.1)[0].t()]
-            matrix = each.grad.reshape(each.shape[0], -1)
+            matrix = parameter.grad.reshape(parameter.shape[0], -1)
             turned = state["basis"].t() @ state["bases"][0] @ matrix
-            each.grad.copy_(turned.reshape(each.shape))
+            parameter.grad.copy_(turned.reshape(parameter.shape))
             state["basis"].add_(0.01 * (matrix @ matrix.t()))
             buffers.append(state["buffer"])
         return buffers
 
 
-class Infinite(Momentum):
+class InState(Momentum):
+    """Buffers in the usual place."""
+
+    def buffers(self, parameters: Any) -> Any:
+        for parameter in parameters:
+            if "buffer" not in self.state[parameter]:
+                self.state[parameter]["buffer"] = torch.zeros_like(parameter)
+        return [self.state[parameter]["buffer"] for parameter in parameters]
+
+
+class Infinite(InState):
     """Settings that are not finite, as Prodigy's `growth_rate`."""
 
     def __init__(self, params: Any) -> None:
@@ -367,25 +396,29 @@ class Infinite(Momentum):
         self.limit = math.inf
         self.defaults["growth_rate"] = math.inf
 
-    def buffers(self, members: Any) -> Any:
+    def buffers(self, parameters: Any) -> Any:
         for group in self.param_groups:
             group["d"] = min(group["d"] * 2.0, group["growth_rate"])
-        return [self.state[each].setdefault("buffer", torch.zeros_like(each)) for each in members]
+        return super().buffers(parameters)
 
 
-class NumPyNumbers(Momentum):
-    def buffers(self, members: Any) -> Any:
+class NumPyNumbers(InState):
+    def buffers(self, parameters: Any) -> Any:
         for group in self.param_groups:
             group["k"] = group.get("k", np.int64(0)) + 1
             group["share"] = group.get("share", np.float32(0.1)) * 1.5
-            for each in group["params"]:
-                each.grad.mul_(float(group["share"] * 0.1))
-        return [self.state[each].setdefault("buffer", torch.zeros_like(each)) for each in members]
+            for parameter in group["params"]:
+                parameter.grad.mul_(float(group["share"] * 0.1))
+        return super().buffers(parameters)
+
+
+def around_shared_state(inner: torch.optim.Optimizer) -> Around:
+    return Around(inner, inner.state)
 
 
 WRAPPED: dict[str, Any] = {
     "around": lambda groups: Around(Adam(groups)),
-    "around, shared state": lambda groups: Around(inner := Adam(groups), inner.state),
+    "around, shared state": lambda groups: around_shared_state(Adam(groups)),
     "around another": lambda groups: Around(Slow(Adam(groups))),
     "by properties": lambda groups: ByProperties(Adam(groups)),
     "slow": lambda groups: Slow(Adam(groups)),
@@ -415,35 +448,46 @@ PLACES: dict[str, Any] = {
 }
 
 
-def of_packages() -> dict[str, Any]:
-    """Optimizers of packages that are not required; a test skips without its package."""
-    return {
-        "timm": lambda groups: _package("timm.optim.lookahead").Lookahead(Adam(groups), k=3),
-        "torch_optimizer": lambda groups: _package("torch_optimizer").Lookahead(Adam(groups), k=3),
-        "pytorch_optimizer": lambda groups: _package("pytorch_optimizer").Lookahead(
-            Adam(groups), k=3
-        ),
-        "prodigyopt": lambda groups: _package("prodigyopt").Prodigy(groups, lr=1.0),
-        "schedulefree": lambda groups: _package("schedulefree").AdamWScheduleFree(groups, lr=0.05),
-    }
+def timm_lookahead(groups: Any) -> Any:
+    return pytest.importorskip("timm.optim.lookahead").Lookahead(Adam(groups), k=3)
 
 
-def _package(name: str) -> Any:
-    return pytest.importorskip(name)
+def torch_optimizer_lookahead(groups: Any) -> Any:
+    return pytest.importorskip("torch_optimizer").Lookahead(Adam(groups), k=3)
 
 
-EVERY = WRAPPED | PLACES | of_packages()
+def pytorch_optimizer_lookahead(groups: Any) -> Any:
+    return pytest.importorskip("pytorch_optimizer").Lookahead(Adam(groups), k=3)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def prodigy(groups: Any) -> Any:
+    return pytest.importorskip("prodigyopt").Prodigy(groups, lr=1.0)
+
+
+def schedule_free(groups: Any, kind: str = "AdamWScheduleFree") -> Any:
+    package = pytest.importorskip("schedulefree")
+    return getattr(package, kind)(groups, lr=0.05)
+
+
+# of packages that are not required: a test skips without its package
+OF_PACKAGES: dict[str, Any] = {
+    "timm": timm_lookahead,
+    "torch_optimizer": torch_optimizer_lookahead,
+    "pytorch_optimizer": pytorch_optimizer_lookahead,
+    "prodigyopt": prodigy,
+    "schedulefree": schedule_free,
+}
+EVERY = WRAPPED | PLACES | OF_PACKAGES
+RATES = {"constant": sf.schedules.constant(), "cosine": sf.schedules.cosine()}
+
+
+@pytest.mark.parametrize("schedule", RATES)
 @pytest.mark.parametrize("name", EVERY)
 def test_a_resumed_run_has_the_bits_of_a_whole_one(
     name: str, schedule: str, tmp_path: Path
 ) -> None:
-    rates = sf.schedules.cosine() if schedule == "cosine" else sf.schedules.constant()
-
     def trained(run_dir: Path | None, **changes: Any) -> sf.Run:
-        run = build(EVERY[name], run_dir=run_dir, schedule=rates, **changes)
+        run = build(EVERY[name], run_dir=run_dir, schedule=RATES[schedule], **changes)
         run.train()
         return run
 
@@ -451,7 +495,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(
     trained(tmp_path / "run", stop_after="4 steps")
     resumed = trained(tmp_path / "run")
 
-    assert all(map(torch.equal, weights(resumed.state.model), weights(whole.state.model)))
+    assert_same_bits(weights(resumed), weights(whole))
     (newest,) = (tmp_path / "run" / "checkpoints").glob("step-00000008")
     state = json.loads((newest / "state.json").read_text(), parse_constant=pytest.fail)
     assert state["identity"]["optimizer"]["name"]
@@ -464,39 +508,48 @@ def test_every_tensor_of_a_state_dict_is_in_the_file(name: str) -> None:
     run.train()
 
     checkpoint = run.parts.packed()
-    tensors = checkpoint.tensors("optimizer").values(), checkpoint.tensors("state").values()
-    saved = {(tuple(each.shape), each.numpy().tobytes()) for file in tensors for each in file}
+    saved = set()
+    for file in ("optimizer", "state"):
+        for tensor in checkpoint.tensors(file).values():
+            saved.add(bits_of(tensor))
     optimizer: Any = run.state.optimizers["model"].optimizer
     inner = inner_optimizers(optimizer).values()
-    states = [each.state_dict() for each in (optimizer, *inner)]
+    states = [part.state_dict() for part in (optimizer, *inner)]
     in_state_dict = [leaf for leaf in pytree.tree_leaves(states) if isinstance(leaf, Tensor)]
     assert in_state_dict
-    for each in in_state_dict:
-        assert (tuple(each.shape), each.contiguous().numpy().tobytes()) in saved
+    for tensor in in_state_dict:
+        assert bits_of(tensor) in saved
+
+
+def bits_of(tensor: Tensor) -> tuple[torch.Size, bytes]:
+    return tensor.shape, tensor.contiguous().numpy().tobytes()
+
+
+def momentum_sgd(groups: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
 @pytest.mark.parametrize(
-    "name", ["around", "shared", "properties", "twice", "several", "both", "in groups", "attribute"]
+    "make",
+    [
+        pytest.param(lambda groups: Around(momentum_sgd(groups)), id="around"),
+        pytest.param(lambda groups: around_shared_state(momentum_sgd(groups)), id="shared"),
+        pytest.param(lambda groups: ByProperties(momentum_sgd(groups)), id="properties"),
+        pytest.param(lambda groups: Around(Around(momentum_sgd(groups))), id="twice"),
+        pytest.param(lambda groups: Several(groups, momentum_sgd), id="several"),
+        pytest.param(lambda groups: Both(groups, momentum_sgd), id="both"),
+        pytest.param(InGroups, id="in groups"),
+        pytest.param(InStateDict, id="attribute"),
+    ],
 )
-def test_a_bad_step_off_the_cpu_changes_no_bit_of_a_wrapped_state(name: str) -> None:
-    sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    makers: dict[str, Any] = {
-        "around": lambda groups: Around(sgd(groups)),
-        "shared": lambda groups: Around(inner := sgd(groups), inner.state),
-        "properties": lambda groups: ByProperties(sgd(groups)),
-        "twice": lambda groups: Around(Around(sgd(groups))),
-        "several": lambda groups: Several(groups, sgd),
-        "both": lambda groups: Both(groups, sgd),
-        "in groups": InGroups,
-        "attribute": InStateDict,
-    }
+def test_a_bad_step_off_the_cpu_changes_no_bit_of_a_wrapped_state(make: Any) -> None:
     parameters = [nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2))]
-    optimizer = makers[name]([{"params": parameters}])
+    optimizer = make([{"params": parameters}])
     complete(optimizer)
 
     def set_gradients(value: float) -> None:
-        for each in parameters:
-            each.grad = torch.full_like(each, value)
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, value)
 
     for value in (1.0, 2.0):
         set_gradients(value)
@@ -526,12 +579,15 @@ def test_a_counter_of_a_wrapper_is_refused_off_the_cpu() -> None:
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters and the tensors of the state of an optimizer."""
     if isinstance(optimizer, Several):
-        parts = [tensors_of(each) for each in optimizer.optimizers]
-        return [leaf for part in parts for leaf in part]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        tensors = []
+        for part in optimizer.optimizers:
+            tensors += tensors_of(part)
+        return tensors
     leaves = pytree.tree_leaves(optimizer.state_dict())
-    return [*parameters, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+    state = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [*parameters_of(optimizer.param_groups), *state]
 
 
 # --- what no checkpoint holds ---------------------------------------------------------------------
@@ -540,9 +596,9 @@ def tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 class InAttribute(Momentum):
     """Buffers that its first step makes, in an attribute that no `state_dict` has."""
 
-    def buffers(self, members: Any) -> Any:
+    def buffers(self, parameters: Any) -> Any:
         if "own" not in vars(self):
-            self.own = [torch.zeros_like(each) for each in members]
+            self.own = zeros_like_each(parameters)
         return self.own
 
 
@@ -560,9 +616,9 @@ class Counting(Around):
 class WithObject(Momentum):
     """State that is neither a tensor nor a number."""
 
-    def buffers(self, members: Any) -> Any:
-        self.state[members[0]]["projector"] = object()
-        return [torch.zeros_like(each) for each in members]
+    def buffers(self, parameters: Any) -> Any:
+        self.state[parameters[0]]["projector"] = object()
+        return zeros_like_each(parameters)
 
 
 class Computed(Momentum):
@@ -570,23 +626,24 @@ class Computed(Momentum):
 
     own: Any = ()
 
-    def buffers(self, members: Any) -> Any:
-        self.own = self.own or [torch.zeros_like(each) for each in members]
+    def buffers(self, parameters: Any) -> Any:
+        if not self.own:
+            self.own = zeros_like_each(parameters)
         return self.own
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        members = [each for group in self.param_groups for each in group["params"]]
-        return {each: {"own": own} for each, own in zip(members, self.own, strict=False)}
+        buffers = zip(parameters_of(self.param_groups), self.own, strict=False)
+        return {parameter: {"own": buffer} for parameter, buffer in buffers}
 
     @state.setter
     def state(self, state: Any) -> None:
         pass
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        members = [each for group in self.param_groups for each in group["params"]]
-        for buffer, each in zip(self.buffers(members), members, strict=True):
-            each.data.sub_(0.05 * buffer.mul_(0.9).add_(each.grad))
+        parameters = parameters_of(self.param_groups)
+        for buffer, parameter in zip(self.buffers(parameters), parameters, strict=True):
+            parameter.data.sub_(0.05 * buffer.mul_(0.9).add_(parameter.grad))
 
 
 @pytest.mark.parametrize(
@@ -603,6 +660,7 @@ def test_state_of_an_optimizer_that_no_state_dict_has_is_refused_at_the_start(
 ) -> None:
     with refused("state-not-saved", when="in every update") as caught:
         build(make, run_dir=tmp_path / "run").train()
+
     assert caught.value.fields["names"][0] == name
 
 
@@ -613,71 +671,95 @@ class AsList(Around):
 
 def test_a_state_dict_that_is_no_dict_is_refused_before_the_first_update(tmp_path: Path) -> None:
     run = build(lambda groups: AsList(Adam(groups)), run_dir=tmp_path / "run")
+
     with refused("optimizer-state-dict", setting="optimizer", value="list"):
         run.train()
+
     assert run.state.step == 0
 
 
 def test_state_that_cannot_be_saved_is_refused_after_the_first_step(tmp_path: Path) -> None:
     run = build(WithObject, run_dir=tmp_path / "run", save_every="8 steps")
+
     with refused("value-not-saved", sf.CheckpointError, value="object"):
         run.train()
+
     assert run.state.step <= 1
 
 
 # --- optimizers that switch weights ---------------------------------------------------------------
 
 
-def schedule_free(groups: Any, kind: str = "AdamWScheduleFree") -> Any:
-    package = pytest.importorskip("schedulefree")
-    return getattr(package, kind)(groups, lr=0.05)
+SCHEDULE_FREE = ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"]
 
 
 def total_loss(model: Any) -> float:
-    inputs, labels = (torch.cat(each) for each in zip(*batches(length="4 steps"), strict=True))
-    return float(loss(model, (inputs, labels)).detach())
+    return float(loss(model, data()).detach())
 
 
-@pytest.mark.parametrize("kind", ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"])
-def test_schedulefree_is_its_own_loop_with_train_and_eval(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("schedulefree")
-    model = build(sf.optim.sgd(0.1)).state.model
-    plain = schedule_free([{"params": [*model.parameters()]}], kind)
+def plain_model() -> nn.Module:
+    """The model with which each run here begins."""
+    return build(sf.optim.sgd(0.1)).state.model
+
+
+def plain_scores(kind: str) -> list[float]:
+    """The loss over all samples after each step of the loop that the package documents."""
+    model = plain_model()
+    optimizer = schedule_free([{"params": [*model.parameters()]}], kind)
     scores = []
     for batch in batches():
-        plain.train()
-        plain.zero_grad()
-        loss(model, batch).backward()
-        plain.step()
-        plain.eval()
+        optimizer.train()
+        optimizer.zero_grad()
+        loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.eval()
         scores.append(total_loss(model))
+    return scores
 
-    def run(**changes: Any) -> sf.Run:
-        split = {"all": sf.Split(build(sf.optim.sgd(0.1)).parts.settings.train_data)}
-        return build(
-            partial(schedule_free, kind=kind), splits=split, evaluate_every="1 steps", **changes
-        )
 
-    with run() as evaluated:
-        found = [step.metrics["all/loss"] for step in evaluated]
-    assert found == pytest.approx(scores, rel=1e-5)
-    with build(partial(schedule_free, kind=kind)) as unobserved:
-        for _ in unobserved:
-            pass
-    expected = weights(unobserved.state.model)
-    assert all(map(torch.equal, weights(evaluated.state.model), expected))
+def build_schedule_free(kind: str, **changes: Any) -> sf.Run:
+    """A run that evaluates after each step."""
+    splits = {"all": sf.Split(data())}
+    optimizer = partial(schedule_free, kind=kind)
+    return build(optimizer, splits=splits, evaluate_every="1 steps", **changes)
 
-    run(run_dir=tmp_path / "run", stop_after="5 steps").train()
-    resumed = run(run_dir=tmp_path / "run")
+
+@pytest.mark.parametrize("kind", SCHEDULE_FREE)
+def test_schedulefree_is_its_own_loop_with_train_and_eval(kind: str) -> None:
+    pytest.importorskip("schedulefree")
+
+    with build_schedule_free(kind) as run:
+        scores = [step.metrics["all/loss"] for step in run]
+
+    assert scores == pytest.approx(plain_scores(kind), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", SCHEDULE_FREE)
+def test_schedulefree_has_the_same_bits_evaluated_resumed_or_neither(
+    kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("schedulefree")
+    evaluated = build_schedule_free(kind)
+    evaluated.train()
+    unobserved = build(partial(schedule_free, kind=kind))
+    unobserved.train()
+
+    build_schedule_free(kind, run_dir=tmp_path / "run", stop_after="5 steps").train()
+    resumed = build_schedule_free(kind, run_dir=tmp_path / "run")
     resumed.train()
-    assert all(map(torch.equal, weights(resumed.state.model), expected))
-    loaded = sf.load(tmp_path / "run").load_model(build(sf.optim.sgd(0.1)).state.model)
-    assert total_loss(loaded) == pytest.approx(scores[-1], rel=1e-5)
+
+    assert_same_bits(weights(evaluated), weights(unobserved))
+    assert_same_bits(weights(resumed), weights(unobserved))
+    loaded = sf.load(tmp_path / "run").load_model(plain_model())
+    assert total_loss(loaded) == pytest.approx(plain_scores(kind)[-1], rel=1e-5)
 
 
-def test_what_does_not_go_with_schedulefree_is_refused() -> None:
+def test_an_average_beside_schedulefree_is_refused() -> None:
     with refused("average-of-averaging-optimizer", value=0.9):
         build(schedule_free, ema=0.9)
+
+
+def test_the_wrapper_of_schedulefree_is_refused() -> None:
     package = pytest.importorskip("schedulefree")
     with refused("schedule-free-wrapper", value="ScheduleFreeWrapper"):
         build(lambda groups: package.ScheduleFreeWrapper(Adam(groups)))
