@@ -235,10 +235,24 @@ def test_a_name_that_is_in_no_record_is_refused() -> None:
         build(None, early_stopping=rule).train()
 
 
-def test_a_split_named_train_is_monitored_instead_of_the_records() -> None:
-    splits = {"train": split(loss_of_split=FALLING)}
-    rule = sf.EarlyStopping("min train/loss", patience=2)
-    run = build(None, splits=splits, early_stopping=rule)
+@pytest.mark.parametrize("name", ["train", "epoch", "event"])
+def test_a_split_has_no_name_under_which_trackers_show_other_values(name: str) -> None:
+    with refused("split-name-reserved", split=name):
+        build(None, splits={name: split(loss_of_split=FALLING)})
+
+
+def test_an_older_run_goes_on_with_a_split_named_train_and_monitors_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "splits": {"train": split(loss_of_split=FALLING)},
+        "early_stopping": sf.EarlyStopping("min train/loss", patience=2),
+    }
+    with monkeypatch.context() as older:
+        older.setattr("surefoot.run.build.refuse_split_names", lambda _names: None)
+        build(tmp_path / "run", **changes, stop_after="2 steps").train()
+
+    run = build(tmp_path / "run", **changes)
 
     assert not run.parts.run_state.stopping[0].of_training
 

@@ -41,6 +41,7 @@ from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
 from surefoot.tracking.numbered import choose_directory, give_back, is_numbered, rebuilt_run
+from surefoot.tracking.record import refuse_split_names
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import (
     Beginning,
@@ -231,6 +232,8 @@ def read_data(
     """Plan the samples of each step, and check the data of training and splits. `unless_built` ends
     what begins here. Collective.
     """
+    if beginning.is_new:
+        refuse_split_names(settings.splits or {})
     seed = settings.seed
     behavior = beginning.behavior
     out = None

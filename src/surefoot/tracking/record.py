@@ -102,6 +102,8 @@ COMPLETE = ("finished", "stopped early")
 
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["eval"].keys())
 BY_OPTIMIZER = ("lr/", "momentum/")  # beginnings of the names of further rates and momenta
+# TensorBoard and trackers show their values as "KIND/NAME"
+_KINDS_OF_NUMBERS = frozenset(KINDS) - {"eval", "final_eval", "sample", "resume"}
 # a value that the user logs under such a name stays, as in runs of versions without them
 _RESERVED = OWN - {"momentum", "ms_per_step", "skipped_samples"}
 
@@ -187,6 +189,21 @@ def refuse_own(names: Iterable[str]) -> None:
             remedy=f"choose another name, such as my_{name}",
             name=name,
         )
+
+
+def refuse_split_names(names: Iterable[str]) -> None:
+    """Raise `ConfigError` if trackers would show the scores of a split under the names of other
+    records' values, such as "train/loss".
+    """
+    for name in names:
+        if name in _KINDS_OF_NUMBERS:
+            raise ConfigError(
+                "split-name-reserved",
+                problem=f"split {name!r}: {name}/loss would be the loss of the split, and a value of"
+                f" the records of kind {name!r}",
+                remedy=f"choose another name, such as {name}_part",
+                split=name,
+            )
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
