@@ -50,6 +50,28 @@ def test_one_of_several_models_is_taken_by_its_name() -> None:
         _ = run.state.model
 
 
+def test_a_sample_is_drawn_of_the_first_model_and_the_loss_gets_all() -> None:
+    models = {"generator": nn.Linear(3, 2), "discriminator": nn.Linear(2, 1)}
+    names_in_loss: list[list[str]] = []
+
+    def loss(models: dict[str, nn.Module], batch: Any) -> torch.Tensor:
+        names_in_loss.append(list(models))
+        generated = models["generator"](batch[0])
+        return models["discriminator"](generated).square().mean()
+
+    run = build(
+        model=models,
+        loss=loss,
+        optimizer=dict.fromkeys(models, sf.optim.sgd(lr=0.1)),
+        length="1 steps",
+        sample_fn=lambda model: str(model),
+    )
+    run.train()
+
+    assert names_in_loss[-1] == ["generator", "discriminator"]
+    assert run.sample() == str(nn.Linear(3, 2))
+
+
 def test_no_keyword_of_a_run_is_one_of_its_methods() -> None:
     """A field beside a method of its name would be its default, or hide it."""
     keywords = {field.name for field in dataclasses.fields(sf.Run)}

@@ -124,7 +124,7 @@ class RunSettings(TrainSettings):
         identity=True, by_fingerprint=True, after="", changes_at="never"
     )
     """A model or, preferably, a factory that is called under the run's seed; or a dictionary of
-    these by name.
+    these by name. The loss then gets a dictionary of models.
     """
     loss: Loss | None = setting(
         None, check=check_loss, identity=True, by_fingerprint=True, changes_at="step"
@@ -178,7 +178,9 @@ class RunSettings(TrainSettings):
     not be the metric of early stopping.
     """
     sample_fn: Callable[[Any], str | Sequence[str]] | None = setting(None, observer=True)
-    """`sample_fn(model)` returns a text or a list of texts to print, such as generated text."""
+    """`sample_fn(model)` returns a text or a list of texts to print, such as generated text. Of
+    several models it gets the first.
+    """
     derived: Mapping[str, Callable[[Mapping[str, float]], float]] | None = setting(
         None, check=_derived, observer=True, after="layer_stats_every"
     )
@@ -191,7 +193,7 @@ class RunSettings(TrainSettings):
     """
     panels_fn: Makes | None = setting(None, observer=True, after="trackers")
     """`panels_fn(model)` is called at the end and yields panels for the report page; after 60 s no
-    further panel is computed.
+    further panel is computed. Of several models it gets the first.
     """
     console: bool = setting(True, per_rank=True, after="report")
     """Print progress."""
