@@ -109,7 +109,7 @@ def test_a_second_signal_ends_at_once_and_says_which_checkpoint_stands(started, 
 def test_a_time_limit_saves_before_it_is_over_and_ends_with_0(started, tmp_path):
     ended = started(time_limit="3 s").end()
     assert ended.status == 0, ended.text
-    assert "stopped at step" in ended.text
+    assert "stopped by time_limit at step" in ended.text
     assert saved_steps(tmp_path)[-1] > 2
 
 

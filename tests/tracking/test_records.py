@@ -62,6 +62,27 @@ def test_how_a_session_ended_is_recorded(
     assert happened(tmp_path / "run") == [(run.state.step, what)]
 
 
+@pytest.mark.parametrize(
+    "changes", [{"stop_after": "2 steps"}, {"time_limit": "1 s"}], ids=lambda changes: min(changes)
+)
+def test_the_last_line_of_a_session_names_the_setting_that_ended_it(
+    changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(None, length="6 steps", console=True, **changes).train()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stopped")]
+    assert min(changes) in line
+
+
+def test_a_time_limit_too_short_for_a_step_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = build(tmp_path / "run", length="6 steps", time_limit="1 s", console=True)
+    run.train()
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "leaves no time" in line]
+    assert "time_limit = 1 s" in note
+    assert happened(tmp_path / "run") == [(0, "stopped by time_limit")]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_signal_that_stopped_a_run_is_recorded_by_its_name(
     number: signal.Signals, tmp_path: Path

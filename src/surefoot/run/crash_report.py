@@ -88,15 +88,24 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
     if stop_requests.ended_by is not None:
         where = f" on rank {stop_requests.signal_rank}" if stop_requests.signal_rank else ""
         return f"stopped by {signal.Signals(stop_requests.ended_by).name}{where}"
-    reasons = {
-        "finished": parts.state.step >= parts.length.steps,
-        "stopped early": parts.out_of_patience,
-        "stopped by stop_after": parts.state.step >= parts.plan.times.stop_step,
-        "stopped by time_limit": stop_requests.out_of_time,
-        "stopped by run.stop()": stop_requests.run_stop,
-        "stopped by another rank": stop_requests.stop_agreed,
+    if parts.state.step >= parts.length.steps:
+        return "finished"
+    if parts.out_of_patience:
+        return "stopped early"
+    return f"stopped by {stop_cause(parts, stop_requests)}"
+
+
+def stop_cause(parts: RunComponents, stop_requests: StopRequests) -> str:
+    """Return what stopped a session before the end of its run, as its last line names it."""
+    if stop_requests.stopped_by is not None:
+        return stop_requests.stopped_by
+    causes = {
+        "stop_after": parts.state.step >= parts.plan.times.stop_step,
+        "time_limit": stop_requests.out_of_time,
+        "run.stop()": stop_requests.run_stop,
+        "another rank": stop_requests.stop_agreed,
     }
-    return next((reason for reason, holds in reasons.items() if holds), "stopped by break")
+    return next((cause for cause, holds in causes.items() if holds), "break")
 
 
 def failed(problem: BaseException) -> str:

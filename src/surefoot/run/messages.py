@@ -200,15 +200,15 @@ def ending(
     evaluations: Evaluations,
     *,
     skipped: int,
-    stopped_by: str | None = None,
+    stopped_by: str,
     end_interrupted: bool = False,
     findings: str = "",
 ) -> str:
     """Return the message at the end of a session: outcome, change of the score, time per phase, and
     next commands.
 
-    `skipped` is the number of skipped steps. `stopped_by` names the signal and its rank. With
-    `end_interrupted`, the evaluation at the end of the run is left to a resume. `findings` is one
+    `skipped` is the number of skipped steps. `stopped_by` names what ended a session before the
+    run's end. With `end_interrupted`, the evaluation at the end of the run is left to a resume. `findings` is one
     line of text.
     """
     outcome = _outcome(parts, evaluations, stopped_by=stopped_by, end_interrupted=end_interrupted)
@@ -243,14 +243,13 @@ def _outcome(
     parts: RunComponents,
     evaluations: Evaluations,
     *,
-    stopped_by: str | None,
+    stopped_by: str,
     end_interrupted: bool,
 ) -> str:
     """Return how a session ended."""
     step = parts.state.step
     last_step = parts.length.steps
-    by = "" if stopped_by is None else f" by {stopped_by}"
-    stopped = f"stopped{by} at step {step:,} of {last_step:,}"
+    stopped = f"stopped by {stopped_by} at step {step:,} of {last_step:,}"
     if evaluations.due:
         return f"{stopped}, before its evaluation"
     if end_interrupted:

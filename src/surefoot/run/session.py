@@ -292,17 +292,23 @@ class Session:
             # also of a session without steps, which else would look killed; first, because findings
             # use this record
             self._record_event(crash_report.ended(parts, self.stop_requests))
-        if went_on or self.stop_requests.ended_by is not None:
+        was_stopped = self.stop_requests.ended_by is not None or self.stop_requests.out_of_time
+        if went_on or was_stopped:
             self.journal.step_recorded()
             ending = messages.ending(
                 parts,
                 evaluations,
                 skipped=self.periodic.records.skipped,
-                stopped_by=self.stop_requests.stopped_by,
+                stopped_by=crash_report.stop_cause(parts, self.stop_requests),
                 end_interrupted=end_interrupted,
                 findings="" if self.live_findings is None else self.live_findings.sentence(),
             )
             parts.say(ending)
+        if self.stop_requests.out_of_time and step == self.periodic.first_step:
+            parts.say(
+                f"note: time_limit = {parts.settings.time_limit} leaves no time for a step: it keeps"
+                " 1 s free, and twice the time of a save"
+            )
 
     def _conclude(self) -> None:
         """Show the panels, settings and final scores of a finished run. Collective."""
