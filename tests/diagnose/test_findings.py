@@ -479,6 +479,18 @@ def test_a_run_still_improves_by_the_score_that_chooses_its_best_checkpoint() ->
     assert "val/accuracy" in finding.message
 
 
+def test_no_longer_run_is_advised_where_early_stopping_ended_the_run() -> None:
+    losses = [2.0 - 0.1 * place for place in range(10)]
+    constant = {"shape": "constant", "warmup": 0}
+    records = [*train(lr=lambda _place: 1e-3), *scores(losses)]
+    stopped = history(records, event("stopped early", 600), length="1000 steps", schedule=constant)
+
+    assert isinstance(judge("still-improving", stopped), Healthy)
+    high_rate = find("high-rate-at-end", stopped)
+    assert '--length "600 steps" (now 1000 steps)' in high_rate.try_[0]
+    assert not any("resume" in advice for advice in high_rate.try_)
+
+
 def test_scores_of_odd_steps_are_told_at_those() -> None:
     run = history(train(), scores([2.0 - 0.1 * place for place in range(13)]))
     steps = [str(step) for step in run.records.scores.steps]

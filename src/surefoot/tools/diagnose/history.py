@@ -128,6 +128,11 @@ class History:
             return True
         return self.records.is_complete
 
+    @property
+    def was_stopped_early(self) -> bool:
+        """True if early stopping ended the run, so that a longer run would end there too."""
+        return self.ended_by == "stopped early"
+
     def column(self, name: str) -> Series:
         """Return the values `name` of the training records that have it. One that is not finite is
         infinity.

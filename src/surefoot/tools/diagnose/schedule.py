@@ -124,6 +124,7 @@ def still_improving(history: History) -> Verdict:
     the last fifth.
     """
     described = history.described
+    well(history.was_stopped_early, "early stopping ended the run, by the score that it monitors")
     if described.monitored is not None:
         direction, score = described.monitored
         lacking = f"{score} was not evaluated {EVALUATIONS} times"
@@ -204,6 +205,13 @@ def high_rate_at_end(history: History) -> Verdict:
         rate < HIGH * highest or described.optimizer.get("name") == "schedule_free",
         f"the learning rate ended at {rate / highest:.1%} of its maximum",
     )
+    if history.was_stopped_early:
+        effect = "a schedule that falls until the step at which early stopping ended this run"
+        remedy = f"{described.typed('length', f'{history.step} steps')}  # {effect}"
+    elif described.shape in EXACT:
+        remedy = f"{described.go_on('...')}  # if the run is to continue"
+    else:
+        remedy = "a run of the length that the schedule was made for"
     return wrong(
         "note",
         f"The learning rate was still at {rate / highest:.0%} of its maximum when the run ended.",
@@ -211,12 +219,7 @@ def high_rate_at_end(history: History) -> Verdict:
             f"{rate:g} at step {rate_step:,}, maximum {highest:g}; schedule {described.shape or 'not known'}",
         ),
         causes=("a schedule that does not fall, or falls over more steps than the run has",),
-        try_=(
-            f"{described.go_on('...')}  # if the run is to continue"
-            if described.shape in EXACT
-            else "a run of the length that the schedule was made for",
-            described.typed("schedule.name", "wsd"),
-        ),
+        try_=(remedy, described.typed("schedule.name", "wsd")),
         numbers={"share": rate / highest},
     )
 
