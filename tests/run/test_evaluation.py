@@ -367,6 +367,61 @@ def test_splits_are_evaluated_before_the_first_step_once_and_that_steers_nothing
     assert "perplexity" not in str(verdict)  # as what it cannot compute
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_first_body_that_makes_its_step_has_the_scores_from_before_it(
+    is_killed: bool, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"length": "2 steps", "evaluate_at_start": True, "ema": None}
+    expected = build(None, **changes).evaluate()
+    if is_killed:
+        with suppress(KeyError), build(tmp_path / "run", **changes) as run:
+            for _ in run.steps():
+                raise KeyError
+
+    metrics = []
+    with build(tmp_path / "run", **changes) as run:
+        for step in run.steps():
+            metrics.append(dict(step.metrics))
+            sf.forward_backward(step)
+            sf.update(step)
+
+    assert metrics == [expected, {}]
+    assert run.parts.run_state.state.step == 2
+
+
+def test_a_sample_between_two_steps_stands_below_the_row_of_its_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = dict.fromkeys(["sample_every", "log_every", "evaluate_every"], "2 steps")
+    run = build(
+        tmp_path / "run", length="4 steps", sample_fn=lambda _: "drawn", console=True, **every
+    )
+    with run:
+        for _ in run:
+            pass
+
+    rows_and_samples = []
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("step="):
+            rows_and_samples.append(line.partition("/")[0])
+        elif "drawn" in line:
+            rows_and_samples.append("sample")
+    assert rows_and_samples == ["step=2", "sample", "step=4", "sample"]
+    kinds = [record["kind"] for record in records(tmp_path / "run" / "metrics.jsonl")]
+    assert kinds.index("train") < kinds.index("sample")
+
+
+@pytest.mark.parametrize("log_every", ["1 steps", "4 steps"])
+def test_a_sample_is_recorded_whether_or_not_its_step_has_a_record(
+    log_every: str, tmp_path: Path
+) -> None:
+    every = {"sample_every": "2 steps", "evaluate_every": "4 steps", "log_every": log_every}
+    with build(tmp_path / "run", length="4 steps", sample_fn=lambda _: "drawn", **every) as run:
+        for _ in run:
+            pass
+    assert [record["step"] for record in written(tmp_path / "run", "sample")] == [2, 4]
+
+
 def test_derived_values_do_not_take_the_place_of_a_number_of_the_record() -> None:
     with refused("logged-name-reserved", name="loss"):
         build(None, derived={"loss": sf.metrics.perplexity})

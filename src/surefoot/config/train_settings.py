@@ -215,7 +215,7 @@ class TrainSettings(Declared):
     """How often the splits are evaluated. They are always evaluated after the last step."""
     evaluate_at_start: bool = setting(False, observer=True)
     """Also evaluate the splits before the first step. This evaluation does not affect best, early
-    stopping or plateau.
+    stopping or plateau. In the first body of `run.steps()`, `step.metrics` has its scores.
     """
     sample_every: str | None = setting(None, check=every, cadence=True)
     """How often a sample is shown. None: only at the end."""

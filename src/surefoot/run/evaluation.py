@@ -170,9 +170,14 @@ class Evaluations:
         metrics = self._evaluate(stop, at_end=False)
         self.due = False
         if metrics is not None:
-            self.first = {"step": 0, **numbers(metrics)}
+            self.scored_at_start(numbers(metrics))
             self.journal.write({"kind": "eval", "step": 0, **metrics})
             self.journal.step_recorded()
+
+    def scored_at_start(self, scores: dict[str, float]) -> None:
+        """Take the scores of the evaluation before the first step."""
+        self.first = {"step": 0, **scores}
+        self.latest = (0, scores)
 
     def score_at_end(self, *, stop: Callable[[], bool]) -> None:
         """Evaluate the `at_end` splits with the weights of the best checkpoint, or without `best`

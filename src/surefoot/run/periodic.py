@@ -22,6 +22,7 @@ from surefoot.run.trainable_changes import TrainableChanges, meet_with_other_par
 from surefoot.run.training_check import SessionNotes, TrainingCheck
 from surefoot.run.training_records import TrainingRecords
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.record import Record
 from surefoot.train.loop import State, Step
 from surefoot.train.patience import training_scores
 from surefoot.train.state_dict import Bases, RunState
@@ -83,6 +84,7 @@ class PeriodicWork:
         self.first_step = self.state.step  # of this session
         self.logged_step = 0  # of the last record
         self.evaluated_step = 0  # of the last due evaluation or sample
+        self.sample: Record | None = None  # of the newest step, whose row is not shown yet
 
     # --- called by the training loop --------------------------------------------------------------
 
@@ -158,6 +160,8 @@ class PeriodicWork:
         # else the scores of this step follow, and it is shown with them
         if self.evaluated_step == done or not self.evaluations.scores_due(done):
             self._show_step()
+        self.samples.show(self.sample)
+        self.sample = None
 
     def save(self) -> None:
         """Save a checkpoint and protect the best one from pruning. Collective."""
@@ -235,16 +239,20 @@ class PeriodicWork:
             self.log()  # the training record comes before the scores
             self.clock.enter("evaluating")
         self.evaluated_step = done
+        record_follows = bool(self.meter.rows) and self.log_due(done)
         scores_due = self.evaluations.scores_due(done)
         self.evaluations.due = False
         if scores_due:
             with self.progress.timed("evaluation"), self._naming("in the evaluation"):
                 self.evaluations.score(stop=self.stop_of_evaluation())
-            if not (self.meter.rows and self.log_due(done)):  # else the record follows
+            if not record_follows:
                 self._show_step()
         if self._sample_due(done) and not self.evaluations.due:
             with self.progress.timed("sample"), self._naming("in sample_fn"):
-                self.samples.draw(done)
+                self.sample = self.samples.draw(done)
+        if not record_follows:
+            self.samples.show(self.sample)
+            self.sample = None
         self.stop_requests.agree()
 
     def _show_step(self) -> None:

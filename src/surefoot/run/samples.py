@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, DivergedError, error_of_dict
 from surefoot.tracking.logger import Journal
+from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Evaluator
@@ -88,24 +89,31 @@ class Samples:
     say: Callable[[str], None]
     doing: Callable[[str], None]
 
-    def draw(self, step: int) -> None:
-        """Write samples of the model to all sinks. A model that overflows is a warning."""
+    def draw(self, step: int) -> Record | None:
+        """Return the record of samples of the model, or None on ranks above 0. A model that
+        overflows is a warning.
+        """
         is_main = self.world.is_main
         if not is_main and not self.settings.sample_on_all_ranks:
             self.evaluator.sample(lambda _: "")  # all ranks gather sharded weights
-            return
+            return None
         self.doing("sampling")
         try:
             sample = draw_sample(self.evaluator, self.settings, self.world)
         except DivergedError as problem:
             self.say(f"warning: no sample: {problem}")
-            return
+            return None
         if not is_main:
-            return
-        record = {"kind": "sample", "step": step, **sample_texts(sample)}
+            return None
+        record: Record = {"kind": "sample", "step": step, **sample_texts(sample)}
         if self.settings.sample_summary:
             record["drawn"] = self.settings.sample_summary
-        self.journal.write(record)
+        return record
+
+    def show(self, sample: Record | None) -> None:
+        """Write a sample to all sinks."""
+        if sample is not None:
+            self.journal.write(sample)
 
     def show_panels(self, step: int, *, stop: Callable[[], bool]) -> None:
         """Write the report's panels, built on rank 0 until `stop` returns True. A failure does not

@@ -29,7 +29,7 @@ from surefoot.run.training_check import SessionNotes
 from surefoot.seeding import hold_generators
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.record import Phase, Record
+from surefoot.tracking.record import Phase, Record, scores_in
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
 from surefoot.train.step_watch import UNWATCHED
@@ -135,7 +135,7 @@ class Session:
             if self.parts.world.is_main and not self.is_over:
                 self._open_sinks(opened.checkpoint, tensorboard=tensorboard)
             contract = self._contract_to_tell(opened.loss_contract)
-            if self.journal.metrics is not None and not self._has_recorded("data_check"):
+            if self.journal.metrics is not None and not self._has_checked_data():
                 self._look_at_data(contract)
             is_silent = self.parts.console is None and self.parts.world.is_main
             if is_silent and contract is not None and not contract.holds:
@@ -285,7 +285,7 @@ class Session:
             has_sample = begun_end is not None and begun_end.has_sample
             draws = parts.settings.sample_fn is not None and not has_sample
             if step >= parts.length.steps and draws:
-                self.samples.draw(step)
+                self.samples.show(self.samples.draw(step))
             if parts.finished and self.stop_requests.ended_by is None:
                 self._conclude()
         if not self.is_over:
@@ -338,16 +338,16 @@ class Session:
         is_one_micro_batch = self.parts.pipeline.sizes.pieces == 1
         return None if is_one_micro_batch else contract
 
-    def _has_recorded(self, kind: str) -> bool:
-        """Return True if metrics.jsonl has a record of a kind that comes before the first step. A
-        session after the first step asks for none.
+    def _has_checked_data(self) -> bool:
+        """Return True if metrics.jsonl has the check of the data, which comes before the first
+        step.
         """
         directory = self.parts.directory
         if directory is None:
             return False
         if self.state.step:
             return True
-        return any(record["kind"] == kind for record in read_records(directory.metrics))
+        return any(record["kind"] == "data_check" for record in read_records(directory.metrics))
 
     def _look_at_data(self, loss_contract: "LossContract | None") -> None:
         """Record what the data of training and splits are."""
@@ -427,17 +427,25 @@ class Session:
             if not fails_in_first_step(self.parts):
                 raise
 
-    def _evaluates_at_start(self) -> bool:
-        """Return True if `evaluate_at_start` is set and no earlier session recorded this
-        evaluation. Collective.
+    def _evaluate_at_start(self) -> None:
+        """Evaluate the splits before the first step, or take the scores that an earlier session
+        recorded. Collective.
         """
-        if self.state.step or not self.parts.settings.evaluate_at_start:
-            return False
-        if not self.evaluations.has_splits:
-            return False
-        world = self.parts.world
-        has_scores = world.is_main and self._has_recorded("eval")
-        return not world.from_main(has_scores)
+        scores = None
+        if self.parts.world.is_main and self.parts.directory is not None:
+            for record in read_records(self.parts.directory.metrics):
+                if record["kind"] == "eval" and not record["step"]:
+                    scores = scores_in(record)
+        scores = self.parts.world.from_main(scores)
+        if scores is not None:
+            self.evaluations.scored_at_start(scores)
+            return
+        self.clock.start()
+        self.clock.enter("evaluating")
+        with self.periodic.progress.timed("evaluation"):
+            self.evaluations.score_at_start(stop=self.periodic.stop_of_evaluation())
+        self.stop_requests.agree()
+        self.clock.enter("data_wait")
 
     def _steps(self, *, opened: bool) -> Generator[Step]:
         parts = self.parts
@@ -467,13 +475,9 @@ class Session:
                 state_check.check_beginning(parts.pipeline)
         if not self.state.step and parts.settings.check_state:
             self._check_metrics()
-        if self._evaluates_at_start():
-            self.clock.start()
-            self.clock.enter("evaluating")
-            with self.periodic.progress.timed("evaluation"):
-                self.evaluations.score_at_start(stop=self.periodic.stop_of_evaluation())
-            self.stop_requests.agree()
-            self.clock.enter("data_wait")
+        evaluates_at_start = parts.settings.evaluate_at_start and self.evaluations.has_splits
+        if evaluates_at_start and not self.state.step:
+            self._evaluate_at_start()
         import_for_steps(self.state.optimizers.values())
         self.data_changes.begin(step=self.state.step)
         self.feed.start(self.state.step, stop=parts.length.steps)
