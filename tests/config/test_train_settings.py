@@ -22,6 +22,7 @@ import torch
 
 import surefoot as sf
 from refused import refused
+from stated import lines_naming
 from surefoot.config.setting import (
     Declared,
     Role,
@@ -30,11 +31,14 @@ from surefoot.config.setting import (
     setting,
     shared_by_ranks,
     texts_of,
+    without_effect,
 )
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import When, leaves
 from surefoot.recipes import finetune, gpt, images, translation
+from surefoot.run.messages import header
 from surefoot.tools.diagnose.run_settings import RunDescription
+from surefoot.train.run_settings import RunSettings
 from waiting import HANG_S
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -194,6 +198,62 @@ def test_help_of_run_has_the_keywords_of_the_settings_page() -> None:
     assert "clip = 'off'" in words
     assert "length (required)" in words
     assert " at 0x" not in shown
+
+
+NEEDED = {
+    "evaluate_every": ("splits", "3 steps"),
+    "evaluate_at_start": ("splits", True),
+    "sample_every": ("sample_fn", "3 steps"),
+    "sample_on_all_ranks": ("sample_fn", True),
+    "save_every": ("run_dir", "3 steps"),
+    "keep_last": ("run_dir", 2),
+    "keep_every": ("run_dir", "3 steps"),
+    "accept_change": ("run_dir", "loss"),
+}
+
+
+def test_the_settings_that_do_nothing_without_another_are_these() -> None:
+    needs = {}
+    for field in dataclasses.fields(RunSettings):
+        if field.metadata["needs"] is not None:
+            needs[field.name] = field.metadata["needs"]
+    assert needs == {name: needed for name, (needed, _) in NEEDED.items()}
+    assert {field.name for field in dataclasses.fields(RunSettings)}.issuperset(needs.values())
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_the_header_says_which_setting_does_nothing(name: str) -> None:
+    needed, value = NEEDED[name]
+    run = built(**{name: value})
+    assert without_effect(run.parts.settings) == {needed: [name]}
+    (note,) = lines_naming(header(run.parts, resumed=False), "note: ", f"without {needed}, ")
+    assert name in note
+
+
+def test_a_run_that_has_what_its_settings_need_says_nothing_of_them(tmp_path: Path) -> None:
+    data = torch.zeros(8, 2)
+    settings = {name: value for name, (_, value) in NEEDED.items()}
+    settings |= {"splits": {"val": sf.Split((data,))}, "sample_fn": str}
+    settings |= {"run_dir": tmp_path / "run", "best": "min val/loss"}
+    assert without_effect(built(**settings).parts.settings) == {}
+
+
+def test_the_interval_of_a_recipe_that_evaluates_nothing_is_the_users_alone() -> None:
+    unasked = finetune.Config().run_settings(None)
+    assert unasked["evaluate_every"] == TrainSettings.evaluate_every
+    asked = finetune.Config(evaluate_every="3 steps").run_settings(None)
+    assert asked["evaluate_every"] == "3 steps"
+
+
+def test_a_run_without_a_directory_says_at_its_start_that_the_best_weights_are_lost(
+    tmp_path: Path,
+) -> None:
+    data = torch.zeros(8, 2)
+    settings = {"splits": {"val": sf.Split((data,))}, "best": "min val/loss"}
+    for run_dir, is_said in [(None, True), (tmp_path / "run", False)]:
+        run = built(run_dir=run_dir, **settings)
+        text = " ".join(header(run.parts, resumed=False).split())
+        assert ("the best val/loss are lost" in text) == is_said
 
 
 def test_ranks_share_every_setting_but_these() -> None:

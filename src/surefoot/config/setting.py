@@ -40,6 +40,7 @@ def setting(
     group: str | None = None,
     changes_at: When | None = None,
     most_used: bool = False,
+    needs: str | None = None,
 ) -> Any:
     """Declare a setting: its default, its check `check(value, setting=name)`, and exactly one role.
 
@@ -52,7 +53,8 @@ def setting(
     `group` is the section of `--help-all`, by default the preceding field's section. `--help` shows
     a `most_used` setting. `changes_at` says when another value could hold while the run goes on
     (`tree.When`): a setting that a resume may change can at any step, unless it says otherwise; one
-    of the run's identity must say it.
+    of the run's identity must say it. Without the setting that it `needs`, a setting does nothing,
+    which the header of a run says.
     """
     is_given = {
         "identity": identity,
@@ -83,6 +85,7 @@ def setting(
         "group": group,
         "changes_at": changes_at,
         "most_used": most_used,
+        "needs": needs,
     }
     return dataclasses.field(default=default, default_factory=factory, metadata=metadata)
 
@@ -272,6 +275,20 @@ def names_of(kind: type[Declared] | Declared, role: Role) -> list[str]:
     ['stop_after', 'time_limit', 'check_state']
     """
     return [field.name for field in dataclasses.fields(kind) if field.metadata["role"] == role]
+
+
+def without_effect(settings: Declared) -> dict[str, list[str]]:
+    """Return the names of the settings that do nothing, by the name of the setting that they need
+    and that is absent.
+    """
+    names: dict[str, list[str]] = {}
+    for field in dataclasses.fields(settings):
+        needed = field.metadata["needs"]
+        if needed is None or getattr(settings, needed):
+            continue
+        if getattr(settings, field.name) != field.default:
+            names.setdefault(needed, []).append(field.name)
+    return names
 
 
 def shared_by_ranks(settings: Declared) -> dict[str, Any]:

@@ -211,15 +211,17 @@ class TrainSettings(Declared):
     """Training device: "cpu", "cuda" or "mps"; auto is the accelerator if there is one."""
     deterministic: bool = setting(False, observer=True)
     """Use only CUDA kernels that are reproducible bit for bit, which are slower."""
-    evaluate_every: str = setting("1 epochs", check=every, cadence=True, group="evaluation")
+    evaluate_every: str = setting(
+        "1 epochs", check=every, cadence=True, group="evaluation", needs="splits"
+    )
     """How often the splits are evaluated. They are always evaluated after the last step."""
-    evaluate_at_start: bool = setting(False, observer=True)
+    evaluate_at_start: bool = setting(False, observer=True, needs="splits")
     """Also evaluate the splits before the first step. This evaluation does not affect best, early
     stopping or plateau. In the first body of `run.steps()`, `step.metrics` has its scores.
     """
-    sample_every: str | None = setting(None, check=every, cadence=True)
+    sample_every: str | None = setting(None, check=every, cadence=True, needs="sample_fn")
     """How often a sample is shown. None: only at the end."""
-    sample_on_all_ranks: bool = setting(False, observer=True)
+    sample_on_all_ranks: bool = setting(False, observer=True, needs="sample_fn")
     """Let every rank draw samples, each with random numbers of its own; the record has all texts.
     False: rank 0 alone draws.
     """
@@ -258,25 +260,17 @@ class TrainSettings(Declared):
     "runs/gpt-{n}", is the next free number, or the newest after a restart. None: nothing is
     written.
     """
-    save_every: str = setting("auto", check=save_interval, cadence=True)
+    save_every: str = setting("auto", check=save_interval, cadence=True, needs="run_dir")
     """How often a checkpoint is written, in steps or time; also at start and end. auto: every 5
     min, or 60 s if a save takes <0.6 s.
     """
-    keep_last: int = setting(
-        3,
-        check=number(min_value=1),
-        observer=True,
-    )
+    keep_last: int = setting(3, check=number(min_value=1), observer=True, needs="run_dir")
     """Number of newest checkpoints to keep, besides the first, the best and the checkpoints of
     keep_every.
     """
-    keep_best: int = setting(
-        1,
-        check=number(min_value=1),
-        observer=True,
-    )
+    keep_best: int = setting(1, check=number(min_value=1), observer=True)
     """Number of checkpoints with the best values of the score of `best` to keep."""
-    keep_every: str | None = setting(None, check=every, cadence=True)
+    keep_every: str | None = setting(None, check=every, cadence=True, needs="run_dir")
     """Interval of checkpoints that are kept permanently, such as "10%". None: no such checkpoints.
     """
     sync_batch_norm: bool = setting(False, identity=True, group="processes", changes_at="never")

@@ -320,6 +320,9 @@ class RecipeSettings(TrainSettings):
         settings = self.train_settings() | {"parallel": self.strategy()}
         if monitor is not None:
             settings |= self.steering(monitor)
+        elif self.evaluate_every == type(self).evaluate_every:
+            # nobody has asked for the interval of the recipe
+            settings["evaluate_every"] = TrainSettings.evaluate_every
         return settings
 
     def strategy(self) -> Strategy:

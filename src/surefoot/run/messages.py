@@ -15,6 +15,7 @@ import torch
 
 from surefoot.config.averaging import MUCH_OF_THE_START, averaging_of
 from surefoot.config.behavior import behavior_of, note_of_older
+from surefoot.config.setting import without_effect
 from surefoot.config.toml import without_none
 from surefoot.data.buckets import Buckets
 from surefoot.data.fingerprints import all_within
@@ -149,6 +150,14 @@ def _notes(parts: RunComponents) -> list[str]:
     slow_average = _slow_average(parts)
     if slow_average is not None:
         notes.append(slow_average)
+    for needed, names in without_effect(parts.settings).items():
+        do_nothing = "does nothing" if len(names) == 1 else "do nothing"
+        notes.append(f"without {needed}, {' and '.join(names)} {do_nothing}")
+    best = parts.run_state.best
+    if best is not None and parts.directory is None:
+        notes.append(
+            f"without run_dir, the weights with the best {best.score} are lost: the last ones remain"
+        )
     older = note_of_older(behavior_of(parts.plan.identity))
     if older is not None:
         notes.append(older)

@@ -234,7 +234,7 @@ class RunSettings(TrainSettings):
     data_summary: Sequence[str] = setting((), observer=True, shared=False)
     """Lines on the data that `surefoot plan` prints; the start of a run prints the first line."""
     accept_change: str | Sequence[str] | None = setting(
-        None, check=_accept_change, one_session=True, after="check_state"
+        None, check=_accept_change, one_session=True, after="check_state", needs="run_dir"
     )
     """Parts ("loss", "model", "collate", "data", "optimizer") that may compute differently from
     this session on.
