@@ -64,7 +64,7 @@ def test_a_sample_is_drawn_of_the_first_model_and_the_loss_gets_all() -> None:
         loss=loss,
         optimizer=dict.fromkeys(models, sf.optim.sgd(lr=0.1)),
         length="1 steps",
-        sample_fn=lambda model: str(model),
+        sample_fn=str,
     )
     run.train()
 

@@ -62,9 +62,7 @@ def test_how_a_session_ended_is_recorded(
     assert happened(tmp_path / "run") == [(run.state.step, what)]
 
 
-@pytest.mark.parametrize(
-    "changes", [{"stop_after": "2 steps"}, {"time_limit": "1 s"}], ids=lambda changes: min(changes)
-)
+@pytest.mark.parametrize("changes", [{"stop_after": "2 steps"}, {"time_limit": "1 s"}], ids=min)
 def test_the_last_line_of_a_session_names_the_setting_that_ended_it(
     changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
