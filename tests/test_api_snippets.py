@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import surefoot as sf
 from rank_processes import Ranks
+from run_files import same_tensors
 from surefoot.cli.main import main
 
 CLASSES = 4
@@ -45,9 +46,8 @@ def samples(count: int, seed: int) -> TensorDataset:
     centers_KC = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels_B = torch.randint(CLASSES, (count,), generator=generator)
-    return TensorDataset(
-        centers_KC[labels_B] + 0.3 * torch.randn(count, 8, generator=generator), labels_B
-    )
+    noise_BC = 0.3 * torch.randn(count, 8, generator=generator)
+    return TensorDataset(centers_KC[labels_B] + noise_BC, labels_B)
 
 
 def classifier(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -90,47 +90,79 @@ run.train()
 """
 
 
-def test_classification_with_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torchmetrics
+SMALL = {
+    "size=224": "size=8",
+    "40 epochs": "2 epochs",
+    "workers=4": "workers=0",
+    "batch_size=128": "batch_size=16",
+}
+
+
+def write_flowers() -> None:
+    """Pictures of five kinds, each of another color: 50 to train on, 10 to test with."""
     from PIL import Image
 
-    monkeypatch.chdir(tmp_path)
     for part, count in (("train", 10), ("test", 2)):
         for kind in range(5):
             folder = Path("flowers", part, f"kind-{kind}")
             folder.mkdir(parents=True)
             for number in range(count):
-                Image.new("RGB", (12, 12), (40 * kind + number, 200 - 30 * kind, 9 * number)).save(
-                    folder / f"{number}.png"
-                )
-    timm = SimpleNamespace(
-        create_model=lambda _, num_classes: nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
-    )
-    cheap = {
-        "size=224": "size=8",
-        "40 epochs": "2 epochs",
-        "workers=4": "workers=0",
-        "batch_size=128": "batch_size=16",
+                color = (40 * kind + number, 200 - 30 * kind, 9 * number)
+                Image.new("RGB", (12, 12), color).save(folder / f"{number}.png")
+
+
+def create_model(_name: str, num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The names of the example of classification after it has trained: `run`, `data`."""
+    import torchmetrics
+
+    code = CLASSIFICATION
+    for usual, small in SMALL.items():
+        assert usual in code
+        code = code.replace(usual, small)
+    names: dict[str, Any] = {
+        "sf": sf,
+        "F": F,
+        "timm": SimpleNamespace(create_model=create_model),
+        "torchmetrics": torchmetrics,
     }
-    code = reduce(lambda text, pair: text.replace(*pair), cheap.items(), CLASSIFICATION)
-    names: dict[str, Any] = {"sf": sf, "F": F, "timm": timm, "torchmetrics": torchmetrics}
-    exec(code, names)
-    saved = sf.load("runs/flowers")
-    (final,) = saved.records("final_eval")
-    assert [sum(row) for row in final["test/confusion"]] == [2] * 5
-    assert (
-        final["test/accuracy"] == sum(final["test/confusion"][kind][kind] for kind in range(5)) / 10
-    )
-    val = names["run"].evaluate("val")
-    samples = [names["data"].val[index] for index in range(len(names["data"].val))]
-    images = torch.stack([image for image, _ in samples])
-    labels = torch.tensor([label for _, label in samples])
+    with chdir(tmp_path_factory.mktemp("flowers")):
+        write_flowers()
+        exec(code, names)
+        names["saved"] = sf.load(Path("runs/flowers").absolute())
+    return names
+
+
+def test_the_confusion_of_a_test_set_is_that_of_its_accuracy(flowers: dict[str, Any]) -> None:
+    (final,) = flowers["saved"].records("final_eval")
+    confusion = torch.tensor(final["test/confusion"])
+
+    assert confusion.sum(1).tolist() == [2] * 5
+    assert final["test/accuracy"] == int(confusion.trace()) / 10
+
+
+def test_metrics_of_ours_and_of_torchmetrics_are_those_of_all_outputs(
+    flowers: dict[str, Any],
+) -> None:
+    from torchmetrics.functional import f1_score
+
+    run = flowers["run"]
+    data = flowers["data"].val
+    images, labels = zip(*(data[index] for index in range(len(data))), strict=True)
+
+    scores = run.evaluate("val")
+
+    targets = torch.tensor(labels)
     with torch.no_grad():
-        guesses = names["run"].state.model.eval()(images).argmax(1)
-    assert val["val/accuracy"] == pytest.approx(float((guesses == labels).double().mean()))
-    assert val["val/MulticlassF1Score"] == pytest.approx(
-        float(torchmetrics.functional.f1_score(guesses, labels, task="multiclass", num_classes=5))
-    )
+        predictions = run.state.model.eval()(torch.stack(images)).argmax(1)
+    accuracy = (predictions == targets).double().mean().item()
+    f1 = f1_score(predictions, targets, task="multiclass", num_classes=5).item()
+    assert scores["val/accuracy"] == pytest.approx(accuracy)
+    assert scores["val/MulticlassF1Score"] == pytest.approx(f1)
 
 
 # --- a custom loop --------------------------------------------------------------------------------
@@ -142,9 +174,11 @@ def frozen_at_first() -> MyNet:
     return model
 
 
-def own_loop(run: sf.Run, *, low_enough: float) -> list[float]:
-    """Level 2, with gradual unfreezing, a value in the records, and a stop of its own."""
-    with run:
+def train_in_custom_loop(run_dir: Path, *, low_enough: float, **changes: Any) -> list[float]:
+    """Level 2, with gradual unfreezing, a value in the records, and a stop of its own: the losses
+    of each evaluation.
+    """
+    with classifier(run_dir, model=frozen_at_first, **changes) as run:
         history: list[float] = run.register_state("history", [])
         for step in run:
             if step.index == 3:
@@ -158,26 +192,36 @@ def own_loop(run: sf.Run, *, low_enough: float) -> list[float]:
 
 
 def test_a_custom_loop_that_broke_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    straight = own_loop(classifier(tmp_path / "straight", model=frozen_at_first), low_enough=0.0)
+    straight = train_in_custom_loop(tmp_path / "straight", low_enough=0.0)
     assert sorted(straight, reverse=True) == straight
+    third_loss = straight[2] + 1e-6
 
-    cut = own_loop(
-        classifier(tmp_path / "cut", model=frozen_at_first), low_enough=straight[2] + 1e-6
-    )
+    cut = train_in_custom_loop(tmp_path / "cut", low_enough=third_loss)
     assert cut == straight[:3]
     assert sf.load(tmp_path / "cut").status == "stopped"
-    assert own_loop(classifier(tmp_path / "cut", model=frozen_at_first), low_enough=0.0) == straight
+
+    resumed = train_in_custom_loop(tmp_path / "cut", low_enough=0.0)
+    assert resumed == straight
 
 
-def test_what_a_custom_loop_does_is_seen_in_the_run(tmp_path: Path) -> None:
-    run = classifier(tmp_path / "run", model=frozen_at_first, length="6 steps")
-    begun = run.state.model.get_parameter("backbone.weight").tolist()
-    own_loop(run, low_enough=0.0)
+def test_a_value_that_a_custom_loop_logs_is_in_every_record(tmp_path: Path) -> None:
+    train_in_custom_loop(tmp_path / "run", low_enough=0.0, length="6 steps")
+
     temperatures = [record["temperature"] for record in sf.load(tmp_path / "run").records("train")]
-    assert len(temperatures) == len(set(temperatures)) == 6
-    assert run.state.model.get_parameter("backbone.weight").tolist() != begun
-    third = sf.load(tmp_path / "run").load_model(MyNet, checkpoint=0)
-    assert third.get_parameter("backbone.weight").tolist() == begun
+    assert len(temperatures) == 6
+    assert len(set(temperatures)) == 6
+
+
+def test_what_a_custom_loop_unfreezes_is_trained_from_then_on(tmp_path: Path) -> None:
+    train_in_custom_loop(tmp_path / "run", low_enough=0.0, length="6 steps", save_every="3 steps")
+
+    run = sf.load(tmp_path / "run")
+    first, third, last = (
+        run.load_model(MyNet, checkpoint=step).get_parameter("backbone.weight")
+        for step in (0, 3, 6)
+    )
+    assert torch.equal(third, first)
+    assert not torch.equal(last, first)
 
 
 # --- a GAN ----------------------------------------------------------------------------------------
@@ -201,70 +245,70 @@ class Discriminator(nn.Linear):
 def discriminator_loss(models: dict[str, nn.Module], batch: Any) -> Tensor:
     (faces,) = batch
     fakes = models["generator"](torch.randn(len(faces), 2)).detach()
-    return (
-        F.softplus(-models["discriminator"](faces)).mean()
-        + F.softplus(models["discriminator"](fakes)).mean()
-    )
+    loss_of_faces = F.softplus(-models["discriminator"](faces)).mean()
+    loss_of_fakes = F.softplus(models["discriminator"](fakes)).mean()
+    return loss_of_faces + loss_of_fakes
 
 
 def generator_loss(models: dict[str, nn.Module], batch: Any) -> Tensor:
-    return F.softplus(
-        -models["discriminator"](models["generator"](torch.randn(len(batch[0]), 2)))
-    ).mean()
+    (faces,) = batch
+    fakes = models["generator"](torch.randn(len(faces), 2))
+    return F.softplus(-models["discriminator"](fakes)).mean()
+
+
+def copy_parameters(run: sf.Run) -> dict[str, list[Tensor]]:
+    """The parameters of each model, as they are now."""
+    return {
+        name: [parameter.detach().clone() for parameter in model.parameters()]
+        for name, model in run.state.models.items()
+    }
+
+
+def models_changed_since(before: dict[str, list[Tensor]], run: sf.Run) -> set[str]:
+    changed = set()
+    for name, tensors in copy_parameters(run).items():
+        if any(not torch.equal(*pair) for pair in zip(tensors, before[name], strict=True)):
+            changed.add(name)
+    return changed
 
 
 def test_the_steps_of_a_gan_train_each_model_with_its_own_optimizer(tmp_path: Path) -> None:
+    adam = sf.optim.adam(lr=2e-4, betas=(0.5, 0.999))
     run = sf.Run(
         model={"generator": Generator, "discriminator": Discriminator},
         train_data=(torch.randn(64, 8),),
         batch_size=16,
         length="2 epochs",
         run_dir=tmp_path / "gan",
-        optimizer={
-            name: sf.optim.adam(lr=2e-4, betas=(0.5, 0.999))
-            for name in ("generator", "discriminator")
-        },
+        optimizer={"generator": adam, "discriminator": adam},
         log_every="1 steps",
         device="cpu",
         console=False,
         report=False,
     )
-    moved: dict[str, list[bool]] = {"discriminator": [], "generator": []}
-
-    def update(step: sf.Step, name: str) -> None:
-        before = {each: model.state_dict() for each, model in run.state.models.items()}
-        before = {
-            each: {key: value.clone() for key, value in held.items()}
-            for each, held in before.items()
-        }
-        sf.update(step, name)
-        changed = {
-            each
-            for each, model in run.state.models.items()
-            if any(
-                not torch.equal(value, before[each][key])
-                for key, value in model.state_dict().items()
-            )
-        }
-        moved[name].append(changed == {name})
+    changed_models = []
 
     with run:
         for step in run.steps():
+            before = copy_parameters(run)
             sf.forward_backward(step, discriminator_loss)
-            update(step, "discriminator")
-            fooled = sf.forward_backward(step, generator_loss)
-            update(step, "generator")
-            step.log(generator_loss=fooled)
-    assert moved == {"discriminator": [True] * 8, "generator": [True] * 8}
-    assert all(
-        record["generator_loss"] > 0 for record in sf.load(tmp_path / "gan").records("train")
-    )
+            sf.update(step, "discriminator")
+            changed_models.append(models_changed_since(before, run))
+            before = copy_parameters(run)
+            value = sf.forward_backward(step, generator_loss)
+            sf.update(step, "generator")
+            changed_models.append(models_changed_since(before, run))
+            step.log(generator_loss=value)
+
+    assert changed_models == 8 * [{"discriminator"}, {"generator"}]
+    losses = [record["generator_loss"] for record in sf.load(tmp_path / "gan").records("train")]
+    assert min(losses) > 0
 
 
 # --- distributed ----------------------------------------------------------------------------------
 
 
-def on_a_rank(run_dir: str) -> tuple[int, int, str]:
+def train_on_a_rank(run_dir: str) -> tuple[int, int, str]:
     """A file that does not mention processes."""
     run = classifier(Path(run_dir), micro_batch_size=4)
     run.train()
@@ -272,9 +316,13 @@ def on_a_rank(run_dir: str) -> tuple[int, int, str]:
 
 
 def test_the_same_program_trains_on_several_ranks(tmp_path: Path, ranks: Ranks) -> None:
-    assert ranks(2, on_a_rank, run_dir=str(tmp_path / "two")) == [(0, 2, "ddp"), (1, 2, "ddp")]
     classifier(tmp_path / "one", micro_batch_size=4).train()
-    one, two = (sf.load(tmp_path / name) for name in ("one", "two"))
+
+    places = ranks(2, train_on_a_rank, run_dir=str(tmp_path / "two"))
+
+    assert places == [(0, 2, "ddp"), (1, 2, "ddp")]
+    one = sf.load(tmp_path / "one")
+    two = sf.load(tmp_path / "two")
     assert two.metrics["val/loss"] == pytest.approx(one.metrics["val/loss"], rel=1e-5)
     assert two.step == one.step == 12
 
@@ -322,15 +370,9 @@ def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
     assert float(replay.look.loss) == pytest.approx(curve[6]["loss"])
     assert verdict.exit_status == 0
     assert page.read_text().startswith("<!")
-    exported = load_file(Path("export", "model.safetensors"))
-    assert all(
-        torch.equal(tensor.cpu(), exported[name]) for name, tensor in model.state_dict().items()
-    )
-    assert run.evaluate("val", checkpoint="best")["val/accuracy"] == max(
-        record["val/accuracy"]
-        for record in run.records()
-        if "val/accuracy" in record and record["step"] > 0
-    )
+    assert same_tensors(model.state_dict(), load_file(Path("export", "model.safetensors")))
+    accuracies = [record["val/accuracy"] for record in run.records("eval") if record["step"] > 0]
+    assert run.evaluate("val", checkpoint="best")["val/accuracy"] == max(accuracies)
 
 
 # --- fine-tuning a transformers model -------------------------------------------------------------
@@ -340,9 +382,8 @@ def test_afterwards_a_run_is_read_evaluated_replayed_verified_and_exported(
 def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"[PAD]": 0, "good": 1, "bad": 2, "film": 3}, "[PAD]")
-    )
+    vocabulary = {"[PAD]": 0, "good": 1, "bad": 2, "film": 3}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "[PAD]"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
     config = transformers.BertConfig(
         vocab_size=4,
@@ -387,8 +428,5 @@ def test_a_transformers_model_is_fine_tuned_and_saved_as_such(tmp_path: Path) ->
     run.train()
     assert sf.load(tmp_path / "bert").metrics["val/accuracy"] == 1.0
     run.state.model.save_pretrained(tmp_path / "tuned")  # type: ignore[operator]
-    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
-    assert all(
-        torch.equal(tensor, again.state_dict()[name])
-        for name, tensor in run.state.model.state_dict().items()
-    )
+    saved = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
+    assert same_tensors(run.state.model.state_dict(), saved.state_dict())
