@@ -4,7 +4,6 @@ reference has it. (4 s)
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from functools import partial
@@ -20,9 +19,13 @@ from torch import Tensor, nn
 import surefoot as sf
 from forked import Forked
 from refused import refused
+from same_bits import assert_same_bits, weights
 from surefoot.errors import Setting
+from surefoot.tracking.jsonl import records
 
-CLASSES, SAMPLES, BATCHES = 7, 97, 20  # 19 batches of 5, and one of 2
+CLASSES = 7
+SAMPLES = 97
+BATCHES = 20  # 19 batches of 5, and one of 2
 TOP_3 = partial(sf.metrics.top_k_accuracy, k=3)
 
 
@@ -41,9 +44,9 @@ class Counting(nn.Module):
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(SAMPLES, 8, generator=generator), torch.randint(
-        CLASSES, (SAMPLES,), generator=generator
-    )
+    inputs = torch.randn(SAMPLES, 8, generator=generator)
+    labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    return inputs, labels
 
 
 def model() -> Counting:
@@ -79,17 +82,25 @@ def by_hand() -> dict[str, float]:
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     order = np.argsort(-logits, axis=1)
     guesses = order[:, 0]
-    hits = [np.sum((guesses == each) & (truth == each)) for each in range(CLASSES)]
-    sizes = [np.sum(guesses == each) + np.sum(truth == each) for each in range(CLASSES)]
+    f1_scores = []
+    for label in range(CLASSES):
+        hits = np.sum((guesses == label) & (truth == label))
+        size = np.sum(guesses == label) + np.sum(truth == label)
+        f1_scores.append(2 * hits / max(1, size))
     return {
         "loss": float(-np.log(shares[np.arange(SAMPLES), truth]).mean()),
         "accuracy": float((guesses == truth).mean()),
         "top_k_accuracy": float((order[:, :3] == truth[:, None]).any(axis=1).mean()),
-        "MulticlassF1Score": float(
-            np.mean([2 * hit / max(1, size) for hit, size in zip(hits, sizes, strict=True)])
-        ),
+        "MulticlassF1Score": float(np.mean(f1_scores)),
         "largest": float(logits.max()),
     }
+
+
+def metrics_by_hand() -> dict[str, float]:
+    """Without the loss."""
+    values = by_hand()
+    del values["loss"]
+    return values
 
 
 def largest(outputs: Tensor, targets: Tensor) -> float:
@@ -121,9 +132,7 @@ def test_without_a_loss_the_model_gives_the_outputs() -> None:
     counting = model()
     values = sf.evaluate(counting, sf.Split(data(), metrics=metrics(), batch_size=5))
     assert counting.calls == BATCHES
-    assert values == pytest.approx(
-        {name: value for name, value in by_hand().items() if name != "loss"}, rel=1e-5
-    )
+    assert values == pytest.approx(metrics_by_hand(), rel=1e-5)
 
 
 def test_predict_gives_the_outputs_if_there_is_one() -> None:
@@ -131,13 +140,12 @@ def test_predict_gives_the_outputs_if_there_is_one() -> None:
         return model(batch[0]), CLASSES - 1 - batch[1]
 
     inputs, labels = data()
-    split = sf.Split(
-        (inputs, CLASSES - 1 - labels), metrics=metrics(), predict=reversed_targets, loss=False
-    )
+    reversed_data = (inputs, CLASSES - 1 - labels)
+    split = sf.Split(reversed_data, metrics=metrics(), predict=reversed_targets, loss=False)
+
     values = sf.evaluate(model(), split, loss=with_outputs)
-    assert values == pytest.approx(
-        {name: value for name, value in by_hand().items() if name != "loss"}, rel=1e-5
-    )
+
+    assert values == pytest.approx(metrics_by_hand(), rel=1e-5)
 
 
 def test_an_output_that_the_loss_writes_to_is_computed_again() -> None:
@@ -169,22 +177,30 @@ def test_metrics_with_names_of_ones_own() -> None:
         "both": collection,
         "n": lambda outputs, targets: sf.Mean(len(outputs), 1),
     }
+
     values = sf.evaluate(model(), sf.Split(data(), metrics=named, batch_size=SAMPLES))
+
     assert set(values) == {"first", "both_MulticlassAccuracy", "both_MulticlassPrecision", "n"}
     assert values["first"] == pytest.approx(values["both_MulticlassAccuracy"])
     assert values["n"] == SAMPLES
     assert collection["MulticlassAccuracy"].update_count == 0, "the user's object has seen nothing"
+
+
+def test_a_metric_without_a_name_is_refused() -> None:
+    nameless = sf.Split(data(), metrics=lambda outputs, targets: sf.Mean(len(outputs), 1))
+
     with refused("metric-without-name"):
-        sf.evaluate(model(), sf.Split(data(), metrics=named["n"]))
+        sf.evaluate(model(), nameless)
 
 
 def test_a_metric_of_the_same_name_takes_the_place_of_what_the_loss_logs() -> None:
     def wrong_accuracy(model: Any, batch: Any) -> Any:
         return plain(model, batch), {"accuracy": sf.Mean(5.0, 1)}
 
-    values = sf.evaluate(
-        model(), sf.Split(data(), metrics=sf.metrics.accuracy), loss=wrong_accuracy
-    )
+    split = sf.Split(data(), metrics=sf.metrics.accuracy)
+
+    values = sf.evaluate(model(), split, loss=wrong_accuracy)
+
     assert values["accuracy"] == pytest.approx(by_hand()["accuracy"])
 
 
@@ -192,34 +208,38 @@ def test_two_metrics_that_return_one_name_are_refused() -> None:
     def again(outputs: Any, targets: Any) -> Any:
         return {"accuracy": sf.metrics.accuracy(outputs, targets)}
 
+    split = sf.Split(data(), metrics=[sf.metrics.accuracy, again])
+
     with refused("metric-name-twice", metric="accuracy"):
-        sf.evaluate(model(), sf.Split(data(), metrics=[sf.metrics.accuracy, again]))
+        sf.evaluate(model(), split)
 
 
 def test_a_batch_that_is_not_of_two_needs_a_pair() -> None:
     split = sf.Split((*data(), torch.arange(SAMPLES)), metrics=sf.metrics.accuracy)
+
     with refused("outputs-and-targets-unknown"):
         sf.evaluate(model(), split, loss=plain)
-    assert sf.evaluate(model(), split, loss=with_outputs)["accuracy"] == pytest.approx(
-        by_hand()["accuracy"]
-    )
+
+    values = sf.evaluate(model(), split, loss=with_outputs)
+    assert values["accuracy"] == pytest.approx(by_hand()["accuracy"])
 
 
 @pytest.mark.parametrize("returned", [torch.ones(5), (1, 2)])
 def test_a_metric_that_returns_no_mean_is_refused_with_its_split(returned: Any) -> None:
     metrics = {"share": lambda outputs, targets: returned}
-    run = run_of(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
-    kind = type(returned).__name__
-    with refused("metric-not-a-mean", metric="share", returned=kind) as refusal:
+    run = build(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
+
+    type_name = type(returned).__name__
+    with refused("metric-not-a-mean", metric="share", returned=type_name) as caught:
         run.train()
-    assert refusal.value.places == ("split 'held_out'",)
+
+    assert caught.value.places == ("split 'held_out'",)
 
 
-@pytest.mark.parametrize("returned", [(1, 2), ([1], [2]), 3, {"logits": 3}])
-def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
+@pytest.mark.parametrize("others", [(1, 2), ([1], [2]), (3,), ({"logits": 3},)])
+def test_a_loss_with_anything_else_beside_it_is_refused(others: tuple[Any, ...]) -> None:
     def wrong(model: Any, batch: Any) -> Any:
-        beside = returned if isinstance(returned, tuple) else (returned,)
-        return plain(model, batch), *beside
+        return plain(model, batch), *others
 
     with refused("loss-second-value"):
         sf.evaluate(model(), sf.Split(data()), loss=wrong)
@@ -239,28 +259,44 @@ def test_a_loss_with_anything_else_beside_it_is_refused(returned: Any) -> None:
 def test_a_second_value_of_a_loss_that_is_neither_is_refused_in_the_first_step(
     second: Any, returned: str
 ) -> None:
-    run = run_of(lambda model, batch: (plain(model, batch), second))
+    run = build(lambda model, batch: (plain(model, batch), second))
+
     with refused("loss-second-value", returned=returned):
         run.train()
+
     assert run.state.step == 0
 
 
-@pytest.mark.parametrize(
+several_numbers = pytest.mark.parametrize(
     ("mean", "part"),
     [(sf.Mean(torch.ones(5), 5), "total"), (sf.Mean(5.0, torch.ones(5)), "count")],
 )
-def test_a_mean_of_tensors_of_several_numbers_is_refused(mean: sf.Mean, part: str) -> None:
-    run = run_of(lambda model, batch: (plain(model, batch), {"accuracy": mean}))
+
+
+@several_numbers
+def test_a_mean_of_tensors_of_several_numbers_beside_a_loss_is_refused(
+    mean: sf.Mean, part: str
+) -> None:
+    run = build(lambda model, batch: (plain(model, batch), {"accuracy": mean}))
+
     with refused("mean-of-tensors", part=part, shape=(5,)):
         run.train()
+
+
+@several_numbers
+def test_a_mean_of_tensors_of_several_numbers_from_a_metric_is_refused(
+    mean: sf.Mean, part: str
+) -> None:
     metrics = {"share": lambda outputs, targets: mean}
-    run = run_of(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
+    run = build(plain, splits={"held_out": sf.Split(data(), metrics=metrics, batch_size=5)})
+
     with refused("mean-of-tensors", part=part, shape=(5,)) as caught:
         run.train()
+
     assert caught.value.places == ("split 'held_out'",)
 
 
-def run_of(loss: Any, **changes: Any) -> sf.Run:
+def build(loss: Any, **changes: Any) -> sf.Run:
     settings: dict[str, Any] = {
         "model": Counting,
         "loss": loss,
@@ -275,25 +311,29 @@ def run_of(loss: Any, **changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def run_with(loss: Any, out: Path | None = None, **changes: Any) -> sf.Run:
-    run = run_of(loss, run_dir=out, **changes)
-    run.train()
-    return run
-
-
 def test_outputs_beside_the_loss_change_no_bit_of_a_training() -> None:
-    weights = [run_with(loss).state.parameters for loss in (plain, with_outputs)]
-    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+    without = build(plain)
+    without.train()
+    beside = build(with_outputs)
+    beside.train()
+
+    assert_same_bits(weights(beside), weights(without))
 
 
 def test_the_confusion_matrix_stands_in_the_records_and_sums_to_the_split(tmp_path: Path) -> None:
     split = sf.Split(data(), metrics=sf.metrics.ClassificationReport([*"abcdefg"]))
-    run = run_with(plain, tmp_path, splits={"val": split})
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    matrix = [line["val/confusion"] for line in lines if "val/confusion" in line][-1]
-    assert [sum(row) for row in matrix] == data()[1].bincount(minlength=CLASSES).tolist()
+    run = build(plain, run_dir=tmp_path, splits={"val": split})
+
+    run.train()
+
+    val_records = [
+        record for record in records(tmp_path / "metrics.jsonl") if "val/confusion" in record
+    ]
+    matrix = np.array(val_records[-1]["val/confusion"])
+    _, labels = data()
+    assert matrix.sum(axis=1).tolist() == labels.bincount(minlength=CLASSES).tolist()
     values = run.evaluate()
-    assert values["val/accuracy"] == sum(matrix[index][index] for index in range(CLASSES)) / SAMPLES
+    assert values["val/accuracy"] == matrix.trace() / SAMPLES
     assert "val/confusion" not in values
 
 
@@ -302,36 +342,27 @@ def with_accuracy(model: Any, batch: Any) -> Any:
     return F.cross_entropy(logits, batch[1]), {"accuracy": sf.metrics.accuracy(logits, batch[1])}
 
 
-def measured(out: Path, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {
-        "log_every": "2 steps",
-        "save_every": "3 steps",
-        "report": False,
-        "run_dir": out,
-    }
-    settings |= {
-        "model": Counting,
-        "loss": with_accuracy,
-        "train_data": data(),
-        "batch_size": 24,
-        "micro_batch_size": 8,
-    }
-    settings |= {
-        "length": "6 steps",
-        "optimizer": sf.optim.sgd(lr=1e-2),
-        "check_state": False,
-        "console": False,
-    }
-    return sf.Run(**(settings | changes))
+def build_measured(run_dir: Path) -> sf.Run:
+    """A run whose loss gives the accuracy of its batches."""
+    return build(
+        with_accuracy,
+        run_dir=run_dir,
+        log_every="2 steps",
+        save_every="3 steps",
+        optimizer=sf.optim.sgd(lr=1e-2),
+        report=False,
+    )
 
 
-def train_records(out: Path) -> list[Any]:
-    """A resumed run writes the records after its checkpoint again."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    rows = [
-        (line["step"], line["loss"], line["accuracy"]) for line in lines if line["kind"] == "train"
-    ]
-    return [*{row[0]: row for row in rows}.values()]
+def logged_values(run_dir: Path) -> dict[int, tuple[float, float]]:
+    """Losses and accuracies by step; a resumed run writes the records after its checkpoint
+    again.
+    """
+    values = {}
+    for record in records(run_dir / "metrics.jsonl"):
+        if record["kind"] == "train":
+            values[record["step"]] = (record["loss"], record["accuracy"])
+    return values
 
 
 def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(
@@ -339,45 +370,52 @@ def test_training_metrics_are_those_of_the_training_batches_and_cost_no_pass(
 ) -> None:
     """The reference computes the accuracy of every batch before its update."""
     reference = Counting()
-    right = list[int]()
-    run = measured(tmp_path / "measured")
+    right_counts = []
+    run = build_measured(tmp_path)
     with run:
         reference.load_state_dict(run.state.model.state_dict())
         calls = run.state.model.calls
         for step in run:
-            with torch.no_grad():
-                guesses = [reference(part.batch[0]).argmax(1) for part in step.micro_batches]
-            right.append(
-                sum(
-                    int((each == part.batch[1]).sum())
-                    for each, part in zip(guesses, step.micro_batches, strict=True)
-                )
-            )
+            right_counts.append(count_right(reference, step))
             reference.load_state_dict(run.state.model.state_dict())
         assert run.state.model.calls - calls == 6 * 3
-    accuracies = [accuracy for _, _, accuracy in train_records(tmp_path / "measured")]
-    assert accuracies == pytest.approx([(right[step] + right[step + 1]) / 48 for step in (0, 2, 4)])
+
+    accuracies = [accuracy for _, accuracy in logged_values(tmp_path).values()]
+    expected = [(right_counts[step] + right_counts[step + 1]) / 48 for step in (0, 2, 4)]
+    assert accuracies == pytest.approx(expected)
+
+
+def count_right(model: nn.Module, step: sf.Step) -> int:
+    """The samples of a step that a model gets right."""
+    count = 0
+    for micro_batch in step.micro_batches:
+        inputs, labels = micro_batch.batch
+        with torch.no_grad():
+            count += int((model(inputs).argmax(1) == labels).sum())
+    return count
 
 
 def test_training_metrics_of_a_killed_run_are_those_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """The checkpoint of step 3 lies between two records."""
 
-    def killed() -> None:
-        with measured(tmp_path / "killed") as run:
+    def train_and_die() -> None:
+        with build_measured(tmp_path / "killed") as run:
             for step in run:
                 if step.index == 4:
                     assert run.parts.checkpointing is not None
                     run.parts.checkpointing.writer.wait()
                     os.kill(os.getpid(), signal.SIGKILL)
 
-    measured(tmp_path / "whole").train()
+    build_measured(tmp_path / "whole").train()
     with open(os.devnull, "w") as nowhere:
-        process = Forked(killed, stdout=nowhere)
+        process = Forked(train_and_die, stdout=nowhere)
         process.stdin.close()
     assert process.wait() == -signal.SIGKILL
     assert (tmp_path / "killed" / "checkpoints" / "step-00000003").exists()
-    measured(tmp_path / "killed").train()
-    assert train_records(tmp_path / "killed") == train_records(tmp_path / "whole")
+
+    build_measured(tmp_path / "killed").train()
+
+    assert logged_values(tmp_path / "killed") == logged_values(tmp_path / "whole")
 
 
 def test_a_function_of_scikit_learn_scores_the_whole_split() -> None:
@@ -386,14 +424,23 @@ def test_a_function_of_scikit_learn_scores_the_whole_split() -> None:
     def recall(outputs: Tensor, targets: Tensor) -> float:
         return float(sklearn.recall_score(targets, outputs.argmax(1), average="macro"))
 
-    values = sf.evaluate(
-        model(), sf.Split(data(), metrics=sf.metrics.whole_split(recall), batch_size=5)
-    )
+    split = sf.Split(data(), metrics=sf.metrics.whole_split(recall), batch_size=5)
+
+    values = sf.evaluate(model(), split)
+
     inputs, labels = data()
     with torch.no_grad():
         guesses = model().layer(inputs).argmax(1)
-    each = [float((guesses[labels == label] == label).double().mean()) for label in range(CLASSES)]
-    assert values["recall"] == pytest.approx(sum(each) / CLASSES)
+    recalls = []
+    for label in range(CLASSES):
+        is_right = guesses[labels == label] == label
+        recalls.append(float(is_right.double().mean()))
+    assert values["recall"] == pytest.approx(sum(recalls) / CLASSES)
+
+
+def test_a_function_of_scikit_learn_itself_is_refused() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics")
+
     for metric in (sklearn.recall_score, partial(sklearn.recall_score, average="macro")):
         with refused("metric-of-sklearn", metric="recall_score"):
             sf.Split(data(), metrics=metric)
@@ -432,9 +479,11 @@ def test_wrong_names_are_refused_before_the_first_step(
     metrics: Any, settings: Any, setting: str, remedy: str
 ) -> None:
     splits = {"val": sf.Split(data(), metrics=metrics)}
-    run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True, **settings)
+    run = build(plain, splits=splits, evaluate_every="5 steps", check_state=True, **settings)
+
     with refused("score-unknown", setting=setting) as caught:
         run.train()
+
     assert caught.value.remedies == (Setting(setting, remedy),)
     assert run.state.step == 0
 
@@ -451,34 +500,35 @@ def test_wrong_metrics_are_refused_before_the_first_step(
     metrics: Any, code: str, fields: dict[str, Any]
 ) -> None:
     splits = {"val": sf.Split(data(), metrics=metrics)}
-    run = run_of(plain, splits=splits, evaluate_every="5 steps", check_state=True)
-    with refused(code, **fields) as refusal:
+    run = build(plain, splits=splits, evaluate_every="5 steps", check_state=True)
+
+    with refused(code, **fields) as caught:
         run.train()
-    assert refusal.value.places == ("split 'val'",)
+
+    assert caught.value.places == ("split 'val'",)
     assert run.state.step == 0
 
 
 def test_the_check_of_metrics_passes_one_batch_and_changes_no_bit() -> None:
-    def trained(**changes: Any) -> tuple[int, list[Tensor]]:
-        split = sf.Split(data(), metrics=[sf.metrics.accuracy, *metrics()[2:]], batch_size=5)
-        settings: dict[str, Any] = {
-            "model": model,
-            "loss": plain,
-            "train_data": data(),
-            "batch_size": 24,
-            "length": "2 steps",
-        }
+    def trained(*, check_state: bool) -> sf.Run:
         run = sf.Run(
-            **settings,
+            model=model,
+            loss=plain,
+            train_data=data(),
+            batch_size=24,
+            length="2 steps",
             splits={"val": split},
             optimizer=sf.optim.sgd(lr=0.1),
+            best="max val/largest",
+            check_state=check_state,
             console=False,
-            **changes,
         )
         run.train()
-        return run.state.model.calls, [each.detach() for each in run.state.model.parameters()]
+        return run
 
-    checked = trained(best="max val/largest")
-    unchecked = trained(best="max val/largest", check_state=False)
-    assert checked[0] - unchecked[0] == 1
-    assert all(torch.equal(one, other) for one, other in zip(checked[1], unchecked[1], strict=True))
+    split = sf.Split(data(), metrics=[sf.metrics.accuracy, *metrics()[2:]], batch_size=5)
+    checked = trained(check_state=True)
+    unchecked = trained(check_state=False)
+
+    assert checked.state.model.calls - unchecked.state.model.calls == 1
+    assert_same_bits(weights(checked), weights(unchecked))

@@ -26,10 +26,32 @@ KERNEL = (5, 2, 3)
 
 
 def part(whole: Tensor, group: dist.ProcessGroup) -> Shard:
+    """The rows of this rank."""
     empty = Rows(tuple(whole.shape), 0, 0, group)
     start = empty.starts[group.rank()]
     stop = empty.starts[group.rank() + 1]
     return Shard(whole[start:stop].clone(), Rows(empty.shape, start, stop, group))
+
+
+def rows_of(whole: Tensor, shard: Any) -> Tensor:
+    """The rows of a whole tensor that a shard has."""
+    return whole[shard.rows.start : shard.rows.stop]
+
+
+def give_gradients(whole: list[nn.Parameter], shards: list[Any], gradients: list[Tensor]) -> None:
+    for parameter, shard, gradient in zip(whole, shards, gradients, strict=True):
+        parameter.grad = gradient
+        shard.grad = rows_of(gradient, shard).clone()
+
+
+def largest_difference(whole: list[Tensor], parts: list[Tensor], shards: list[Any]) -> float:
+    """Between parts that lie as the shards do, and the same rows of whole tensors."""
+    differences = [0.0]
+    for tensor, part_of_it, shard in zip(whole, parts, shards, strict=True):
+        if part_of_it.numel():
+            difference = rows_of(tensor, shard) - part_of_it
+            differences.append(difference.abs().max().item())
+    return max(differences)
 
 
 def group_of_all() -> dist.ProcessGroup:
@@ -63,20 +85,18 @@ def muon_steps(*, double: bool, nesterov: bool) -> list[bool]:
     reference = like_torch(whole, **settings)
     ours = BatchedMuon(shards, **settings)
     for step in range(3):
-        for held, shard, gradient in zip(
-            whole, shards, random([*SHAPES], seed=step, dtype=dtype), strict=True
-        ):
-            rows = shard.rows
-            held.grad = gradient
-            shard.grad = gradient[rows.start : rows.stop].clone()
+        give_gradients(whole, shards, random([*SHAPES], seed=step, dtype=dtype))
         reference.step()
         ours.step()
-    pairs = list(zip(whole, shards, strict=True))
-    key = "momentum_buffer"
-    return [torch.equal(held[s.rows.start : s.rows.stop], s) for held, s in pairs] + [
-        torch.equal(reference.state[held][key][s.rows.start : s.rows.stop], ours.state[s][key])
-        for held, s in pairs
-    ]
+
+    same_weights = []
+    same_momenta = []
+    for parameter, shard in zip(whole, shards, strict=True):
+        same_weights.append(torch.equal(rows_of(parameter, shard), shard))
+        momentum = reference.state[parameter]["momentum_buffer"]
+        momentum_of_rows = ours.state[shard]["momentum_buffer"]
+        same_momenta.append(torch.equal(rows_of(momentum, shard), momentum_of_rows))
+    return same_weights + same_momenta
 
 
 def composite_steps() -> dict[str, Any]:
@@ -87,43 +107,38 @@ def composite_steps() -> dict[str, Any]:
     shapes: list[tuple[int, ...]] = [KERNEL, (7, 3), (7,)]
     whole = [nn.Parameter(values) for values in random(shapes, seed=0, dtype=torch.float64)]
     shards: list[Any] = [part(values, group) for values in whole]
-    made = [build_optimizer(sf.optim.muon(lr=0.1), groups_of(held)) for held in (whole, shards)]
-    skips = [skipping(optimizer, torch.device("cpu")) for optimizer in made]
-    kept = []
+    of_whole = build_optimizer(sf.optim.muon(lr=0.1), groups_of(whole))
+    of_shards = build_optimizer(sf.optim.muon(lr=0.1), groups_of(shards))
+    assert isinstance(of_shards, MuonWithAdamW)
+    skip_whole = skipping(of_whole, torch.device("cpu"))
+    skip_shards = skipping(of_shards, torch.device("cpu"))
+    values_by_step = []
     for step in range(4):
-        for held, shard, gradient in zip(
-            whole, shards, random(shapes, seed=step, dtype=torch.float64), strict=True
-        ):
-            bad = torch.full_like(gradient, torch.nan) if step == 2 else gradient
-            held.grad = bad
-            shard.grad = bad[shard.rows.start : shard.rows.stop].clone()
-        for optimizer, skip in zip(made, skips, strict=True):
-            skip.apply(optimizer, torch.tensor(float(step == 2)))
-        kept.append([shard.detach().clone() for shard in shards])
-    assert isinstance(made[1], MuonWithAdamW)
-    differences = [
-        (held[s.rows.start : s.rows.stop] - s).abs().max().item()
-        for held, s in zip(whole, shards, strict=True)
-        if s.numel()
-    ]
+        is_bad = step == 2
+        gradients = random(shapes, seed=step, dtype=torch.float64)
+        if is_bad:
+            gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
+        give_gradients(whole, shards, gradients)
+        skip_whole.apply(of_whole, torch.tensor(float(is_bad)))
+        skip_shards.apply(of_shards, torch.tensor(float(is_bad)))
+        values_by_step.append([shard.detach().clone() for shard in shards])
+
     return {
-        "difference": max(differences, default=0.0),
-        "unmoved": all(
-            torch.equal(one, other) for one, other in zip(kept[1], kept[2], strict=True)
-        ),
-        "by": [group["by"] for group in made[1].param_groups]
-        == [group["by"] for group in made[0].param_groups],
-        "keys": [sorted(group) for group in made[1].param_groups]
-        == [sorted(group) for group in made[0].param_groups],
-        "bytes": state_bytes(made[1]),
-        "whole_bytes": state_bytes(made[0]),
+        "difference": largest_difference([*whole], shards, shards),
+        "unmoved": all(map(torch.equal, values_by_step[1], values_by_step[2])),
+        "by": [group["by"] for group in of_shards.param_groups],
+        "whole_by": [group["by"] for group in of_whole.param_groups],
+        "keys": [sorted(group) for group in of_shards.param_groups],
+        "whole_keys": [sorted(group) for group in of_whole.param_groups],
+        "bytes": state_bytes(of_shards),
+        "whole_bytes": state_bytes(of_whole),
     }
 
 
-def groups_of(held: list[Any]) -> list[ParameterGroup]:
+def groups_of(parameters: list[Any]) -> list[ParameterGroup]:
     return [
-        ParameterGroup("a", 0.1, held[:2], ["kernel", "matrix"], hidden=True),
-        ParameterGroup("b", 0.0, held[2:], ["vector"]),
+        ParameterGroup("a", 0.1, parameters[:2], ["kernel", "matrix"], hidden=True),
+        ParameterGroup("b", 0.0, parameters[2:], ["vector"]),
     ]
 
 
@@ -134,27 +149,22 @@ def limited_by(*, clip: str, number: float) -> dict[str, Any]:
     whole = [nn.Parameter(values) for values in random(shapes, seed=0, dtype=torch.float64)]
     shards: list[Any] = [part(values, group) for values in whole]
     gradients = random(shapes, seed=1, dtype=torch.float64)
-    parts = [
-        gradient[s.rows.start : s.rows.stop].clone()
-        for gradient, s in zip(gradients, shards, strict=True)
-    ]
-    found = []
-    for held, own in ((whole, gradients), (shards, parts)):
-        for parameter, gradient in zip(held, own, strict=True):
-            parameter.grad = gradient
-        limit = clipping_of((clip, number), held)  # type: ignore[arg-type]
-        found.append(
-            limit.apply(
-                own, factor=torch.tensor(0.5), norm=torch.tensor(2.0), skipped=torch.tensor(0.0)
-            )
-        )
-    rows = [
-        (gradient[s.rows.start : s.rows.stop], p)
-        for gradient, s, p in zip(gradients, shards, parts, strict=True)
-    ]
+    give_gradients(whole, shards, gradients)
+    parts = [shard.grad for shard in shards]
+    numbers = {
+        "factor": torch.tensor(0.5),
+        "norm": torch.tensor(2.0),
+        "skipped": torch.tensor(0.0),
+    }
+    limit: Any = (clip, number)
+
+    fraction_of_whole = clipping_of(limit, whole).apply(gradients, **numbers)
+    fraction_of_parts = clipping_of(limit, shards).apply(parts, **numbers)
+
+    fractions = []
+    if fraction_of_whole is not None and fraction_of_parts is not None:
+        fractions = [float(fraction_of_whole), float(fraction_of_parts)]
     return {
-        "difference": max(
-            ((one - other).abs().max().item() for one, other in rows if other.numel()), default=0.0
-        ),
-        "fractions": [float(share) for share in found if share is not None],
+        "difference": largest_difference(gradients, parts, shards),
+        "fractions": fractions,
     }

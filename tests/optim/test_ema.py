@@ -10,15 +10,23 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from same_bits import assert_same_bits
 from surefoot.config.averaging import Averaging
 from surefoot.config.behavior import FIRST
 from surefoot.optim.ema import Ema, copy_model
 
-YES, NO = torch.tensor(True), torch.tensor(False)
+YES = torch.tensor(True)
+NO = torch.tensor(False)
 
 
-def averaged(model, decay, *, behavior=FIRST, **settings):
-    return Ema(copy_model(model), Averaging(decay, behavior=behavior, **settings))
+def first_average(model, decay):
+    """An average of a run of the first behavior."""
+    return Ema(copy_model(model), Averaging(decay, behavior=FIRST))
+
+
+def new_average(model, decay, **settings):
+    """An average of a run that begins now."""
+    return Ema(copy_model(model), Averaging(decay, **settings))
 
 
 def live_model():
@@ -40,18 +48,15 @@ def copies(model):
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
 def test_the_average_is_its_closed_form(decay):
     model = live_model()
-    average = averaged(model, decay)
-    history = [copies(model)]
+    average = first_average(model, decay)
+    expected = [decay**5 * start for start in copies(model)]
     for step in range(5):
         change(model, step)
         average.update(YES)
-        history.append(copies(model))
+        share = (1 - decay) * decay ** (4 - step)
+        for place, weight in enumerate(copies(model)):
+            expected[place] += share * weight
 
-    weights = [decay**5, *((1 - decay) * decay ** (5 - k) for k in range(1, 6))]
-    expected = [
-        sum(w * held for w, held in zip(weights, over_time, strict=True))
-        for over_time in zip(*history, strict=True)
-    ]
     torch.testing.assert_close(copies(average.model), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -60,37 +65,38 @@ def test_a_skipped_step_changes_no_bit(applied):
     model = live_model().float()
     with torch.no_grad():
         model[0].bias.zero_().neg_()  # negative zeros, which adding a zero would turn
-    average = averaged(model, 0.9)
+    average = first_average(model, 0.9)
     change(model, 0)
     average.update(YES)
-    before = [held.view(torch.int32) for held in copies(average.model)]
+    before = bits_of(average.model)
+
     average.update(applied)
 
-    assert all(
-        torch.equal(now.view(torch.int32), then)
-        for now, then in zip(copies(average.model), before, strict=True)
-    )
+    assert all(map(torch.equal, bits_of(average.model), before))
 
 
 def test_a_skipped_step_changes_no_bit_of_a_fresh_average():
     model = live_model().float()
     with torch.no_grad():
         model[0].bias.zero_().neg_()
-    average = averaged(model, 0.9)
-    before = [held.view(torch.int32) for held in copies(average.model)]
+    average = first_average(model, 0.9)
+    before = bits_of(average.model)
     change(model, 0)
+
     average.update(NO)
 
-    assert all(
-        torch.equal(now.view(torch.int32), then)
-        for now, then in zip(copies(average.model), before, strict=True)
-    )
+    assert all(map(torch.equal, bits_of(average.model), before))
+
+
+def bits_of(model):
+    return [weight.view(torch.int32) for weight in copies(model)]
 
 
 def test_the_live_model_is_left_alone():
     model = live_model()
     before = copies(model)
-    average = averaged(model, 0.9)
+    average = first_average(model, 0.9)
+
     average.update(YES)
     average.refresh(model)
 
@@ -101,20 +107,20 @@ def test_the_live_model_is_left_alone():
 
 def test_buffers_are_the_live_ones_after_copying():
     model = live_model()
-    average = averaged(model, 0.9)
+    average = first_average(model, 0.9)
     model(torch.randn(8, 4, dtype=torch.float64))
     assert not torch.equal(average.model[1].running_mean, model[1].running_mean)
+
     average.refresh(model)
 
-    torch.testing.assert_close(
-        dict(average.model.named_buffers()), dict(model.named_buffers()), rtol=0, atol=0
-    )
+    buffers = dict(average.model.named_buffers())
+    torch.testing.assert_close(buffers, dict(model.named_buffers()), rtol=0, atol=0)
 
 
 def test_tied_weights_stay_tied_and_are_moved_once():
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
     model[1].weight = model[0].weight
-    average = averaged(model, 0.5)
+    average = first_average(model, 0.5)
     start = model[0].weight.detach().clone()
     change(model, 0)
     average.update(YES)
@@ -126,7 +132,7 @@ def test_tied_weights_stay_tied_and_are_moved_once():
 def test_a_frozen_mask_of_infinities_stays_what_it_is():
     model = nn.Linear(2, 2)
     model.mask = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
-    average = averaged(model, 0.5)
+    average = first_average(model, 0.5)
     average.update(YES)
 
     assert torch.equal(average.model.mask, model.mask)
@@ -134,55 +140,49 @@ def test_a_frozen_mask_of_infinities_stays_what_it_is():
 
 def test_weights_of_several_types_keep_theirs():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).bfloat16())
-    averaged(model, 0.5).update(YES)
+    average = first_average(model, 0.5)
 
-    assert [parameter.dtype for parameter in averaged(model, 0.5).model.parameters()] == [
-        torch.float32
-    ] * 2 + [torch.bfloat16] * 2
+    average.update(YES)
 
-
-def new(model, decay, **settings):
-    """An average of a run that begins now."""
-    return Ema(copy_model(model), Averaging(decay, **settings))
+    dtypes = [parameter.dtype for parameter in average.model.parameters()]
+    assert dtypes == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.999])
 def test_without_a_ramp_it_is_the_average_of_torch(decay):
     model = live_model()
-    average = new(model, decay, ramp=False)
+    average = new_average(model, decay, ramp=False)
     of_torch = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     for step in range(7):
         change(model, step)
         average.update(YES)
         of_torch.update_parameters(model)
 
-    torch.testing.assert_close(
-        copies(average.model), copies(of_torch.module), rtol=1e-12, atol=1e-12
-    )
+    expected = copies(of_torch.module)
+    torch.testing.assert_close(copies(average.model), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("start", "every"), [(0, 1), (3, 1), (0, 4), (5, 3)])
 def test_a_ramp_is_that_of_num_updates(start, every):
     model = live_model()
-    weights = []
-    average = new(model, 0.7, start=start, every=every)
+    average = new_average(model, 0.7, start=start, every=every)
+    weights = [copies(model)[0].numpy()]
     for step in range(20):
-        weights.append(copies(model)[0].numpy())
         change(model, step)
         average.update(YES)
-    weights.append(copies(model)[0].numpy())
+        weights.append(copies(model)[0].numpy())
+    average.refresh(model)
 
     expected = weights[start]
     for move, step in enumerate(range(start + every, 21, every), 1):
         decay = np.minimum(0.7, (1 + move) / (10 + move))
         expected = decay * expected + (1 - decay) * weights[step]
-    average.refresh(model)
     np.testing.assert_allclose(copies(average.model)[0].numpy(), expected, rtol=1e-12)
 
 
 def test_before_its_start_it_is_the_model():
     model = live_model().float()
-    average = new(model, 0.9, start=3)
+    average = new_average(model, 0.9, start=3)
     for step in range(3):
         change(model, step)
         average.refresh(model)
@@ -198,7 +198,7 @@ def test_before_its_start_it_is_the_model():
 def test_averages_of_16_bits_are_kept_in_float32(dtype):
     model = nn.Linear(3, 2).to(dtype)
     nn.init.zeros_(model.weight)
-    average = new(model, 0.999, ramp=False)
+    average = new_average(model, 0.999, ramp=False)
     average.update(YES)
     nn.init.constant_(model.weight, 2.5)
     for _ in range(1000):  # the difference of a step is a thousandth: below half a bit of 16
@@ -243,20 +243,31 @@ def move_rest(model):
 
 def test_what_is_not_averaged_is_that_of_the_model():
     model = Student()
-    average = new(model, 0.9)
+    average = new_average(model, 0.9)
     move_rest(model)
+
     average.refresh(model)
 
-    own = average.model
-    assert torch.equal(own.target.weight, model.target.weight)
-    buffers, expected = dict(own.named_buffers()), dict(model.named_buffers())
-    assert buffers.keys() == expected.keys()
-    assert all(torch.equal(buffers[name], expected[name]) for name in expected)
-    assert all(buffers[name] is not expected[name] for name in expected)
-    assert (own.gone, own.temperature, own.norm.momentum) == (None, 0.07, 0.5)
-    own.train(False)
+    averaged = average.model
+    buffers = dict(averaged.named_buffers())
+    expected_buffers = dict(model.named_buffers())
+    assert torch.equal(averaged.target.weight, model.target.weight)
+    assert_same_bits(buffers, expected_buffers)
+    assert not any(buffers[name] is expected_buffers[name] for name in buffers)
+    assert averaged.gone is None
+    assert averaged.temperature == 0.07
+    assert averaged.norm.momentum == 0.5
+
+
+def test_the_mode_of_an_average_is_its_own():
+    model = Student()
+    average = new_average(model, 0.9)
+    average.model.train(False)
+
     average.refresh(model)
-    assert (own.training, model.training) == (False, True)
+
+    assert not average.model.training
+    assert model.training
 
 
 class Configured(nn.Module):
@@ -294,27 +305,43 @@ CHANGES = {
 def test_attributes_and_modules_without_parameters_are_those_of_the_model(change):
     model = Configured()
     inputs = torch.randn(4, 2)
-    average = new(model, 0.9)
+    average = new_average(model, 0.9)
     before = model(inputs).detach()
     CHANGES[change](model)
     average.refresh(model)
+
     with torch.no_grad():
         assert not torch.equal(model(inputs), before)
         assert torch.equal(average.model(inputs), model(inputs))
-        average.model.config.scale = 5.0
-        average.model.mask.zero_()
-        assert model.config.scale != 5.0
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_written_to_an_average_does_not_reach_the_model(change):
+    model = Configured()
+    inputs = torch.randn(4, 2)
+    average = new_average(model, 0.9)
+    CHANGES[change](model)
+    average.refresh(model)
+    expected = model(inputs).detach()
+
+    average.model.config.scale = 5.0
+    average.model.mask.zero_()
+
+    with torch.no_grad():
+        assert torch.equal(model(inputs), expected)
         assert average.model.modules_by_name["layer"] is average.model.layer
         average.refresh(model)
-        assert torch.equal(average.model(inputs), model(inputs))
+        assert torch.equal(average.model(inputs), expected)
 
 
 def test_a_tensor_of_the_last_pass_is_left_out():
     model = Configured()
-    average = new(model, 0.9)
+    average = new_average(model, 0.9)
     model.last = model(torch.randn(4, 2))
     model.temperature = 2
+
     average.refresh(model)
+
     assert average.model.temperature == 2
 
 
@@ -323,6 +350,7 @@ def test_a_run_of_an_older_behavior_keeps_frozen_parameters():
     average = Ema(copy_model(model, takes_rest=False), Averaging(0.9, behavior=FIRST))
     before = model.target.weight.clone()
     move_rest(model)
+
     average.refresh(model)
 
     assert torch.equal(average.model.target.weight, before)
@@ -332,7 +360,7 @@ def test_a_run_of_an_older_behavior_keeps_frozen_parameters():
 
 def test_weights_that_get_another_storage_are_followed():
     model = nn.Linear(2, 2)
-    average = new(model, 0.0)
+    average = new_average(model, 0.0)
     model.weight.data = torch.full((2, 2), 5.0)
     average.update(YES)
 
@@ -341,10 +369,11 @@ def test_weights_that_get_another_storage_are_followed():
 
 def test_parameters_that_join_keep_the_averages_of_the_others():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)).bfloat16()
-    average = new(model, 0.9)
+    average = new_average(model, 0.9)
     change(model, 0)
     average.update(YES)
     before = average.precise[model[0].weight].clone()
+
     average.model_copy.copy_parameters(set(model[1].parameters()))
     average.follow(set(model.parameters()))
 

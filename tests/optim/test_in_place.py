@@ -12,11 +12,9 @@ FLAGS = [torch.tensor(0.0), None]
 
 def tensors(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    first = [
-        torch.randn(4, 3, 2, 2, generator=generator, dtype=dtype),
-        torch.randn(5, generator=generator, dtype=dtype),
-    ]
-    return [first[0].to(memory_format=torch.channels_last), first[1]]
+    kernel = torch.randn(4, 3, 2, 2, generator=generator, dtype=dtype)
+    vector = torch.randn(5, generator=generator, dtype=dtype)
+    return [kernel.to(memory_format=torch.channels_last), vector]
 
 
 @pytest.fixture(params=[True, False], ids=["fused", "elsewhere"])
@@ -30,7 +28,10 @@ def _kernels(request, monkeypatch):
 def test_what_is_subtracted(flag):
     targets = tensors()
     amounts = [torch.ones(4, 3, 2, 2).double(), torch.arange(5.0)]
-    expected = [t - 0.5 * (a + 0.2 * t) for t, a in zip(tensors(), amounts, strict=True)]
+    expected = []
+    for target, amount in zip(tensors(), amounts, strict=True):
+        expected.append(target - 0.5 * (amount + 0.2 * target))
+
     in_place.subtract(targets, amounts, rate=0.5, decay=0.2, found_inf=flag)
 
     torch.testing.assert_close(targets, expected, rtol=1e-12, atol=1e-12)
@@ -55,28 +56,30 @@ def test_numbers_of_16_bits_move_in_vectors_too(dtype):
 @pytest.mark.parametrize("flag", FLAGS)
 def test_where_an_average_moves(flag):
     averages = tensors()
-    values = [2.0 * held for held in tensors()]
+    values = [2.0 * tensor for tensor in tensors()]
+
     in_place.move_towards(averages, values, share=0.25, found_inf=flag)
 
-    torch.testing.assert_close(
-        averages, [1.25 * held for held in tensors()], rtol=1e-12, atol=1e-12
-    )
+    expected = [1.25 * tensor for tensor in tensors()]
+    torch.testing.assert_close(averages, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 1.0])
 def test_a_set_flag_leaves_every_bit_even_of_negative_zeros(value):
     targets = [*tensors(torch.float32), torch.tensor([-0.0, 0.0])]
-    before = [held.clone() for held in targets]
-    amounts = [torch.full_like(held, value) for held in targets]
+    before = bits_of(targets)
+    amounts = [torch.full_like(target, value) for target in targets]
+
     in_place.subtract(targets, amounts, rate=0.5, decay=0.2, found_inf=torch.tensor(1.0))
     in_place.move_towards(targets, amounts, share=0.25, found_inf=torch.tensor(1.0))
     in_place.replace(targets[1], amounts[1], found_inf=torch.tensor(1.0))
 
-    assert all(
-        torch.equal(held.view(torch.int32), was.view(torch.int32))
-        for held, was in zip(targets, before, strict=True)
-    )
+    assert all(map(torch.equal, bits_of(targets), before))
+
+
+def bits_of(tensors):
+    return [tensor.clone().view(torch.int32) for tensor in tensors]
 
 
 def test_steps_are_counted_where_they_are_made():
@@ -84,4 +87,4 @@ def test_steps_are_counted_where_they_are_made():
     for flag in (torch.tensor(1.0), torch.tensor(0.0), None):
         in_place.count_step(counters, found_inf=flag)
 
-    assert [float(held) for held in counters] == [5.0, 7.0]
+    assert counters == [5.0, 7.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,19 @@ from torch import Tensor, nn
 import surefoot as sf
 from rank_processes import Ranks
 from refused import refused
+from same_bits import assert_same_bits, weights
 from surefoot.tools.plan.summary import parameters_by_group
-from with_closures import Batch, HeavyBall, batches, bits, build, data, loss, losses, net, weights
+from with_closures import Batch, HeavyBall, batches, bits, build, data, loss, losses, net
+
+
+def sgd_with_own_groups(groups: Any) -> torch.optim.Optimizer:
+    """A group for each parameter."""
+    (group,) = groups
+    own_groups = []
+    for parameter in group["params"]:
+        own_groups.append({"params": [parameter], "lr": 0.1 / (1 + parameter.ndim)})
+    return torch.optim.SGD(own_groups, lr=0.1)
+
 
 MAKERS: dict[str, Any] = {
     "Adagrad": torch.optim.Adagrad,
@@ -31,16 +43,15 @@ MAKERS: dict[str, Any] = {
     "SGD by lambda": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.5),
     "Adafactor": torch.optim.Adafactor,
     "of a package": HeavyBall,
-    "groups of one's own": lambda groups: torch.optim.SGD(
-        [{"params": [each], "lr": 0.1 / (1 + each.ndim)} for each in groups[0]["params"]], lr=0.1
-    ),
+    "groups of one's own": sgd_with_own_groups,
 }
 EVERY = pytest.mark.parametrize("name", MAKERS)
 
 
-def plain(
+def train_plainly(
     model: nn.Module, optimizer: torch.optim.Optimizer, steps: list[Batch], factors: list[float]
 ) -> list[float]:
+    """A loop as torch's documentation has it; the loss of each step."""
     values = []
     rates = [group["lr"] for group in optimizer.param_groups]
     for batch, factor in zip(steps, factors, strict=True):
@@ -58,27 +69,28 @@ def test_every_optimizer_of_torch_is_compared_with_a_plain_loop_or_refused() -> 
     """Muon takes only matrices: its refusal, as SparseAdam's, is below; LBFGS has a file of
     tests.
     """
-    classes = {
-        each
-        for each in vars(torch.optim).values()
-        if isinstance(each, type) and issubclass(each, torch.optim.Optimizer)
-    }
-    compared = {
-        type(make([{"params": [nn.Parameter(torch.ones(2, 2))]}])) for make in MAKERS.values()
-    }
+    classes = set()
+    for value in vars(torch.optim).values():
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer):
+            classes.add(value)
+    compared = set()
+    for make in MAKERS.values():
+        compared.add(type(make([{"params": [nn.Parameter(torch.ones(2, 2))]}])))
+
     others = {torch.optim.Optimizer, torch.optim.Muon, torch.optim.SparseAdam, torch.optim.LBFGS}
-    assert classes == compared - {HeavyBall} | others
+    assert classes == (compared - {HeavyBall}) | others
 
 
 @EVERY
 def test_a_run_is_the_plain_loop_to_the_bit(name: str) -> None:
     run = build(MAKERS[name], schedule=sf.schedules.linear(warmup="2 steps"))
-    model = build(sf.optim.sgd(0.1)).state.model
     factors = [run.parts.task.factors(step) for step in range(8)]
-    expected = plain(model, MAKERS[name]([{"params": [*model.parameters()]}]), batches(), factors)
+    model = build(sf.optim.sgd(0.1)).state.model
+    optimizer = MAKERS[name]([{"params": [*model.parameters()]}])
+    expected = train_plainly(model, optimizer, batches(), factors)
 
     assert losses(run) == expected
-    assert all(map(torch.equal, weights(run.state.model), weights(model)))
+    assert_same_bits(weights(run), model.state_dict())
 
 
 @EVERY
@@ -93,9 +105,8 @@ def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(
 
     whole = session()
     skipped = []
-    states = []
+    states = [bits(whole)]
     with whole:
-        states.append(bits(whole))
         for step in whole:
             states.append(bits(whole))
             skipped.append(float(step.skipped))  # type: ignore[arg-type]
@@ -104,17 +115,14 @@ def test_a_resumed_run_has_the_same_bits_and_a_bad_step_changes_none(
     resumed.train()
 
     assert sum(skipped) == 2  # once in an epoch of four steps
-    bad = skipped.index(1.0)
-    assert all(
-        states[bad][key] == states[bad + 1][key]
-        for key in states[bad]
-        if not key.startswith("state/")
-    )
-    expected = states[-1]
-    now = bits(resumed)
-    assert [
-        key for key in expected if key != "state/meter/rows" and expected[key] != now[key]
-    ] == []
+    bad_step = skipped.index(1.0)
+    before = states[bad_step]
+    after = states[bad_step + 1]
+    changed = [key for key in before if before[key] != after[key]]
+    assert all(key.startswith("state/") for key in changed)
+    bits_of_resumed = bits(resumed)
+    bits_of_resumed["state/meter/rows"] = states[-1]["state/meter/rows"]  # times
+    assert bits_of_resumed == states[-1]
 
 
 def test_several_models_each_with_a_class() -> None:
@@ -122,15 +130,12 @@ def test_several_models_each_with_a_class() -> None:
         return loss(lambda inputs: models["head"](models["trunk"](inputs)), batch)
 
     makers = {"trunk": lambda: nn.Linear(4, 8), "head": lambda: nn.Linear(8, 3)}
-    one = build(torch.optim.Adagrad, model=makers, loss=joint_loss)
-    each = build(
-        {"trunk": torch.optim.Adagrad, "head": partial(torch.optim.Adagrad, lr=1e-2)},
-        model=makers,
-        loss=joint_loss,
-    )
+    by_model = {"trunk": torch.optim.Adagrad, "head": partial(torch.optim.Adagrad, lr=1e-2)}
+    run = build(torch.optim.Adagrad, model=makers, loss=joint_loss)
+    expected = build(by_model, model=makers, loss=joint_loss)
 
-    assert losses(one) == losses(each)
-    assert parameters_by_group(one.parts)[0].startswith("Adagrad of trunk: ")
+    assert losses(run) == losses(expected)
+    assert parameters_by_group(run.parts)[0].startswith("Adagrad of trunk: ")
 
 
 # --- an optimizer that is already built -----------------------------------------------------------
@@ -141,37 +146,39 @@ def seeded() -> nn.Module:
     return net()
 
 
+def two_rates(model: Any) -> torch.optim.SGD:
+    first = {"params": [model[0].weight], "lr": 0.3}
+    others = {"params": [model[0].bias, *model[2].parameters()]}
+    return torch.optim.SGD([first, others], lr=0.1, momentum=0.9)
+
+
 def test_an_instance_over_the_parameters_of_the_model_is_taken() -> None:
-    model, twin = seeded(), seeded()
-    optimizer = torch.optim.SGD(
-        [
-            {"params": [model[0].weight], "lr": 0.3},
-            {"params": [model[0].bias, *model[2].parameters()]},
-        ],  # type: ignore[index]
-        lr=0.1,
-        momentum=0.9,
-    )
+    model = seeded()
+    optimizer = two_rates(model)
     run = build(optimizer, model=model, schedule=sf.schedules.linear(warmup="2 steps"))
     factors = [run.parts.task.factors(step) for step in range(8)]
-    groups = [
-        {"params": [twin[0].weight], "lr": 0.3},
-        {"params": [twin[0].bias, *twin[2].parameters()]},
-    ]  # type: ignore[index]
-    expected = plain(twin, torch.optim.SGD(groups, lr=0.1, momentum=0.9), batches(), factors)
+    plain_model = seeded()
+    expected = train_plainly(plain_model, two_rates(plain_model), batches(), factors)
 
     assert losses(run) == expected
     assert run.state.optimizers["model"].optimizer is optimizer
-    assert [line.split("lr ")[1] for line in parameters_by_group(run.parts)[1:]] == [
+    _, *groups = parameters_by_group(run.parts)
+    assert [group.split("lr ")[1] for group in groups] == [
         "0.3, weight decay 0: 0.weight",
         "0.1, weight decay 0: 0.bias ... 2.bias",
     ]
-    again = build(
-        optimizer, model=model
-    )  # in a notebook: the rates are the base rates, not the last ones
-    assert [group["lr"] for group in again.state.optimizers["model"].optimizer.param_groups] == [
-        0.3,
-        0.1,
-    ]
+
+
+def test_an_instance_that_was_trained_begins_again_with_its_base_rates() -> None:
+    """As in a notebook, where a cell builds the run again."""
+    model = seeded()
+    optimizer = two_rates(model)
+    build(optimizer, model=model, schedule=sf.schedules.linear(warmup="2 steps")).train()
+
+    run = build(optimizer, model=model)
+
+    groups = run.state.optimizers["model"].optimizer.param_groups
+    assert [group["lr"] for group in groups] == [0.3, 0.1]
 
 
 def test_an_instance_resumes_to_the_same_bits(tmp_path: Path) -> None:
@@ -184,30 +191,37 @@ def test_an_instance_resumes_to_the_same_bits(tmp_path: Path) -> None:
     whole = session()
     session(run_dir=tmp_path / "run", stop_after="4 steps")
     resumed = session(run_dir=tmp_path / "run")
-    assert all(map(torch.equal, weights(resumed.state.model), weights(whole.state.model)))
+
+    assert_same_bits(weights(resumed), weights(whole))
 
 
-def test_parameters_that_the_model_has_frozen_may_be_in_an_instance_or_not() -> None:
-    for parts in (lambda model: model, lambda model: model[2]):
-        model = seeded()
-        model[0].requires_grad_(False)  # type: ignore[index]
-        frozen = weights(model[0])  # type: ignore[index]
-        run = build(torch.optim.SGD(parts(model).parameters(), lr=0.1, momentum=0.9), model=model)
-        run.train()
-        assert all(map(torch.equal, weights(model[0]), frozen))  # type: ignore[index]
+@pytest.mark.parametrize("with_frozen", [True, False])
+def test_parameters_that_the_model_has_frozen_may_be_in_an_instance_or_not(
+    with_frozen: bool,
+) -> None:
+    model = seeded()
+    frozen = model.get_submodule("0").requires_grad_(False)
+    trained = model if with_frozen else model.get_submodule("2")
+    before = deepcopy(frozen.state_dict())
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+
+    build(optimizer, model=model).train()
+
+    assert_same_bits(frozen.state_dict(), before)
 
 
-def instance_on_a_rank() -> list[Tensor]:
+def instance_on_a_rank() -> dict[str, Tensor]:
     model = seeded()
     run = build(torch.optim.NAdam(model.parameters(), lr=1e-2), model=model, micro_batch_size=4)
     run.train()
-    return weights(run.state.model)
+    return weights(run)
 
 
 def test_an_instance_on_two_ranks_is_one_process(ranks: Ranks) -> None:
-    torch.testing.assert_close(
-        ranks(2, instance_on_a_rank), [instance_on_a_rank()] * 2, rtol=1e-4, atol=1e-5
-    )
+    both = ranks(2, instance_on_a_rank)
+    alone = instance_on_a_rank()
+
+    torch.testing.assert_close(both, [alone, alone], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +241,10 @@ def test_an_instance_of_other_parameters_is_refused(
     build_model: Any, members: Any, found: str
 ) -> None:
     model = build_model()
+    optimizer = torch.optim.SGD(members(model), lr=0.1)
+
     with refused("optimizer-instance-misfit", value="SGD", found=found):
-        build(torch.optim.SGD(members(model), lr=0.1), model=model)
+        build(optimizer, model=model)
 
 
 def test_an_instance_with_its_state_on_another_device_is_refused() -> None:
@@ -236,6 +252,7 @@ def test_an_instance_with_its_state_on_another_device_is_refused() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     weight = next(model.parameters())
     optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight, device="meta")
+
     found = "has its state on another device than cpu"
     with refused("optimizer-instance-misfit", found=found):
         build(optimizer, model=model)
@@ -243,13 +260,14 @@ def test_an_instance_with_its_state_on_another_device_is_refused() -> None:
 
 def test_an_instance_is_not_rebuilt_when_parameters_are_unfrozen() -> None:
     model = seeded()
-    model[0].requires_grad_(False)  # type: ignore[index]
-    run = build(torch.optim.SGD(model[2].parameters(), lr=0.1), model=model)  # type: ignore[index]
+    frozen = model.get_submodule("0").requires_grad_(False)
+    optimizer = torch.optim.SGD(model.get_submodule("2").parameters(), lr=0.1)
+    run = build(optimizer, model=model)
 
     def train() -> None:
         with run:
             for _ in run:
-                model[0].requires_grad_(True)  # type: ignore[index]
+                frozen.requires_grad_(True)
 
     with refused("optimizer-instance-misfit", found="cannot be rebuilt"):
         train()
@@ -276,7 +294,7 @@ class NeedsRate(torch.optim.SGD):
         (sf.optim.with_closure(NeedsRate), "optimizer-arguments", "partial(NeedsRate"),
         (NeedsRate, "optimizer-arguments", "partial(NeedsRate"),
         (
-            lambda params: torch.optim.SGD([each for each in params if each.ndim > 1]),
+            lambda params: torch.optim.SGD([weight for weight in params if weight.ndim > 1]),
             "optimizer-groups-as-parameters",
             'groups[0]["params"]',
         ),
@@ -291,14 +309,17 @@ class NeedsRate(torch.optim.SGD):
 def test_what_builds_no_optimizer_is_refused_with_what_to_write(
     optimizer: Any, code: str, cure: str
 ) -> None:
-    with refused(code) as refusal:
+    with refused(code) as caught:
         build(optimizer)
-    assert cure in str(refusal.value.remedies[0])
+
+    assert cure in str(caught.value.remedies[0])
 
 
 def test_a_closure_is_declared_around_what_builds_an_optimizer() -> None:
+    instance: Any = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
     with refused("closure-of-no-function", value="SGD"):
-        sf.optim.with_closure(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))  # type: ignore[arg-type]
+        sf.optim.with_closure(instance)
 
 
 class Scaled(torch.optim.SGD):
@@ -326,9 +347,11 @@ def test_a_resume_with_another_setting_of_an_optimizer_is_refused(
     then: Any, text: str, tmp_path: Path
 ) -> None:
     build(Scaled, run_dir=tmp_path / "run", stop_after="1 steps").train()
-    with refused("settings-changed", sf.CheckpointError) as refusal:
+
+    with refused("settings-changed", sf.CheckpointError) as caught:
         build(then, run_dir=tmp_path / "run").train()
-    assert text in refusal.value.fields["changes"]
+
+    assert text in caught.value.fields["changes"]
 
 
 def test_a_sparse_embedding_is_refused_by_name() -> None:

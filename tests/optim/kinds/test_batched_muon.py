@@ -36,22 +36,27 @@ def in_rounded_products(
     """
     a, b, c = coefficients
     if max(grad.shape) > 1.5 * min(grad.shape) and steps <= 5:
-        x = grad.bfloat16().float().div(grad.bfloat16().float().norm().clamp(min=eps))
-        tall = x.shape[0] > x.shape[1]
-        gram = x.T @ x if tall else x @ x.T
-        product = torch.eye(len(gram))
+        x = grad.bfloat16().float()
+        x = x / x.norm().clamp(min=eps)
+        is_tall = x.shape[0] > x.shape[1]
+        gram = x.T @ x if is_tall else x @ x.T
+        identity = torch.eye(len(gram))
+        product = identity
         for _ in range(steps):
-            factor = torch.addmm(gram, gram, gram, beta=b, alpha=c) + a * torch.eye(len(gram))
+            factor = torch.addmm(gram, gram, gram, beta=b, alpha=c) + a * identity
             product = product @ factor
             gram = factor @ gram @ factor
-        return (x @ product if tall else product @ x).bfloat16()
-    x = grad.bfloat16().T if grad.shape[0] > grad.shape[1] else grad.bfloat16()
+        return (x @ product if is_tall else product @ x).bfloat16()
+    is_tall = grad.shape[0] > grad.shape[1]
+    x = grad.bfloat16()
+    if is_tall:
+        x = x.T
     x = x.div(x.norm().clamp(min=eps)).float()
     for _ in range(steps):
         gram = (x @ x.T).bfloat16().float()
         update = torch.addmm(gram, gram, gram, beta=b, alpha=c).bfloat16().float()
         x = torch.addmm(x, update, x, beta=a).bfloat16().float()
-    return (x.T if grad.shape[0] > grad.shape[1] else x).bfloat16()
+    return (x.T if is_tall else x).bfloat16()
 
 
 @pytest.fixture(autouse=True, params=["avx512_bf16", "none"])
@@ -66,33 +71,53 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 def test_each_is_made_what_torchs_muon_makes_of_it_alone_to_the_bit() -> None:
-    how = [NewtonSchulz(steps=3 + place % 2) for place in range(len(SHAPES))]
-    for made, matrix, each in zip(orthogonal(matrices(), how), matrices(), how, strict=True):
-        assert torch.equal(
-            made, _muon._zeropower_via_newtonschulz(matrix, each.coefficients, each.steps, each.eps)
+    settings = [NewtonSchulz(steps=3 + place % 2) for place in range(len(SHAPES))]
+
+    batched = orthogonal(matrices(), settings)
+
+    for result, matrix, setting in zip(batched, matrices(), settings, strict=True):
+        alone = _muon._zeropower_via_newtonschulz(
+            matrix, setting.coefficients, setting.steps, setting.eps
         )
+        assert torch.equal(result, alone)
 
 
 def test_singular_values_end_near_one() -> None:
-    for made in orthogonal(matrices(), [NewtonSchulz()] * len(SHAPES)):
-        values = torch.linalg.svdvals(made.float())
-        assert (
-            0.3 < float(values.min()) <= float(values.max()) < 1.3
-        )  # of a random matrix none is very small
+    """Of a random matrix none is very small."""
+    for result in orthogonal(matrices(), [NewtonSchulz()] * len(SHAPES)):
+        values = torch.linalg.svdvals(result.float())
+        assert float(values.min()) > 0.3
+        assert float(values.max()) < 1.3
 
 
 @pytest.mark.parametrize("steps", [5, 12])
 def test_a_long_matrix_of_rank_two_stays_one(steps: int) -> None:
     rows = torch.randn(2, 96, generator=torch.Generator().manual_seed(0)).repeat(8, 1)
-    (made,) = orthogonal([rows], [NewtonSchulz(steps=steps)])
-    values = torch.linalg.svdvals(made.float())
-    assert 0.3 < float(values[1]) <= float(values[0]) < 1.3
-    assert float(values[2]) < 0.02  # bfloat16's own rounding
+
+    (result,) = orthogonal([rows], [NewtonSchulz(steps=steps)])
+
+    first, second, third, *_ = torch.linalg.svdvals(result.float()).tolist()
+    assert 0.3 < second <= first < 1.3
+    assert third < 0.02  # bfloat16's own rounding
 
 
 def test_a_matrix_of_zeros_stays_one() -> None:
-    (made,) = orthogonal([torch.zeros(3, 4)], [NewtonSchulz()])
-    assert not made.any()
+    (result,) = orthogonal([torch.zeros(3, 4)], [NewtonSchulz()])
+
+    assert not result.any()
+
+
+def parameters() -> list[nn.Parameter]:
+    return [nn.Parameter(matrix) for matrix in matrices()]
+
+
+def give_gradients(parameters: list[nn.Parameter], *, seed: int) -> None:
+    for parameter, gradient in zip(parameters, matrices(seed=seed), strict=True):
+        parameter.grad = gradient
+
+
+def assert_same_bits(parameters: list[nn.Parameter], expected: Any) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(parameters, expected, strict=True))
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -104,15 +129,20 @@ def test_steps_are_torchs_to_the_bit(nesterov: bool, rate: str | None) -> None:
         "adjust_lr_fn": rate,
         "weight_decay": 0.2,
     }
-    models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
-    optimizers = [torch.optim.Muon(models[0], **settings), BatchedMuon(models[1], **settings)]
+    batched = parameters()
+    batched_muon = BatchedMuon(batched, **settings)
+    expected = parameters()
+    muon = torch.optim.Muon(expected, **settings)
+
     for step in range(3):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            for parameter, gradient in zip(model, matrices(seed=step), strict=True):
-                parameter.grad = gradient
-            model[4].grad = None  # not used in any step
-            optimizer.step()
-    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
+        give_gradients(batched, seed=step)
+        batched[4].grad = None  # not used in any step
+        batched_muon.step()
+        give_gradients(expected, seed=step)
+        expected[4].grad = None
+        muon.step()
+
+    assert_same_bits(batched, expected)
 
 
 @pytest.mark.parametrize("together", [1, 2000, 1 << 24])
@@ -120,30 +150,50 @@ def test_batches_of_any_size_make_the_same_bits_and_take_the_memory_that_is_told
     together: int, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orthogonal_module, "_TOGETHER", together)
-    models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
-    optimizers = [torch.optim.Muon(models[0], lr=0.1), BatchedMuon(models[1], lr=0.1)]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        for parameter, gradient in zip(model, matrices(seed=1), strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
-    with peak(torch.device("cpu")) as found:
-        optimizers[1].step()
-    told = update_bytes(skipping(optimizers[1], torch.device("meta")), optimizers[1])
+    batched = parameters()
+    batched_muon = BatchedMuon(batched, lr=0.1)
+    give_gradients(batched, seed=1)
+    expected = parameters()
+    muon = torch.optim.Muon(expected, lr=0.1)
+    give_gradients(expected, seed=1)
+
+    batched_muon.step()
+    muon.step()
+    assert_same_bits(batched, expected)
+
+    with peak(torch.device("cpu")) as measured:
+        batched_muon.step()
+    announced = update_bytes(skipping(batched_muon, torch.device("meta")), batched_muon)
     most = 2 if instructions == "none" else 1  # as `working_bytes` says
-    assert told <= found.memory_bytes <= 1.1 * most * told  # norms and such are small
+    assert announced <= measured.memory_bytes <= 1.1 * most * announced  # norms and such are small
 
 
-@pytest.mark.parametrize("bad", [0.0, 1.0])
-def test_found_inf_leaves_every_bit_or_changes_nothing(bad: float) -> None:
-    models = [[nn.Parameter(matrix) for matrix in matrices()] for _ in range(2)]
-    told, plain = (BatchedMuon(model, lr=0.1) for model in models)
-    told.found_inf = torch.tensor(bad)  # type: ignore[attr-defined]
-    for model, optimizer in zip(models, (told, plain), strict=True):
-        for parameter, gradient in zip(model, matrices(seed=1), strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-    expected = matrices() if bad else models[1]
-    assert all(torch.equal(one, other) for one, other in zip(models[0], expected, strict=True))
-    momenta = torch.stack([told.state[p]["momentum_buffer"].norm() for p in models[0]]).sum()
-    assert bool(momenta) != bool(bad)
+def flagged_step(flag: float) -> tuple[list[nn.Parameter], float]:
+    """Weights after a step with this `found_inf`, and the sum of the norms of its momenta."""
+    flagged = parameters()
+    optimizer = BatchedMuon(flagged, lr=0.1)
+    optimizer.found_inf = torch.tensor(flag)  # type: ignore[attr-defined]
+    give_gradients(flagged, seed=1)
+    optimizer.step()
+    norms = [float(state["momentum_buffer"].norm()) for state in optimizer.state.values()]
+    assert len(norms) == len(flagged)
+    return flagged, sum(norms)
+
+
+def test_a_flag_of_a_bad_step_leaves_every_bit() -> None:
+    weights, momentum = flagged_step(1.0)
+
+    assert_same_bits(weights, matrices())
+    assert momentum == 0.0
+
+
+def test_a_flag_of_a_good_step_changes_nothing() -> None:
+    expected = parameters()
+    optimizer = BatchedMuon(expected, lr=0.1)
+    give_gradients(expected, seed=1)
+    optimizer.step()
+
+    weights, momentum = flagged_step(0.0)
+
+    assert_same_bits(weights, expected)
+    assert momentum > 0.0
