@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,10 @@ def built(
     assert PROGRAM.count(old) >= 1
     file = place / folder / "program.py"
     file.parent.mkdir(exist_ok=True)
-    file.write_text(PROGRAM.replace(old, new) if old else PROGRAM)
+    text = PROGRAM
+    if old:
+        text = PROGRAM.replace(old, new)
+    file.write_text(text)
     names = names_in(file, function="build", form="def build() -> sf.Run")
     run: sf.Run = names["build"](str(place / "run"), **{**eval(own, names), **changes})
     return run
@@ -135,11 +139,14 @@ def begin(place: Path, own: str = "{}", **changes: Any) -> None:
 
 
 def fingerprints(place: Path, step: int) -> dict[str, Any]:
-    state = json.loads(
-        (place / "run" / "checkpoints" / f"step-{step:08d}" / "state.json").read_text()
-    )
-    found: dict[str, Any] = state["fingerprints"]
-    return found
+    checkpoint = place / "run" / "checkpoints" / f"step-{step:08d}"
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    return dict(state["fingerprints"])
+
+
+def contents_of_checkpoints(place: Path) -> dict[Path, bytes]:
+    files = (place / "run" / "checkpoints").rglob("*.*")
+    return {file: file.read_bytes() for file in files}
 
 
 def test_a_change_that_is_accepted_without_the_first_checkpoint_is_asked_for_once(
@@ -189,100 +196,107 @@ def zeros() -> torch.nn.Module:
     return model
 
 
-CASES = {
-    "loss": (
+@dataclass(frozen=True)
+class Change:
+    """One text of the program in the place of another; `own` are settings as it writes them."""
+
+    old: str
+    new: str
+    named: str  # in the error
+    own: str = "{}"
+    code: str = "program-changed"
+
+
+CHANGES = {
+    "loss": Change(
         "cross_entropy(model(batch[0]), batch[1])",
         "cross_entropy(model(batch[0]), batch[1]) + 1",
-        "{}",
-        "loss() in",
+        named="loss() in",
     ),
-    "loss's helper": ("loss * 1.0", "loss * 1.5", "{}", "weighted() in program.py"),
-    "forward": (
+    "loss's helper": Change("loss * 1.0", "loss * 1.5", named="weighted() in program.py"),
+    "forward": Change(
         "self.norm(self.linear(inputs))",
         "self.linear(inputs)",
-        "{}",
-        "Net.forward() in program.py",
+        named="Net.forward() in program.py",
     ),
-    "collate_fn": (
+    "collate_fn": Change(
         "return default_collate(samples)",
         "return default_collate(samples[::-1])",
-        "{}",
-        "collate() in program.py",
+        named="collate() in program.py",
     ),
-    "__getitem__": (
-        "inputs + 0.1",
-        "inputs + 0.2",
-        "{}",
-        "Data.__getitem__() in program.py",
-    ),
-    "sample of a list": (
+    "__getitem__": Change("inputs + 0.1", "inputs + 0.2", named="Data.__getitem__() in program.py"),
+    "sample of a list": Change(
         "LIST = [",
         "LIST = [(torch.ones(2), 2)] * 1 + [",
-        "{'train_data': LIST[:12]}",
-        "data.sha256 was",
+        named="data.sha256 was",
+        own="{'train_data': LIST[:12]}",
+        code="data-changed",
     ),
-    "length of a list": (
-        "range",
-        "range",
-        "{'train_data': LIST[:11]}",
-        "data.samples was 12, now 11",
+    "length of a list": Change(
+        "in zip(*tensors())]",
+        "in zip(*tensors())][:11]",
+        named="data.samples was 12, now 11",
+        own="{'train_data': LIST}",
+        code="data-changed",
     ),
-    "tensors of a part": (
+    "tensors of a part": Change(
         "parts(shift=0.0)",
         "parts(shift=0.5)",
-        "{'train_data': parts()}",
-        "data.parts.2.sha256 was",
+        named="data.parts.2.sha256 was",
+        own="{'train_data': parts()}",
+        code="data-changed",
     ),
-    "a part": (
+    "a part": Change(
         "Data(), TensorDataset",
         "Other(), TensorDataset",
-        "{'train_data': parts()}",
-        "data.parts.1.type was",
+        named="data.parts.1.type was",
+        own="{'train_data': parts()}",
+        code="data-changed",
     ),
-    "code of a part": (
-        "inputs + 0.1",
-        "inputs + 0.2",
-        "{'train_data': parts()}",
-        "(part 1)",
+    "code of a part": Change(
+        "inputs + 0.1", "inputs + 0.2", named="(part 1)", own="{'train_data': parts()}"
     ),
-    "count_fn": (
+    "count_fn": Change(
         "return len(batch[0])",
         "return 2 * len(batch[0])",
-        "{'count_fn': count}",
-        "2 targets",
+        named="2 targets",
+        own="{'count_fn': count}",
     ),
-    "an optimizer of one's own": (
+    "an optimizer of one's own": Change(
         "return super().step()",
         "return super().step(closure)",
-        "{'optimizer': lambda groups: Plain(groups, lr=0.1)}",
-        "Plain.step() in program.py",
+        named="Plain.step() in program.py",
+        own="{'optimizer': lambda groups: Plain(groups, lr=0.1)}",
     ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, place: Path) -> None:
-    old, new, own, says = CASES[case]
-    if case == "length of a list":
-        begin(place, own="{'train_data': LIST}")
-        old = new = ""
-    else:
-        begin(place, own)
-    held = {file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")}
-    code = "data-changed" if says.startswith("data.") else "program-changed"
-    with refused(code, sf.CheckpointError) as caught:
-        built(place, old, new, own=own, console=False).train()
-    assert "step-00000004" in str(caught.value)
-    assert says in str(caught.value)
-    assert len(str(caught.value).splitlines()) <= 5
-    assert {
-        file: file.read_bytes() for file in (place / "run" / "checkpoints").rglob("*.*")
-    } == held
+def built_with(change: str, place: Path, **changes: Any) -> sf.Run:
+    case = CHANGES[change]
+    return built(place, case.old, case.new, **{"own": case.own, **changes})
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(
+    change: str, place: Path
+) -> None:
+    case = CHANGES[change]
+    begin(place, case.own)
+    before = contents_of_checkpoints(place)
+
+    with refused(case.code, sf.CheckpointError) as caught:
+        built_with(change, place, console=False).train()
+
+    message = str(caught.value)
+    assert "step-00000004" in message
+    assert case.named in message
+    assert len(message.splitlines()) <= 5
+    assert contents_of_checkpoints(place) == before
 
 
 @pytest.mark.fast("loss-loss", "forward-model", "sample of a list-data")
 @pytest.mark.parametrize(
-    ("case", "name"),
+    ("change", "name"),
     [
         ("loss", "loss"),
         ("forward", "model"),
@@ -292,27 +306,27 @@ def test_what_is_computed_otherwise_at_a_resume_is_refused_by_name(case: str, pl
     ],
 )
 def test_an_accepted_change_goes_on_is_recorded_and_is_what_is_compared_from_then_on(
-    case: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]
+    change: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    old, new, own, _ = CASES[case]
-    begin(place, own)
-    built(place, old, new, own=own, stop_after="6 steps", accept_change=name).train()
+    case = CHANGES[change]
+    begin(place, case.own)
+
+    built_with(change, place, stop_after="6 steps", accept_change=name).train()
     assert "note: accepted: " in capsys.readouterr().out
-    sessions = json.loads((place / "run" / "environment.json").read_text())["sessions"]
-    assert [
-        [each["changed"] for each in session.get("accepted_changes", [])] for session in sessions
-    ] == [[], [[name]]]
-    assert [(each["step"], each["changed"]) for each in fingerprints(place, 6)["accepted"]] == [
-        (4, [name])
-    ]
-    built(place, old, new, own=own).train()
+    first, second = json.loads((place / "run" / "environment.json").read_text())["sessions"]
+    assert not first.get("accepted_changes")
+    (accepted,) = second["accepted_changes"]
+    assert accepted["changed"] == [name]
+    (accepted,) = fingerprints(place, 6)["accepted"]
+    assert (accepted["step"], accepted["changed"]) == (4, [name])
+
+    built_with(change, place).train()
     assert "accepted: " not in capsys.readouterr().out
-    verdict = sf.load(built(place, old, new, own=own)).verify()
+    verdict = sf.load(built_with(change, place)).verify()
     assert not verdict.problems
     assert [0, 4, 4] in [numbers_in(line) for line in verdict.not_proved]
-    code = "data-changed" if case == "sample of a list" else "program-changed"
-    with refused(code, sf.CheckpointError):
-        built(place, own=own, console=False).train()
+    with refused(case.code, sf.CheckpointError):
+        built(place, own=case.own, console=False).train()
 
 
 def test_a_mistake_that_is_mended_before_a_step_was_trained_needs_no_accepted_change(
@@ -329,7 +343,7 @@ def test_a_mistake_that_is_mended_before_a_step_was_trained_needs_no_accepted_ch
 def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
     begin(place)
     with refused("program-changed", sf.CheckpointError, changed=["model"]):
-        built(place, *CASES["forward"][:2], accept_change=["loss", "data"], console=False).train()
+        built_with("forward", place, accept_change=["loss", "data"], console=False).train()
     with refused("change-unknown", value="forward"):
         built(place, accept_change="forward")
 
@@ -355,34 +369,42 @@ def test_equal_values_of_another_text_are_a_note_and_another_layout_is_nothing(
     """
     begin(place, own="{'count_fn': count}")
     built(place, old, new, own="{'count_fn': count}").train()
-    told = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
-    assert [note in line for line in told if note is not None] == [True] * (note is not None)
-    assert len(told) == (note is not None)
+
+    notes = lines_naming(capsys.readouterr().out, "note: ")
+    if note is None:
+        assert notes == []
+    else:
+        (line,) = notes
+        assert note in line
 
 
 def test_the_pass_leaves_nothing_behind(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def state(run: sf.Run) -> list[Any]:
-        model = run.state.models["model"]
-        numbers = [
-            random.getstate(),
-            np.random.get_state()[1].tolist(),
-            torch.get_rng_state().tolist(),
-        ]
-        held = [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())]
-        modes = [part.training for part in model.modules()]
-        return [*numbers, held, modes, [parameter.grad for parameter in model.parameters()]]
+    def state(run: sf.Run) -> dict[str, Any]:
+        model = run.state.model
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state()[1].tolist(),
+            "torch": torch.get_rng_state().tolist(),
+            "tensors": [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())],
+            "modes": [part.training for part in model.modules()],
+            "gradients": [parameter.grad for parameter in model.parameters()],
+        }
 
     run = built(place, console=False)
     before = state(run)
     with run:
         assert state(run) == before
+
     assert fingerprints(place, 0)["loss"] is not None
     assert fingerprints(place, 0)["draws"]
 
 
 def test_a_loss_that_takes_gradients_itself_is_passed_with_them(place: Path) -> None:
-    own = "{'loss': lambda model, batch: torch.autograd.grad(model(batch[0]).sum(), model.linear.weight, create_graph=True)[0].sum()}"
-    begin(place, own)
+    gradient = (
+        "torch.autograd.grad(model(batch[0]).sum(), model.linear.weight, create_graph=True)[0]"
+    )
+    begin(place, f"{{'loss': lambda model, batch: {gradient}.sum()}}")
+
     assert fingerprints(place, 4)["loss"] is not None
 
 
@@ -396,10 +418,10 @@ def test_a_run_whose_steps_its_program_makes_is_compared_by_data_and_by_the_text
                 sf.update(step)
 
     train(built(place, loss=None, stop_after="4 steps", console=False))
-    for case, changed in (("forward", "model"), ("__getitem__", "data")):
-        with refused("program-changed", sf.CheckpointError, changed=[changed]):
-            train(built(place, *CASES[case][:2], loss=None, console=False))
-    train(built(place, *CASES["forward"][:2], loss=None, accept_change="model", console=False))
+    for change, name in (("forward", "model"), ("__getitem__", "data")):
+        with refused("program-changed", sf.CheckpointError, changed=[name]):
+            train(built_with(change, place, loss=None, console=False))
+    train(built_with("forward", place, loss=None, accept_change="model", console=False))
     assert fingerprints(place, 8)["loss"] is None
 
 
@@ -421,32 +443,38 @@ def test_where_step_0_is_damaged_texts_alone_are_compared_and_the_loss_is_rememb
     before = fingerprints(place, 0)["loss"]
     (place / "run" / "checkpoints" / "step-00000000" / "model.safetensors").write_bytes(b"")
     with refused("program-changed", sf.CheckpointError, changed=["loss"]):
-        built(place, *CASES["loss"][:2], console=False).train()
+        built_with("loss", place, console=False).train()
     built(place, console=False).train()
     assert fingerprints(place, 8)["loss"] == before
 
 
 def test_a_checkpoint_without_fingerprints_is_refused_in_one_sentence(place: Path) -> None:
     begin(place)
-    newest = Store(place / "run" / "checkpoints").newest_intact()
-    assert newest is not None
-    del newest[0].state["fingerprints"]
-    Store(place / "run" / "checkpoints").save(newest[0])
+    store = Store(place / "run" / "checkpoints")
+    checkpoint = store.at(4)
+    del checkpoint.state["fingerprints"]
+    store.save(checkpoint)
+
     with refused("state-of-another-version", sf.CheckpointError):
         built(place, console=False).train()
 
 
-def test_a_split_of_other_samples_is_noted_and_refused_where_it_steers(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps', 'plateau': PLATEAU}"
-    begin(place, own.replace("PLATEAU", "None"))
-    built(place, "inputs - 1.0", "inputs - 2.0", own=own.replace("PLATEAU", "None")).train()
+def test_a_split_of_other_samples_is_noted(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = "{'splits': {'val': sf.Split(Other())}, 'evaluate_every': '2 steps'}"
+    begin(place, own)
+    built(place, "inputs - 1.0", "inputs - 2.0", own=own).train()
+
     assert len(lines_naming(capsys.readouterr().out, "note: ", " val ")) == 1
-    steered = own.replace("PLATEAU", "sf.ReduceLROnPlateau('min val/loss', patience=5)")
-    begin(place / "steered", steered) if (place / "steered").mkdir() is None else None
+
+
+def test_a_split_of_other_samples_that_steers_is_refused(place: Path) -> None:
+    plateau = "sf.ReduceLROnPlateau('min val/loss', patience=5)"
+    own = f"""{{
+        'splits': {{'val': sf.Split(Other())}}, 'evaluate_every': '2 steps', 'plateau': {plateau}
+    }}"""
+    begin(place, own)
     with refused("program-changed", sf.CheckpointError, changed=["data"]):
-        built(place / "steered", "inputs - 1.0", "inputs - 2.0", own=steered, console=False).train()
+        built(place, "inputs - 1.0", "inputs - 2.0", own=own, console=False).train()
 
 
 class Graph:
@@ -456,44 +484,45 @@ class Graph:
 def test_objects_that_are_not_looked_into_are_named_when_the_run_begins(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    samples = [(torch.ones(2), 1, Graph()) for _ in range(12)]
-    settings: dict[str, Any] = {
-        "train_data": samples,
-        "collate_fn": lambda each: (
-            torch.stack([x for x, *_ in each]),
-            torch.ones(len(each)).long(),
-        ),
-    }
-    built(place, stop_after="4 steps", **settings).train()
+
+    def samples() -> list[Any]:
+        return [(torch.ones(2), 1, Graph()) for _ in range(12)]
+
+    def collate(samples: list[Any]) -> Any:
+        inputs = [inputs for inputs, *_ in samples]
+        return torch.stack(inputs), torch.ones(len(samples)).long()
+
+    built(place, stop_after="4 steps", train_data=samples(), collate_fn=collate).train()
     assert "note: Graph in samples " in capsys.readouterr().out
-    built(
-        place, **(settings | {"train_data": [(torch.ones(2), 1, Graph()) for _ in range(12)]})
-    ).train()
+
+    built(place, train_data=samples(), collate_fn=collate).train()
 
 
 def test_the_command_line_accepts_a_change(
     place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    text = PROGRAM.replace('(run_dir: str = "runs/changed", **changes)', "()").replace(
-        "run_dir=run_dir, **{**settings, **changes}", "**settings"
-    )
+    text = PROGRAM.replace('(run_dir: str = "runs/changed", **changes)', "()")
+    text = text.replace("run_dir=run_dir, **{**settings, **changes}", "**settings")
 
-    def command(stop: str | None, *arguments: str, changed: str = "1.0") -> None:
-        settings = text.replace(
-            'length="8 steps"', f'run_dir="run", length="8 steps", stop_after={stop!r}'
-        )
-        (place / "program.py").write_text(settings.replace("loss * 1.0", f"loss * {changed}"))
-        main(list(arguments))
+    def write_program(stop_after: str | None, factor: str) -> None:
+        settings = f'run_dir="run", length="8 steps", stop_after={stop_after!r}'
+        program = text.replace('length="8 steps"', settings)
+        (place / "program.py").write_text(program.replace("loss * 1.0", f"loss * {factor}"))
 
-    command("4 steps", "train", "program.py:build")
+    write_program("4 steps", "1.0")
+    main(["train", "program.py:build"])
+    write_program(None, "1.5")
     with pytest.raises(SystemExit, match="4"):
-        command(None, "resume", "run", changed="1.5")
+        main(["resume", "run"])
     assert "--accept-change loss" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="2"):
-        command(None, "resume", "run", "--accept-change", "everything", changed="1.5")
-    command(None, "resume", "run", "--accept-change", "loss", changed="1.5")
-    assert [each["changed"] for each in fingerprints(place, 8)["accepted"]] == [["loss"]]
+        main(["resume", "run", "--accept-change", "everything"])
+
+    main(["resume", "run", "--accept-change", "loss"])
+
+    (accepted,) = fingerprints(place, 8)["accepted"]
+    assert accepted["changed"] == ["loss"]
 
 
 # --- several ranks --------------------------------------------------------------------------------
@@ -506,19 +535,20 @@ def test_all_ranks_refuse_the_same_change_and_go_on_with_the_same_program(
     strategy: str, place: Path
 ) -> None:
     settings: dict[str, Any] = {"parallel": strategy, "micro_batch_size": 2, "console": False}
-    settings |= {"model": lambda: torch.nn.Linear(2, 3)} if strategy == "fsdp" else {}
+    if strategy == "fsdp":
+        settings["model"] = lambda: torch.nn.Linear(2, 3)
 
     def work(rank: int) -> None:
         own = {**settings, "folder": f"rank-{rank}"}
         built(place, stop_after="4 steps", **own).train()
         with pytest.raises(sf.CheckpointError) as caught:
-            built(place, *CASES["loss"][:2], **own).train()
+            built_with("loss", place, **own).train()
         (place / f"refused-{rank}").write_text(str(caught.value))
         built(place, **own).train()
 
     assert on_ranks(2, work) == [0, 0]
-    told = [(place / f"refused-{rank}").read_text() for rank in range(2)]
-    assert told[0] == told[1]
-    assert "step-00000004" in told[0]
-    assert "[program-changed]" in told[0]
+    first, second = [(place / f"refused-{rank}").read_text() for rank in range(2)]
+    assert first == second
+    assert "step-00000004" in first
+    assert "[program-changed]" in first
     assert fingerprints(place, 8)["loss"] == fingerprints(place, 0)["loss"]
