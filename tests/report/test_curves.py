@@ -29,10 +29,14 @@ def test_extremes_and_ends_of_a_curve_are_kept_whatever_its_length(length: int) 
     generator = random.Random(length)
     values = [generator.gauss(0, 1) for _ in range(length)]
     values[generator.randrange(length)] = 1e6
+
     points = dict(curve(values).points())
+
     assert len(points) <= 2 * 600 + 2
-    assert all(values[step] == value for step, value in points.items())
-    assert {0, length - 1, values.index(max(values)), values.index(min(values))} <= points.keys()
+    assert points == {step: values[step] for step in points}
+    ends = {0, length - 1}
+    extremes = {values.index(max(values)), values.index(min(values))}
+    assert ends | extremes <= points.keys()
 
 
 def test_a_short_curve_is_kept_as_it_is() -> None:
@@ -45,50 +49,53 @@ def test_fewer_points_can_be_asked_for_and_hold_the_extremes_too(stretches: int)
     values = [math.sin(step / 50) for step in range(5000)]
     points = curve(values).points(stretches)
     assert len(points) <= 2 * stretches + 2
-    assert {max(values), min(values)} <= {value for _, value in points}
+    values_of_points = [value for _, value in points]
+    assert max(values_of_points) == max(values)
+    assert min(values_of_points) == min(values)
 
 
 def test_the_mean_over_stretches_is_that_of_all_values() -> None:
     values = [float(step % 17) for step in range(3777)]
     means = curve(values).means()
-    assert math.fsum(value * count for _, value, count in means) == pytest.approx(
-        math.fsum(values), rel=1e-12
-    )
-    assert sum(count for *_, count in means) == len(values)
+    total = math.fsum(mean * count for _, mean, count in means)
+    assert total == pytest.approx(math.fsum(values), rel=1e-12)
+    assert sum(count for _, _, count in means) == len(values)
 
 
 def test_what_is_not_finite_is_remembered_and_drawn_nowhere() -> None:
-    made = curve([1.0, math.nan, 3.0, math.inf, -math.inf])
-    assert made.points() == [(0, 1.0), (2, 3.0)]
-    assert made.strange == (1, 3, 4)
+    some_finite = curve([1.0, math.nan, 3.0, math.inf, -math.inf])
+    assert some_finite.points() == [(0, 1.0), (2, 3.0)]
+    assert some_finite.strange == (1, 3, 4)
     assert curve([math.nan] * 3).points() == []
 
 
-def test_the_first_of_equal_extremes_is_the_one_that_is_told() -> None:
-    made = curve([2.0, 1.0] * 4000)
-    assert made.best("min") == (1, 1.0)
-    assert made.best("max") == (0, 2.0)
+def test_the_best_of_equal_values_is_the_first() -> None:
+    alternating = curve([2.0, 1.0] * 4000)
+    assert alternating.best("min") == (1, 1.0)
+    assert alternating.best("max") == (0, 2.0)
 
 
 def test_smoothing_keeps_a_straight_line_straight_away_from_its_ends() -> None:
-    found = smooth(curve([0.5 * step for step in range(600)]))
-    assert all(value == pytest.approx(0.5 * step, abs=1e-9) for step, value in found[40:-40])
+    points = smooth(curve([0.5 * step for step in range(600)]))
+    for step, value in points[40:-40]:
+        assert value == pytest.approx(0.5 * step, abs=1e-9)
 
 
 def test_smoothing_weighs_each_stretch_by_its_values() -> None:
     generator = random.Random(0)
     values = [generator.gauss(5, 1) for _ in range(6000)]
-    found = [value for _, value in smooth(curve(values))]
-    assert max(abs(value - 5) for value in found) < 0.5
+    for _, value in smooth(curve(values)):
+        assert abs(value - 5) < 0.5
 
 
 @pytest.mark.parametrize("length", [700, 2500, 9000])
 def test_a_curve_does_not_depend_on_how_many_records_stay_as_they_are(length: int) -> None:
     generator = random.Random(length)
     values = [float(generator.randrange(50)) for _ in range(length)]
-    few, all_of_them = curve(values, recent=100), curve(values, recent=length)
-    assert few.points() == all_of_them.points()
-    assert few.means() == all_of_them.means()  # sums of whole numbers are exact in any order
+    few_stay = curve(values, recent=100)
+    all_stay = curve(values, recent=length)
+    assert few_stay.points() == all_stay.points()
+    assert few_stay.means() == all_stay.means()  # sums of whole numbers are exact in any order
 
 
 def test_values_of_training_are_drawn_by_kind() -> None:
@@ -99,7 +106,7 @@ def test_values_of_training_are_drawn_by_kind() -> None:
         records.add({"kind": "eval", "step": step, "val/loss": 2.0, "val/text": "b"})
     run = ReportedRun(no_files(Path("run")), records)
     assert {"loss", "lr", "lr/critic"} <= run.train.keys()
-    assert {"samples", "momentum", "mine"} & run.train.keys() == set()
+    assert run.train.keys().isdisjoint({"samples", "momentum", "mine"})
     assert run.users.keys() == {"mine", "momentum"}
     assert run.scores.keys() == {"val/loss"}
 

@@ -6,6 +6,8 @@ import json
 import math
 import os
 import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -27,6 +29,8 @@ from waiting import HANG_S
 STEPS = 4
 GRAY = torch.arange(20, dtype=torch.uint8).reshape(5, 4) * 12
 COLORS = torch.stack([GRAY, 255 - GRAY, GRAY // 2])  # (C, H, W)
+COLORS_HWC = COLORS.permute(1, 2, 0).numpy()
+ALL_STEPS = list(range(1, STEPS + 1))
 
 
 def build(run_dir: Path | None, **changes: Any) -> sf.Run:
@@ -48,7 +52,7 @@ def build(run_dir: Path | None, **changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def show(step: sf.Step) -> None:
+def log_all_kinds(step: sf.Step) -> None:
     step.log_text(prompt=f"text {step.index} <&>")
     step.log_image(colors=COLORS, gray=GRAY.float() / 255)
     step.log_histogram(weights=step.state.model.weight, numbers=[1.0, 2.0, float("nan")])
@@ -57,7 +61,7 @@ def show(step: sf.Step) -> None:
 def train(run: sf.Run) -> None:
     with run:
         for step in run:
-            show(step)
+            log_all_kinds(step)
 
 
 def events_of(run_dir: Path) -> Any:
@@ -69,42 +73,66 @@ def events_of(run_dir: Path) -> Any:
     return events
 
 
-@pytest.mark.parametrize("is_opened", [False, True])
-def test_tensorboard_has_them_at_their_step_once_also_after_a_resume(
-    tmp_path: Path, is_opened: bool
-) -> None:
+def train_own_steps(run: sf.Run) -> None:
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            sf.update(step)
+            log_all_kinds(step)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run of two sessions that has logged in each step: its weight and what TensorBoard reads."""
+
+    run_dir: Path
+    weight: torch.Tensor
+    events: Any
+
+
+@pytest.fixture(scope="module", params=[train, train_own_steps])
+def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     pytest.importorskip("tensorboard")
-    for stop in ("3 steps", "4 steps"):
-        with build(tmp_path / "a", tensorboard=True, stop_after=stop) as run:
-            for step in run.steps() if is_opened else run:
-                if is_opened:
-                    sf.forward_backward(step)
-                    sf.update(step)
-                show(step)
-    events = events_of(tmp_path / "a")
-    every = [*range(1, STEPS + 1)]
-    images = events.Images("images/colors")
-    assert [event.step for event in images] == every
+    run_dir = tmp_path_factory.mktemp("resumed") / "run"
+    request.param(build(run_dir, tensorboard=True, stop_after="3 steps"))
+    run = build(run_dir, tensorboard=True)
+    request.param(run)
+    return Resumed(run_dir, run.state.model.weight.detach().double(), events_of(run_dir))
+
+
+def test_tensorboard_has_an_image_at_its_step_once_also_after_a_resume(resumed: Resumed) -> None:
+    images = resumed.events.Images("images/colors")
+    assert [event.step for event in images] == ALL_STEPS
     pixels = np.asarray(Image.open(BytesIO(images[-1].encoded_image_string)))
-    assert np.array_equal(pixels, COLORS.permute(1, 2, 0).numpy())
-    texts = events.Tensors("texts/prompt/text_summary")
-    assert [event.step for event in texts] == every
+    assert np.array_equal(pixels, COLORS_HWC)
+
+
+def test_tensorboard_has_a_text_at_its_step_once_also_after_a_resume(resumed: Resumed) -> None:
+    texts = resumed.events.Tensors("texts/prompt/text_summary")
+    assert [event.step for event in texts] == ALL_STEPS
     assert texts[1].tensor_proto.string_val[0] == b"text 1 <&>"
-    histograms = events.Histograms("histograms/weights")
-    assert [event.step for event in histograms] == every
+
+
+def test_tensorboard_has_a_histogram_at_its_step_once_also_after_a_resume(
+    resumed: Resumed,
+) -> None:
+    histograms = resumed.events.Histograms("histograms/weights")
+    assert [event.step for event in histograms] == ALL_STEPS
     assert {event.histogram_value.num for event in histograms} == {2.0}
-    weights = run.state.model.weight.detach().double()
     last = histograms[-1].histogram_value
-    assert (last.min, last.max) == (float(weights.min()), float(weights.max()))
-    assert last.sum == pytest.approx(float(weights.sum()))
+    assert last.min == float(resumed.weight.min())
+    assert last.max == float(resumed.weight.max())
+    assert last.sum == pytest.approx(float(resumed.weight.sum()))
     assert sum(last.bucket) == 2
-    assert not any(
-        record["kind"] in ("text", "image", "histogram")
-        for record in sf.load(tmp_path / "a").records()
-    )
 
 
-def tracked(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_what_is_shown_is_not_in_the_records_of_a_run(resumed: Resumed) -> None:
+    kinds = {record["kind"] for record in sf.load(resumed.run_dir).records()}
+    assert kinds.isdisjoint({"text", "image", "histogram"})
+
+
+def train_with_tracker(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Train with a tracker, and return the directory of its files."""
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     for variable in list(os.environ):
@@ -122,40 +150,46 @@ def tracked(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_mlflow_has_them_as_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = tracked("mlflow", tmp_path, monkeypatch)
-    (artifacts,) = (there / "mlflow").glob("*/artifacts")
+    files = train_with_tracker("mlflow", tmp_path, monkeypatch)
+    (artifacts,) = (files / "mlflow").glob("*/artifacts")
     assert (artifacts / "texts/prompt/step-00000002.txt").read_text() == "text 1 <&>"
     pixels = np.asarray(Image.open(artifacts / "images/colors/step-00000004.png"))
-    assert np.array_equal(pixels, COLORS.permute(1, 2, 0).numpy())
+    assert np.array_equal(pixels, COLORS_HWC)
     histogram = json.loads((artifacts / "histograms/numbers/step-00000001.json").read_text())
-    assert (histogram["count"], histogram["nonfinite_count"]) == (2, 1)
+    assert histogram["count"] == 2
+    assert histogram["nonfinite_count"] == 1
 
 
 @pytest.mark.slow
 def test_trackio_has_them_in_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = tracked("trackio", tmp_path, monkeypatch)
-    store = sqlite3.connect(there / "trackio" / "poems.db")
-    shown: dict[str, list[Any]] = {}
-    for step, text in store.execute("select step, metrics from metrics order by step"):
+    files = train_with_tracker("trackio", tmp_path, monkeypatch)
+    with closing(sqlite3.connect(files / "trackio" / "poems.db")) as store:
+        rows = store.execute("select step, metrics from metrics order by step").fetchall()
+    values_by_step: dict[str, dict[int, Any]] = {}
+    for step, text in rows:
         for name, value in json.loads(text).items():
-            shown.setdefault(name, []).append((step, value))
-    store.close()
-    assert [(step, value["_value"]) for step, value in shown["texts/prompt"]] == [
-        (step + 1, f"text {step} <&>") for step in range(STEPS)
-    ]
-    assert [step for step, _ in shown["images/colors"]] == [*range(1, STEPS + 1)]
-    assert sum(shown["histograms/weights"][0][1]["values"]) == 2
+            steps = values_by_step.setdefault(name, {})
+            assert step not in steps
+            steps[step] = value
+
+    texts = values_by_step["texts/prompt"]
+    assert {step: text["_value"] for step, text in texts.items()} == {
+        step: f"text {step - 1} <&>" for step in ALL_STEPS
+    }
+    assert list(values_by_step["images/colors"]) == ALL_STEPS
+    assert sum(values_by_step["histograms/weights"][1]["values"]) == 2
 
 
 @pytest.mark.slow
 def test_wandb_has_them_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = tracked("wandb", tmp_path, monkeypatch)
-    pictures = [*there.glob("wandb/offline-run-*/files/media/images/images/colors_*.png")]
+    files = train_with_tracker("wandb", tmp_path, monkeypatch)
+    (run,) = files.glob("wandb/offline-run-*")
+    pictures = list((run / "files/media/images/images").glob("colors_*.png"))
+    texts = list((run / "files/media/html/texts").glob("prompt_*.html"))
     assert len(pictures) == STEPS
-    pixels = np.asarray(Image.open(pictures[0]))
-    assert np.array_equal(pixels, COLORS.permute(1, 2, 0).numpy())
-    assert len([*there.glob("wandb/offline-run-*/files/media/html/texts/prompt_*.html")]) == STEPS
-    (file,) = there.glob("wandb/offline-run-*/*.wandb")
+    assert len(texts) == STEPS
+    assert np.array_equal(np.asarray(Image.open(pictures[0])), COLORS_HWC)
+    (file,) = run.glob("*.wandb")
     assert b"histograms/weights" in file.read_bytes()
 
 
@@ -163,33 +197,31 @@ def test_of_two_ends_that_may_be_channels_a_tensor_has_the_first_and_an_array_th
     zeros = torch.zeros(4, 6, 3)
     as_tensor = image_in(record_of("image", "a", zeros, step=1))
     as_array = image_in(record_of("image", "a", zeros.numpy(), step=1))
-    assert [(image.size, image.mode) for image in (as_tensor, as_array)] == [
-        ((3, 6), "RGBA"),
-        ((6, 4), "RGB"),
-    ]
+    assert as_tensor.size == (3, 6)
+    assert as_tensor.mode == "RGBA"
+    assert as_array.size == (6, 4)
+    assert as_array.mode == "RGB"
 
 
-PICTURES: dict[str, Any] = {
-    "(C, H, W) bytes": COLORS,
-    "(C, H, W) floats": COLORS.double() / 255,
-    "bfloat16": (COLORS // 255).bfloat16(),
-    "(H, W, C)": COLORS.permute(1, 2, 0).numpy(),
-    "(H, W)": GRAY,
-    "(1, H, W)": GRAY[None],
-    "integers": COLORS.long(),
-    "booleans": GRAY > 100,
-    "PIL": Image.fromarray(GRAY.numpy()),
-}
+GRAY_HW = GRAY.numpy()
 
 
-@pytest.mark.parametrize("name", [*PICTURES])
-def test_a_picture_has_the_pixels_that_it_was_given(name: str) -> None:
-    given = PICTURES[name]
-    pixels = np.asarray(image_in(record_of("image", "a", given, step=1))).astype(int)
-    expected = {
-        "bfloat16": (COLORS // 255).permute(1, 2, 0).numpy() * 255,
-        "booleans": (GRAY > 100).numpy() * 255,
-    }.get(name, COLORS.permute(1, 2, 0).numpy() if pixels.ndim == 3 else GRAY.numpy())
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        pytest.param(COLORS, COLORS_HWC, id="(C, H, W) bytes"),
+        pytest.param(COLORS.double() / 255, COLORS_HWC, id="(C, H, W) floats"),
+        pytest.param((COLORS // 255).bfloat16(), COLORS_HWC // 255 * 255, id="bfloat16"),
+        pytest.param(COLORS_HWC, COLORS_HWC, id="(H, W, C)"),
+        pytest.param(GRAY, GRAY_HW, id="(H, W)"),
+        pytest.param(GRAY[None], GRAY_HW, id="(1, H, W)"),
+        pytest.param(COLORS.long(), COLORS_HWC, id="integers"),
+        pytest.param(GRAY > 100, (GRAY_HW > 100) * 255, id="booleans"),
+        pytest.param(Image.fromarray(GRAY_HW), GRAY_HW, id="PIL"),
+    ],
+)
+def test_a_picture_has_the_pixels_that_it_was_given(image: Any, expected: np.ndarray) -> None:
+    pixels = np.asarray(image_in(record_of("image", "a", image, step=1))).astype(int)
     assert np.array_equal(pixels, expected)
 
 
@@ -237,18 +269,18 @@ def test_a_histogram_of_any_numbers_can_be_made(numbers: Any) -> None:
     assert len(edges) == len(record["counts"]) + 1
     assert np.isfinite(edges).all()
     assert edges[0] < edges[-1]
-    assert sum(record["counts"]) == record["count"] == sum(map(math.isfinite, numbers))
+    finite_count = sum(math.isfinite(number) for number in numbers)
+    assert sum(record["counts"]) == record["count"] == finite_count
 
 
-def test_what_nothing_shows_is_said_once(tmp_path: Path) -> None:
+def test_one_note_says_that_nothing_shows_what_is_logged(tmp_path: Path) -> None:
     train(build(tmp_path / "a", text_log=True))
     lines = (tmp_path / "a" / "log.txt").read_text().splitlines()
-    assert len([line for line in lines if line.startswith("note: step.log_text")]) == 1
+    notes = [line for line in lines if line.startswith("note: step.log_text")]
+    assert len(notes) == 1
 
 
-def test_showing_changes_no_bit_of_the_weights(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    shown, plain = build(tmp_path / "a", tensorboard=True), build(None)
-    train(shown)
+def test_showing_changes_no_bit_of_the_weights(resumed: Resumed) -> None:
+    plain = build(None)
     plain.train()
-    assert torch.equal(shown.state.model.weight, plain.state.model.weight)
+    assert torch.equal(resumed.weight, plain.state.model.weight.double())
