@@ -11,37 +11,50 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_line import output_of
 from surefoot.cli.help import flags_of
 from surefoot.cli.main import OVERVIEW, VERBS, main
 from surefoot.cli.options import option_names
+from surefoot.config.tree import flatten
 from surefoot.recipes import NAMES
-from surefoot.recipes.gpt.config import Model
+from surefoot.recipes.gpt.config import Config, Model
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints that ends with it, such as `--help`."""
     with pytest.raises(SystemExit) as end:
         main(list(arguments))
     assert end.value.code == 0
     return capsys.readouterr().out
 
 
+def description_of(value: object) -> str:
+    return inspect.cleandoc(getattr(value, "__doc__", None) or "")
+
+
 def options_of(verb: str) -> type[Any]:
     """The dataclass of a verb's options: the one of its file that has the verb's description."""
     module = importlib.import_module(f"surefoot.cli.{verb.replace('-', '_')}")
-    own = [
-        kind
-        for kind in vars(module).values()
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type)
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    dataclasses_of_file = [kind for kind in classes if dataclasses.is_dataclass(kind)]
+    (options,) = [
+        kind for kind in dataclasses_of_file if f"  surefoot {verb} " in description_of(kind)
     ]
-    (kind,) = [
-        kind for kind in own if f"  surefoot {verb} " in inspect.cleandoc(kind.__doc__ or "")
-    ]
-    return kind
+    return options
+
+
+def flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def flags_of_options(verb: str) -> set[str]:
+    return {flag_of(name) for name in option_names(options_of(verb))}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -49,23 +62,21 @@ def test_every_verb_has_a_help_with_every_option_and_stands_in_the_overview(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert f"surefoot {verb} " in OVERVIEW
-    said = printed(capsys, verb, "--help-all")
-    kind = options_of(verb)
-    assert said.startswith(inspect.cleandoc(kind.__doc__ or ""))
-    assert [name for name in option_names(kind) if f"--{name.replace('_', '-')} " not in said] == []
+    text = printed(capsys, verb, "--help-all")
+    assert text.startswith(description_of(options_of(verb)))
+    assert [flag for flag in flags_of_options(verb) if f"{flag} " not in text] == []
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_of_a_verb_is_explained(verb: str) -> None:
     """In the line that follows it, which tyro prints: without one it would repeat the name."""
-    for kind in options_of(verb).__mro__[:-1]:
-        lines = [line.strip() for line in inspect.getsource(kind).splitlines()]
-        fields = [
-            place
-            for place, line in enumerate(lines)
-            if any(line.startswith(f"{n}: ") for n in kind.__annotations__)
-        ]
-        assert [lines[place] for place in fields if not lines[place + 1].startswith('"""')] == []
+    *classes, _ = options_of(verb).__mro__
+    for options in classes:
+        lines = [line.strip() for line in inspect.getsource(options).splitlines()]
+        beginnings = tuple(f"{name}: " for name in options.__annotations__)
+        for line, following in pairwise(lines):
+            if line.startswith(beginnings):
+                assert following.startswith('"""'), line
 
 
 @pytest.mark.parametrize(
@@ -81,16 +92,18 @@ def test_every_option_of_a_verb_is_explained(verb: str) -> None:
 def test_no_line_is_wider_than_a_terminal(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert max(len(line) for line in printed(capsys, *arguments).splitlines()) <= 80
+    lines = printed(capsys, *arguments).splitlines()
+    assert max(len(line) for line in lines) <= 80
 
 
 def config_of(recipe: str) -> type[Any]:
-    kind: type[Any] = importlib.import_module(f"surefoot.recipes.{recipe}.config").Config
-    return kind
+    config: type[Any] = importlib.import_module(f"surefoot.recipes.{recipe}.config").Config
+    return config
 
 
-def flags_shown(said: str) -> list[str]:
-    return re.findall(r"(?m)^  (--\S+)", said)
+def flags_in(text: str) -> list[str]:
+    """The flags that a help explains, in its order."""
+    return re.findall(r"(?m)^  (--\S+)", text)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,28 +113,32 @@ def test_help_of_a_recipe_shows_the_ten_settings_that_its_declaration_marks_and_
     settings = list(flags_of(config_of(name)))
     marked = [flag.typed for flag in settings if flag.most_used]
     assert len(marked) == 10
-    assert {"--preset", "--data.path", "--length", "--optimizer.lr", "--run-dir"} < {*marked}
-    said = printed(capsys, "train", name, "--help")
-    assert flags_shown(said) == marked
-    assert f"All {len(settings)} settings: surefoot train {name} --help-all" in said
-    whole = printed(capsys, "train", name, "--help-all")
-    assert flags_shown(whole)[:10] == marked
-    assert {flag.typed for flag in settings} < {*flags_shown(whole)}
-    assert printed(capsys, "train", name, "-h") == said
+    assert {"--preset", "--data.path", "--length", "--optimizer.lr", "--run-dir"} < set(marked)
+
+    short = printed(capsys, "train", name, "--help")
+    assert flags_in(short) == marked
+    assert f"All {len(settings)} settings: surefoot train {name} --help-all" in short
+    assert printed(capsys, "train", name, "-h") == short
+
+    flags = flags_in(printed(capsys, "train", name, "--help-all"))
+    assert flags[:10] == marked
+    assert {flag.typed for flag in settings} < set(flags)
 
 
 @pytest.mark.parametrize("verb", ["plan", "find-lr", "find-batch-size", "profile", "submit"])
 def test_another_subcommand_shows_its_options_and_names_the_help_with_all_settings(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = printed(capsys, verb, "gpt", "--help")
-    known = {f"--{option.replace('_', '-')}" for option in option_names(options_of(verb))}
     settings = {flag.typed for flag in flags_of(config_of("gpt"))}
-    assert flags_shown(said)
-    assert {*flags_shown(said)} & settings <= known
-    assert f"surefoot {verb} gpt --help-all" in said
-    whole = flags_shown(printed(capsys, verb, "gpt", "--help-all"))
-    assert {*flags_shown(said)} | settings <= {*whole}
+
+    short = printed(capsys, verb, "gpt", "--help")
+    flags = set(flags_in(short))
+    assert flags != set()
+    assert flags & settings <= flags_of_options(verb)
+    assert f"surefoot {verb} gpt --help-all" in short
+
+    all_flags = set(flags_in(printed(capsys, verb, "gpt", "--help-all")))
+    assert flags | settings <= all_flags
 
 
 @pytest.mark.parametrize("verb", ["compare", "plan", "profile", "submit"])
@@ -130,18 +147,21 @@ def test_a_subcommand_with_many_options_shows_those_that_its_declaration_marks(
 ) -> None:
     options = [flag for flag in flags_of(options_of(verb), switches=True) if not flag.metavar]
     marked = [flag.typed for flag in options if flag.most_used]
-    said = printed(capsys, verb, "--help")
     assert 0 < len(marked) < len(options)
-    assert flags_shown(said) == marked
-    assert f"All {len(options)} options: surefoot {verb} --help-all" in said
-    assert flags_shown(printed(capsys, verb, "--help-all")) == [flag.typed for flag in options]
+
+    short = printed(capsys, verb, "--help")
+    assert flags_in(short) == marked
+    assert f"All {len(options)} options: surefoot {verb} --help-all" in short
+
+    all_flags = flags_in(printed(capsys, verb, "--help-all"))
+    assert all_flags == [flag.typed for flag in options]
 
 
 def test_the_whole_help_of_a_recipe_groups_all_settings(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = printed(capsys, "train", "gpt", "--help-all")
-    headings = re.findall(r"(?m)^(\w.*):$", said)
+    text = printed(capsys, "train", "gpt", "--help-all")
+    headings = re.findall(r"(?m)^(\w.*):$", text)
     groups = [
         "how long",
         "batches",
@@ -154,19 +174,30 @@ def test_the_whole_help_of_a_recipe_groups_all_settings(
     ]
     assert headings[0] == "most used"
     assert [name for name in headings if name in groups] == groups
-    flags = flags_shown(said)
+    flags = flags_in(text)
     assert len(flags) == len(set(flags))
 
 
-def test_help_and_readme_name_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readme_has_a_row_for_every_recipe() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    table = readme.partition("## Recipes")[2].partition("## ")[0]
+    _, _, section = readme.partition("## Recipes")
+    table, _, _ = section.partition("## ")
     assert set(re.findall(r"(?m)^\| `(\w+)", table)) == set(NAMES)
-    pages = {"overview": OVERVIEW}
-    for verb in ("train", "plan", "find-lr", "find-batch-size", "profile", "submit"):
-        pages[verb] = printed(capsys, verb, "--help")
-    pages["data look"] = printed(capsys, "data", "look", "--help")
-    assert [page for page, text in pages.items() if not all(name in text for name in NAMES)] == []
+
+
+def test_the_overview_names_every_recipe() -> None:
+    assert [name for name in NAMES if name not in OVERVIEW] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train", "plan", "find-lr", "find-batch-size", "profile", "submit", "data look"],
+)
+def test_the_help_of_a_subcommand_names_every_recipe(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, *command.split(), "--help")
+    assert [name for name in NAMES if name not in text] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -175,21 +206,23 @@ def test_completion_is_a_script_that_its_shell_can_read(
 ) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    main(["completion", shell])
-    script = capsys.readouterr().out
+    script = output_of(capsys, "completion", shell)
     assert "python" not in script
-    done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = subprocess.run(
+        [shell, "-n"], input=script, text=True, capture_output=True, check=False
+    )
+    assert process.stderr == ""
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_the_flags_of_the_help(
     shell: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["completion", shell])
-    script = capsys.readouterr().out
+    script = output_of(capsys, "completion", shell)
     for flag in ("help", "help-all"):
-        assert re.search(rf"-l {flag} " if shell == "fish" else rf"--{flag}\b", script)
+        pattern = rf"-l {flag} " if shell == "fish" else rf"--{flag}\b"
+        assert re.search(pattern, script)
 
 
 def test_bash_completes_verbs_recipes_flags_and_choices(
@@ -197,14 +230,13 @@ def test_bash_completes_verbs_recipes_flags_and_choices(
 ) -> None:
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    main(["completion", "bash"])
-    (tmp_path / "script").write_text(capsys.readouterr().out)
-    typed = {
+    script = tmp_path / "script"
+    script.write_text(output_of(capsys, "completion", "bash"))
+    flags_of_model = [flag_of(f"model.{field.name}") for field in dataclasses.fields(Model)]
+    completions = {
         "tr": ["train"],
         "train t": ["translation"],
-        "train gpt --mod": [
-            f"--model.{field.name.replace('_', '-')}" for field in dataclasses.fields(Model)
-        ],
+        "train gpt --mod": flags_of_model,
         "train images --model.fam": [],
         "train gpt --model.family ": ["modern", "gpt2"],
         "train gpt --help": ["--help", "--help-all"],
@@ -212,38 +244,49 @@ def test_bash_completes_verbs_recipes_flags_and_choices(
         "resume latest --time-l": ["--time-limit"],
         "predict latest --max-n": ["--max-new-tokens"],
     }
-    words = [f"COMP_WORDS=(surefoot {re.sub(' $', ' ' + repr(''), line)})" for line in typed]
-    program = "".join(
-        f'{line}; COMP_CWORD=$((${{#COMP_WORDS[@]}}-1)); _surefoot; echo "${{COMPREPLY[@]}}"\n'
-        for line in words
-    )
-    done = subprocess.run(
-        ["bash", "-c", f"source {tmp_path}/script\n{program}"],
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    assert [line.split() for line in done.stdout.splitlines()] == list(typed.values())
+    program = f"source {script}\n"
+    for line in completions:
+        next_word = "''" if line.endswith(" ") else ""  # a word of which nothing is typed
+        program += f"COMP_WORDS=(surefoot {line}{next_word})\n"
+        program += "COMP_CWORD=$((${#COMP_WORDS[@]}-1))\n"
+        program += '_surefoot; echo "${COMPREPLY[@]}"\n'
+
+    process = subprocess.run(["bash", "-c", program], text=True, capture_output=True, check=True)
+
+    printed_words = [line.split() for line in process.stdout.splitlines()]
+    assert dict(zip(completions, printed_words, strict=True)) == completions
 
 
 def test_help_of_a_recipe_shows_every_setting_with_its_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from surefoot.config.tree import flatten
-    from surefoot.recipes.gpt.config import Config
+    text = printed(capsys, "train", "gpt", "--help-all")
+    flags = [flag_of(name) for name in flatten(Config())]
+    assert [flag for flag in flags if not re.search(rf"{flag}\b", text)] == []
+    assert "(default: 550 steps)" in text
 
-    said = printed(capsys, "train", "gpt", "--help-all")
-    assert [
-        name for name in flatten(Config()) if not re.search(rf"--{name.replace('_', '-')}\b", said)
-    ] == []
-    assert "(default: 550 steps)" in said
-    assert "(preset: muon)" in " ".join(said.split())
+
+def test_help_of_a_recipe_shows_the_values_of_the_preset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    everything = printed(capsys, "train", "gpt", "--help-all")
+    assert "(preset: muon)" in " ".join(everything.split())
     assert "(preset: 0.014)" in printed(capsys, "train", "gpt", "--help")
     small = printed(capsys, "train", "gpt", "--preset", "small", "--help-all")
     assert "(default: adamw)" in small
 
 
-HEAVY = "torch numpy tyro rich tomlkit resvg_py safetensors surefoot.run.run surefoot.config"
+HEAVY = [
+    "torch",
+    "numpy",
+    "tyro",
+    "rich",
+    "tomlkit",
+    "resvg_py",
+    "safetensors",
+    "surefoot.run.run",
+    "surefoot.config",
+]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--help-all"], ["--version"]], ids=str)
@@ -251,9 +294,13 @@ def test_the_overview_imports_nothing_heavy(arguments: list[str]) -> None:
     """0.25 s of processor time is the aim: that of Python and a few modules of its standard
     library.
     """
-    code = "import atexit, sys; atexit.register(lambda: print([m for m in sys.argv.pop().split() if m in sys.modules]))"
-    code += f"; from surefoot.cli.main import main; main({arguments})"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, HEAVY], capture_output=True, text=True, check=False
+    program = f"""
+import atexit, sys
+atexit.register(lambda: print([name for name in {HEAVY} if name in sys.modules]))
+from surefoot.cli.main import main
+main({arguments})
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert ended.stdout.splitlines()[-1] == "[]", ended
+    assert process.stdout.splitlines()[-1] == "[]", process

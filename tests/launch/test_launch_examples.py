@@ -50,6 +50,11 @@ TRIED = (
 )
 
 
+def launcher_named(name: str) -> Launcher:
+    (launcher,) = [launcher for launcher in LAUNCHERS if launcher.name == name]
+    return launcher
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
     return reference(tmp_path_factory.mktemp("undisturbed"))
@@ -57,12 +62,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "launcher", [one for one in LAUNCHERS if one.name in TRIED], ids=lambda one: one.name
+    "launcher",
+    [launcher for launcher in LAUNCHERS if launcher.name in TRIED],
+    ids=lambda launcher: launcher.name,
 )
 def test_a_run_whose_rank_is_killed_under_a_launcher_ends_with_the_bits_of_one_left_alone(
     launcher: Launcher, tmp_path: Path, undisturbed: tuple[str, dict[str, str]]
 ) -> None:
-    if reason := launcher.missing():
+    reason = launcher.missing()
+    if reason is not None:
         pytest.skip(reason)
     outcome = killed(launcher, tmp_path, undisturbed=undisturbed)
     assert 0 < outcome.killed_at <= 150, "it was killed in its midst, while its loss waited"
@@ -80,11 +88,12 @@ def test_a_run_whose_rank_is_killed_under_a_launcher_ends_with_the_bits_of_one_l
 def test_a_real_slurm_requeues_a_job_that_it_signals_and_the_job_ends_with_the_same_bits(
     tmp_path: Path, undisturbed: tuple[str, dict[str, str]]
 ) -> None:
-    if reason := real_slurm.missing():
+    reason = real_slurm.missing()
+    if reason is not None:
         pytest.skip(reason)
     run_dir = tmp_path / "run"
     hold = waiting_examples(tmp_path)
-    (launcher,) = (launcher for launcher in LAUNCHERS if launcher.name == "Slurm")
+    launcher = launcher_named("Slurm")
     with slurm(tmp_path) as environment:
         subprocess.run(
             launcher.command(tmp_path),
@@ -94,40 +103,51 @@ def test_a_real_slurm_requeues_a_job_that_it_signals_and_the_job_ends_with_the_s
             capture_output=True,
         )
         assert wait_until(lambda: steps_saved(run_dir) >= 100)
-        subprocess.run(
-            ["scancel", "--signal=TERM", "1"], env=environment, check=True
-        )  # as before a job's time limit
+        # as before a job's time limit
+        subprocess.run(["scancel", "--signal=TERM", "1"], env=environment, check=True)
         hold.unlink()
         assert wait_until(lambda: real_slurm.state(environment, 1) in OVER)
-        shown = real_slurm.ask(environment, "scontrol", "show", "job", "1")
-    assert "Restarts=1" in shown
+        job = real_slurm.ask(environment, "scontrol", "show", "job", "1")
+    assert "Restarts=1" in job
     assert is_finished(run_dir)
     assert weights(run_dir) == undisturbed
 
 
-def test_what_cannot_be_tried_here_is_skipped_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (mpirun,) = (launcher for launcher in LAUNCHERS if launcher.name == "mpirun")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory where commands are looked for; it is empty."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", str(directory))
     monkeypatch.setattr(real_slurm, "_path", lambda environment: environment["PATH"])
+    return directory
+
+
+def write_command(file: Path, output: str) -> None:
+    file.write_text(f"#!/bin/sh\necho '{output}'\n")
+    file.chmod(0o755)
+
+
+def test_mpirun_is_missing_unless_it_is_that_of_open_mpi(commands: Path) -> None:
+    mpirun = launcher_named("mpirun")
     assert mpirun.missing() == "mpirun is not installed: apt install openmpi-bin"
-    assert real_slurm.missing() == "slurmctld is not installed: apt install slurm-wlm"
-    (tmp_path / "bin").mkdir()
-    for name in ("mpirun", *real_slurm._COMMANDS):
-        (tmp_path / "bin" / name).write_text(
-            "#!/bin/sh\necho HYDRA build details:\necho Version: 4.2\n"
-        )
-        (tmp_path / "bin" / name).chmod(0o755)
+    write_command(commands / "mpirun", "HYDRA build details:\nVersion: 4.2")
     assert mpirun.missing() == "mpirun is not Open MPI's: HYDRA build details:"
+    write_command(commands / "mpirun", "mpirun (Open MPI) 4.1.4")
+    assert mpirun.missing() is None
+
+
+def test_slurm_is_missing_unless_it_can_do_without_munge(commands: Path) -> None:
+    assert real_slurm.missing() == "slurmctld is not installed: apt install slurm-wlm"
+    for name in real_slurm._COMMANDS:
+        write_command(commands / name, "")
     assert real_slurm.missing() == "this Slurm has no auth/none, and there is no munge"
-    plugins = tmp_path / "lib" / "x86_64-linux-gnu" / "slurm-wlm"
+    plugins = commands.parent / "lib" / "x86_64-linux-gnu" / "slurm-wlm"
     plugins.mkdir(parents=True)
     (plugins / "auth_none.so").touch()
     assert real_slurm.missing() == "this Slurm has no cred/none, and there is no munge"
     (plugins / "cred_none.so").touch()
-    (tmp_path / "bin" / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
-    assert (mpirun.missing(), real_slurm.missing()) == (None, None)
+    assert real_slurm.missing() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG")
@@ -135,17 +155,20 @@ def test_what_cannot_be_tried_here_is_skipped_with_its_reason(
 def test_a_daemon_of_a_test_dies_with_the_killed_process_of_the_test(
     number: signal.Signals,
 ) -> None:
-    program = f"import signal, subprocess, tied; d = subprocess.Popen(tied.tied(['sleep', '600'], signal.{number.name}))"
-    program += "; print(d.pid, flush=True); d.wait()"
+    program = f"""
+import signal, subprocess, tied
+daemon = subprocess.Popen(tied.tied(["sleep", "600"], signal.{number.name}))
+print(daemon.pid, flush=True)
+daemon.wait()
+"""
     environment = os.environ | {"PYTHONPATH": str(Path(real_slurm.__file__).parent)}
     with subprocess.Popen(
         [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         daemon = int(process.stdout.readline())
-        assert wait_until(
-            lambda: b"sleep" in Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")[0]
-        )
+        command = Path(f"/proc/{daemon}/cmdline")
+        assert wait_until(lambda: b"sleep" in command.read_bytes().split(b"\0")[0])
         process.kill()
     assert wait_until(lambda: not is_alive(daemon))
 
@@ -159,40 +182,55 @@ def test_a_file_has_the_schema_of_its_kind(name: str) -> None:
     check(EXAMPLES / name)
 
 
+@pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("name", NODES)
-def test_surefoot_takes_the_command_of_a_file(name: str) -> None:
-    for node in range(2):
-        command, variables = NODES[name](EXAMPLES / name, node, 29500)
-        words = " ".join(command).replace("/shared/train.py", "examples/launch/train.py").split()
-        assert words[words.index("train") - 1] == "surefoot"
-        check_training([PROGRAM, *without(words[words.index("train") + 2 :], [])], tasks=2)
-        assert any(
-            name.endswith(("RANK", "NODE_RANK")) and value == str(node)
-            for name, value in variables.items()
-        )
+def test_surefoot_takes_the_command_of_a_file(name: str, node: int) -> None:
+    command, variables = NODES[name](EXAMPLES / name, node, 29500)
+    words = " ".join(command).split()
+    place = words.index("train")
+    assert words[place - 1] == "surefoot"
+    _, *flags = words[place + 1 :]
+    check_training([PROGRAM, *without(flags, [])], tasks=2)
+    ranks = [value for name, value in variables.items() if name.endswith("RANK")]
+    assert str(node) in ranks
 
 
-def test_the_table_has_every_file_and_the_results_say_what_it_says() -> None:
-    table = (EXAMPLES / "README.md").read_text()
-    results = (ROOT / "benchmarks" / "results" / "launchers.txt").read_text()
-    rows = {
-        re.findall(r"\]\((\S+?)\)", row)[0]: row
-        for row in table.splitlines()
-        if row.startswith("| [")
-    }
-    assert set(rows) == {
-        file.name for file in EXAMPLES.iterdir() if file.suffix in (".sh", ".py", ".yaml")
-    } - {"train.py"}
-    for launcher in LAUNCHERS:
-        line = re.search(
-            rf"^{re.escape(launcher.name)} +{launcher.file} .*, (.+), 2 sessions, same bits$",
-            results,
-            re.MULTILINE,
-        )
-        assert line, f"{launcher.name} was not run"
-        how = {"by itself": "restarted by itself", "typed again": "typed again"}[line[1]]
-        assert how in rows[launcher.file] or launcher.file in SCHEMAS
-    for file in SCHEMAS:
-        assert re.search(rf"^{file} +schema of ", results, flags=re.MULTILINE), file
-        assert "schema" in rows[file]
-        assert "no cl" in rows[file]
+@pytest.fixture(scope="module")
+def table_rows() -> dict[str, str]:
+    """The rows of the page on the examples, by the file that each links to first."""
+    rows = {}
+    for line in (EXAMPLES / "README.md").read_text().splitlines():
+        if line.startswith("| ["):
+            file, *_ = re.findall(r"\]\((\S+?)\)", line)
+            rows[file] = line
+    return rows
+
+
+@pytest.fixture(scope="module")
+def results() -> str:
+    return (ROOT / "benchmarks" / "results" / "launchers.txt").read_text()
+
+
+def test_the_table_has_every_file(table_rows: dict[str, str]) -> None:
+    files = {file.name for file in EXAMPLES.iterdir() if file.suffix in (".sh", ".py", ".yaml")}
+    assert set(table_rows) == files - {"train.py"}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+def test_the_table_says_of_a_launcher_what_its_result_says(
+    launcher: Launcher, table_rows: dict[str, str], results: str
+) -> None:
+    pattern = rf"^{re.escape(launcher.name)} +{launcher.file} .*, (.+), 2 sessions, same bits$"
+    result = re.search(pattern, results, flags=re.MULTILINE)
+    assert result is not None
+    restart = {"by itself": "restarted by itself", "typed again": "typed again"}[result[1]]
+    assert restart in table_rows[launcher.file] or launcher.file in SCHEMAS
+
+
+@pytest.mark.parametrize("file", SCHEMAS)
+def test_the_table_says_of_a_file_that_its_schema_alone_was_checked(
+    file: str, table_rows: dict[str, str], results: str
+) -> None:
+    assert re.search(rf"^{file} +schema of ", results, flags=re.MULTILINE)
+    assert "schema" in table_rows[file]
+    assert "no cl" in table_rows[file]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from surefoot.distributed.environment import leave_error, tie_to_launcher
 
-_TOLD = (
+_VARIABLES = (
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -33,20 +33,20 @@ def main() -> None:
     tie_to_launcher()
     rank = os.environ["RANK"]
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    told = {"pid": os.getpid(), "parent": os.getppid(), "attempt": attempt}
-    told |= {name: os.environ.get(name) for name in _TOLD} | {
-        "store": os.environ["TORCHELASTIC_USE_AGENT_STORE"]
-    }
-    beside = Path(os.environ["TOYS"], f".{rank}-{attempt}")
-    beside.write_text(json.dumps(told))
-    beside.rename(Path(os.environ["TOYS"], f"rank-{rank}-{attempt}.json"))
-    for whose, deed in (argument.split(":", 1) for argument in sys.argv[1:]):
-        if whose in (rank, f"{rank}.{attempt}", "all"):
+    place = {name: os.environ.get(name) for name in _VARIABLES}
+    place["store"] = os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    process = {"pid": os.getpid(), "parent": os.getppid(), "attempt": attempt}
+    partial = Path(os.environ["TOYS"], f".{rank}-{attempt}")
+    partial.write_text(json.dumps(process | place))
+    partial.rename(Path(os.environ["TOYS"], f"rank-{rank}-{attempt}.json"))
+    for argument in sys.argv[1:]:
+        ranks, deed = argument.split(":", 1)
+        if ranks in (rank, f"{rank}.{attempt}", "all"):
             _do(*deed.split(" ", 1))
 
 
-def _do(what: str, argument: str = "") -> None:
-    match what:
+def _do(deed: str, argument: str = "") -> None:
+    match deed:
         case "exit":
             sys.exit(int(argument))
         case "say":
@@ -66,9 +66,8 @@ def _do(what: str, argument: str = "") -> None:
         case "hold":  # until the test lets it go on
             while not Path(os.environ["TOYS"], "go-on").exists():
                 time.sleep(0.01)
-        case (
-            "save"
-        ):  # as a run does: the first signal is answered in a moment, a second one at once
+        # as a run does: the first signal is answered in a moment, a second one at once
+        case "save":
             signal.signal(signal.SIGTERM, _saving)
             signal.signal(signal.SIGINT, _saving)
             _be_ready()
