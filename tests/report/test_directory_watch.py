@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.client
 import re
+import shlex
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from command_line import error_of
 from pages import Elements
-from surefoot.cli.main import main
 from surefoot.tools.report import directory_watch
 from surefoot.tools.report.directory_watch import DirectoryWatch
 from surefoot.tools.report.live_server import create_directory_server
+from surefoot.tools.report.watched_run import WatchedRun
 from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
@@ -45,34 +47,57 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def looked(runs: Path) -> DirectoryWatch:
+def work_through(watch: DirectoryWatch) -> None:
+    while watch.work():
+        pass
+
+
+def read_all(runs: Path) -> DirectoryWatch:
     """A page that has read all records."""
     watch = DirectoryWatch(runs)
     watch.look()
-    while watch.work():
-        pass
+    work_through(watch)
     return watch
 
 
 def text_of(watch: DirectoryWatch, *chosen: str) -> str:
-    return watch.page(chosen, script="", policy="")[0]
+    text, _ = watch.page(chosen, script="", policy="")
+    return text
 
 
-def key_of(watch: DirectoryWatch, name: str) -> str:
-    return next(run.key for run in watch.runs.values() if run.name == name)
+def tag_of(watch: DirectoryWatch) -> str:
+    """What tells a page from an earlier one."""
+    _, tag = watch.page([], script="", policy="")
+    return tag
+
+
+def run_named(watch: DirectoryWatch, name: str) -> WatchedRun:
+    (run,) = [run for run in watch.runs.values() if run.name == name]
+    return run
+
+
+def row_of(watch: DirectoryWatch, name: str) -> dict[str, Any]:
+    row = run_named(watch, name).row
+    assert row is not None
+    return row
+
+
+def names(watch: DirectoryWatch) -> set[str]:
+    return {run.name for run in watch.runs.values()}
 
 
 def test_all_runs_are_there_with_their_states_the_newest_first(runs: Path) -> None:
-    watch = looked(runs)
+    watch = read_all(runs)
     states = {run.name: run.state for run in watch.runs.values()}
     assert states == {"stopped": "stopped", "sweep/finished": "finished", "killed": "dead"}
-    began = [run.began for run in watch.runs.values()]
-    assert began == sorted(began, reverse=True)
+    beginnings = [run.began for run in watch.runs.values()]
+    assert beginnings == sorted(beginnings, reverse=True)
+
     page = text_of(watch)
     Elements(page)
-    said = [run.state.replace("dead", "not running") for run in watch.runs.values()]
-    assert re.findall(r'<span class="state \w+"[^>]*>([^<]+)', page) == said
-    assert "data-ask" not in page  # nothing to ask of what is not running
+    state_texts = [run.state.replace("dead", "not running") for run in watch.runs.values()]
+    assert re.findall(r'<span class="state \w+"[^>]*>([^<]+)', page) == state_texts
+    assert "data-ask" not in page  # there is nothing to ask of what is not running
     assert "<dd>200<small> of 200</small></dd>" in page
 
 
@@ -80,53 +105,52 @@ def test_a_run_that_is_locked_is_running_until_it_is_not(runs: Path) -> None:
     directory = RunDirectory(runs / "killed")
     directory.open()
     try:
-        watch = looked(runs)
-        run = watch.runs[key_of(watch, "killed")]
+        watch = read_all(runs)
+        run = run_named(watch, "killed")
         assert run.state == "running"
         assert text_of(watch).count("data-ask=") == 2
     finally:
         directory.close()
+
     watch.look()
     assert run.state == "dead"
-    while watch.work():
-        pass
-    assert run.row is not None
-    assert run.row["state"] == "dead"
+    work_through(watch)
+    assert row_of(watch, "killed")["state"] == "dead"
 
 
 def test_curves_are_drawn_of_the_runs_that_are_chosen(runs: Path) -> None:
-    watch = looked(runs)
-    keys = [key_of(watch, name) for name in ("killed", "stopped")]
+    watch = read_all(runs)
+    keys = [run_named(watch, name).key for name in ("killed", "stopped")]
     assert "<figure" not in text_of(watch)
+
     page = text_of(watch, *keys, "unknown")
+
     Elements(page)
     titles = re.findall(r"<figcaption><h3>([^<]*)", page)
     assert titles[:3] == ["Training loss, smoothed", "val/loss", "val/accuracy"]
-    assert re.findall(r'class="t\d" checked/>.*?</svg>([^<]*)', page)[:2] == ["killed", "stopped"]
+    line_names = re.findall(r'class="t\d" checked/>.*?</svg>([^<]*)', page)
+    assert line_names[:2] == ["killed", "stopped"]
 
 
 def test_findings_are_those_of_diagnose_and_stay_in_the_cache(runs: Path) -> None:
-    bad = [
-        train(step, float("nan"), skipped=10, skipped_steps=[step]) for step in range(60, 100, 10)
-    ]
-    path = written(
-        runs / "bad",
-        [*falling(50), *bad, {"kind": "event", "step": 90, "event": "diverged"}],
-        config=CONFIG,
-    )
-    watch = looked(runs)
-    again = DirectoryWatch(runs)
-    again.look()
-    for one in (watch, again):
-        row = one.runs[key_of(one, "bad")].row
-        assert row is not None
-        assert (row["findings"][0]["name"], row["findings"][0]["severity"]) == ("diverged", "error")
-        assert '<b class="error">diverged</b>' in text_of(one)
-        assert all(
-            text in text_of(one)
-            for text in (row["findings"][0]["causes"][0], row["findings"][0]["try"][0])
-        )
-    assert sorted(each.name for each in path.iterdir()) == ["config.toml", "metrics.jsonl"]
+    nan = float("nan")
+    skipped = [train(step, nan, skipped=10, skipped_steps=[step]) for step in range(60, 100, 10)]
+    end = {"kind": "event", "step": 90, "event": "diverged"}
+    run_dir = written(runs / "bad", [*falling(50), *skipped, end], config=CONFIG)
+
+    first = read_all(runs)
+    from_cache = DirectoryWatch(runs)
+    from_cache.look()
+
+    for watch in (first, from_cache):
+        finding, *_ = row_of(watch, "bad")["findings"]
+        page = text_of(watch)
+        assert finding["name"] == "diverged"
+        assert finding["severity"] == "error"
+        assert '<b class="error">diverged</b>' in page
+        assert finding["causes"][0] in page
+        assert finding["try"][0] in page
+    assert {path.name for path in run_dir.iterdir()} == {"config.toml", "metrics.jsonl"}
 
 
 def test_all_text_of_a_run_is_escaped(tmp_path: Path) -> None:
@@ -136,9 +160,10 @@ def test_all_text_of_a_run_is_escaped(tmp_path: Path) -> None:
         {"kind": "event", "step": 9, "event": HOSTILE},
     ]
     written(tmp_path / "runs" / name, [*falling(100, **{HOSTILE: 3.0}), *hostile], config=CONFIG)
-    watch = looked(tmp_path / "runs")
-    page = text_of(watch, key_of(watch, name))
-    assert not {"script", "img"} & {tag for tag, _ in Elements(page).elements}
+    watch = read_all(tmp_path / "runs")
+    page = text_of(watch, run_named(watch, name).key)
+    tags = {tag for tag, _ in Elements(page).elements}
+    assert tags.isdisjoint({"script", "img"})
     assert "&lt;script&gt;" in page
 
 
@@ -147,7 +172,7 @@ def test_fifty_runs_are_shown_from_the_cache_without_reading_their_records(
 ) -> None:
     for index in range(50):
         written(tmp_path / "runs" / f"run-{index}", falling(1000), config=CONFIG)
-    first = text_of(looked(tmp_path / "runs"))
+    first_page = text_of(read_all(tmp_path / "runs"))
 
     def refuse(path: Path) -> Any:
         pytest.fail(f"{path} was read")
@@ -155,113 +180,162 @@ def test_fifty_runs_are_shown_from_the_cache_without_reading_their_records(
     monkeypatch.setattr(jsonl, "open_regular", refuse)
     watch = DirectoryWatch(tmp_path / "runs")
     watch.look()
+
     page = text_of(watch)
-    assert page.partition("<footer>")[0] == first.partition("<footer>")[0]
+
+    body, _, _ = page.partition("<footer>")
+    first_body, _, _ = first_page.partition("<footer>")
+    assert body == first_body
     assert len(page.encode()) < 200_000
     assert not watch.work()
     assert "<figure" in text_of(watch, next(iter(watch.runs)))
 
 
+def test_a_page_has_another_tag_after_a_record_and_only_then(runs: Path) -> None:
+    watch = read_all(runs)
+    tag = tag_of(watch)
+    assert tag_of(watch) == tag
+    append_record(runs / "killed", train(160, 0.5))
+    watch.look()
+    work_through(watch)
+    assert tag_of(watch) != tag
+
+
+def append_record(run_dir: Path, record: dict[str, Any]) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(line(record) + "\n")
+
+
 def test_a_running_run_goes_on_and_a_deleted_one_goes(runs: Path) -> None:
-    watch = looked(runs)
-    before = watch.page([], script="", policy="")[1]
-    assert watch.page([], script="", policy="")[1] == before
-    with (runs / "killed" / "metrics.jsonl").open("a") as file:
-        file.write(line(train(160, 0.5)) + "\n")
+    watch = read_all(runs)
+    append_record(runs / "killed", train(160, 0.5))
     for file in (runs / "stopped").iterdir():
         file.unlink()
+
     watch.look()
-    while watch.work():
-        pass
-    assert {run.name: run.row and run.row["step"] for run in watch.runs.values()} == {
-        "killed": 160,
-        "sweep/finished": 200,
-    }
-    assert watch.page([], script="", policy="")[1] != before
+    work_through(watch)
+
+    assert names(watch) == {"killed", "sweep/finished"}
+    assert row_of(watch, "killed")["step"] == 160
+    assert row_of(watch, "sweep/finished")["step"] == 200
 
 
 def test_a_link_to_a_run_is_shown_and_a_link_to_a_directory_is_not_followed(
     runs: Path, tmp_path: Path
 ) -> None:
     outside = written(tmp_path / "elsewhere" / "run", falling(30), config=CONFIG)
-    for name, target in (("link", outside), ("others", outside.parent), ("sweep/loop", runs)):
-        (runs / name).symlink_to(target)
-    watch = looked(runs)
-    assert {run.name for run in watch.runs.values()} == {
-        "stopped",
-        "sweep/finished",
-        "killed",
-        "link",
-    }
+    (runs / "link").symlink_to(outside)
+    (runs / "others").symlink_to(outside.parent)
+    (runs / "sweep" / "loop").symlink_to(runs)
+
+    watch = read_all(runs)
+
+    assert names(watch) == {"stopped", "sweep/finished", "killed", "link"}
     assert "<dd>30<small> of 200</small></dd>" in text_of(watch)
-    assert sorted(each.name for each in outside.iterdir()) == ["config.toml", "metrics.jsonl"]
+    assert {path.name for path in outside.iterdir()} == {"config.toml", "metrics.jsonl"}
 
 
 def test_records_of_another_program_are_a_row_and_no_error(runs: Path) -> None:
-    strange = '{"kind": "train", "step": 3, "loss": "low", "grad_norm": [1]}\nno json\n{"kind": "event", "step": 4}\n'
+    lines = [
+        '{"kind": "train", "step": 3, "loss": "low", "grad_norm": [1]}',
+        "no json",
+        '{"kind": "event", "step": 4}',
+    ]
     (runs / "strange").mkdir()
-    (runs / "strange" / "metrics.jsonl").write_text(strange)
+    (runs / "strange" / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    watch = read_all(runs)
+    Elements(text_of(watch, *watch.runs))
+    assert row_of(watch, "strange")["step"] == 4
+
+
+def test_a_run_that_cannot_be_read_is_named_with_its_file(runs: Path) -> None:
     (runs / "unreadable").mkdir()
     (runs / "unreadable" / "config.toml").write_text("= = =")
     (runs / "unreadable" / "metrics.jsonl").mkdir()
-    watch = looked(runs)
+    watch = read_all(runs)
     page = text_of(watch, *watch.runs)
     Elements(page)
     assert "metrics.jsonl " in page
-    row = watch.runs[key_of(watch, "strange")].row
-    assert row is not None
-    assert row["step"] == 4
 
 
-@dataclass
-class Asked:
+@dataclass(frozen=True)
+class Answer:
+    """What a server answers to a request."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Client:
+    """Sends requests to the server of a directory's page."""
+
     server: ThreadingTCPServer
     watch: DirectoryWatch
 
-    def __call__(
-        self, path: str, method: str = "GET", body: str | None = None, **headers: str
-    ) -> tuple[int, dict[str, str], str]:
-        connection = http.client.HTTPConnection(
-            "127.0.0.1", self.server.server_address[1], timeout=HANG_S
-        )
-        connection.request(
-            method, path, body, {name.replace("_", "-"): text for name, text in headers.items()}
-        )
-        answer = connection.getresponse()
-        told = answer.status, dict(answer.getheaders()), answer.read().decode()
+    def get(self, path: str, **headers: str) -> Answer:
+        return self._send("GET", path, None, headers)
+
+    def post(self, path: str, key: str, **headers: str) -> Answer:
+        return self._send("POST", path, key, headers)
+
+    def _send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        fields = {name.replace("_", "-"): text for name, text in headers.items()}
+        connection.request(method, path, body, fields)
+        response = connection.getresponse()
+        text = response.read().decode()
         connection.close()
-        return told
+        return Answer(response.status, dict(response.getheaders()), text)
+
+    @property
+    def port(self) -> int:
+        return int(self.server.server_address[1])
 
     @property
     def origin(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}"
+        return f"http://127.0.0.1:{self.port}"
 
 
 @pytest.fixture
-def asked(runs: Path) -> Iterator[Asked]:
-    watch = looked(runs)
+def client(runs: Path) -> Iterator[Client]:
+    watch = read_all(runs)
     with create_directory_server(watch, token=TOKEN) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield Asked(server, watch)
+        yield Client(server, watch)
         server.shutdown()
         thread.join()
 
 
-def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> None:
-    port = asked.server.server_address[1]
-    assert asked.server.server_address[0] == "127.0.0.1"
-    status, headers, page = asked(f"/{TOKEN}/")
-    assert status == 200
-    assert [tag for tag, _ in Elements(page).elements if tag == "script"] == ["script"]
-    assert "unsafe-inline" not in headers["Content-Security-Policy"].partition("script-src")[2]
-    assert headers["Referrer-Policy"] == "no-referrer"
-    assert asked(f"/{TOKEN}/", If_None_Match=headers["ETag"])[0] == 304
-    assert (
-        asked(f"/{TOKEN}/?run={next(iter(asked.watch.runs))}", If_None_Match=headers["ETag"])[0]
-        == 200
-    )
-    for path in (
+PAGE = f"/{TOKEN}/"
+
+
+def test_the_page_is_served_on_this_machine_alone_and_runs_its_own_script_alone(
+    client: Client,
+) -> None:
+    address, _ = client.server.server_address
+    assert address == "127.0.0.1"
+    answer = client.get(PAGE)
+    assert answer.status == 200
+    assert len(Elements(answer.text).with_tag("script")) == 1
+    _, _, scripts = answer.headers["Content-Security-Policy"].partition("script-src")
+    assert scripts != ""
+    assert "unsafe-inline" not in scripts
+    assert answer.headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_a_page_that_the_browser_has_is_not_sent_again(client: Client) -> None:
+    tag = client.get(PAGE).headers["ETag"]
+    key = next(iter(client.watch.runs))
+    assert client.get(PAGE, If_None_Match=tag).status == 304
+    assert client.get(f"{PAGE}?run={key}", If_None_Match=tag).status == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
         "/",
         "/?",
         f"/{TOKEN}",
@@ -269,74 +343,110 @@ def test_the_page_needs_the_token_and_a_name_of_this_machine(asked: Asked) -> No
         f"/{TOKEN[:-1]}/",
         f"/{TOKEN}/save",
         f"/{TOKEN}/../",
-    ):
-        assert asked(path)[0] == 404
-    for host in (
-        "elsewhere.example",
-        f"elsewhere.example:{port}",
-        "127.0.0.1",
-        f"127.0.0.1:{port + 1}",
-    ):
-        assert asked(f"/{TOKEN}/", Host=host)[0] == 421
+    ],
+)
+def test_the_page_needs_the_token(path: str, client: Client) -> None:
+    assert client.get(path).status == 404
 
 
-def test_a_button_needs_token_host_and_origin(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "host", ["elsewhere.example", "elsewhere.example:{port}", "127.0.0.1", "127.0.0.1:{next_port}"]
+)
+def test_the_page_needs_a_name_of_this_machine(host: str, client: Client) -> None:
+    host = host.format(port=client.port, next_port=client.port + 1)
+    assert client.get(PAGE, Host=host).status == 421
+
+
+@pytest.fixture
+def requests(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What was requested with buttons: the key of a run, and what it is to do."""
+    requests: list[tuple[str, str]] = []
+
+    def request(key: str, name: str) -> str:
+        requests.append((key, name))
+        return "done"
+
+    monkeypatch.setattr(client.watch, "request", request)
+    return requests
+
+
+def test_a_button_requests_something_of_its_run(
+    client: Client, requests: list[tuple[str, str]]
 ) -> None:
-    pressed: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        asked.watch, "request", lambda key, request: pressed.append((key, request)) or "done"
-    )
-    key = next(iter(asked.watch.runs))
-    origin = {"Origin": asked.origin}
-    assert asked(f"/{TOKEN}/save", "POST", key)[0] == 403  # no browser's page
-    for other in (
-        "http://elsewhere.example",
-        "null",
-        "https://127.0.0.1",
-        f"{asked.origin}.example",
-    ):
-        assert asked(f"/{TOKEN}/save", "POST", key, Origin=other)[0] == 403
-    assert asked(f"/{TOKEN}/save", "POST", key, **origin, Host="elsewhere.example")[0] == 421
-    for path in ("/save", "/wrong/save", f"/{TOKEN}/", f"/{TOKEN}/delete", f"/{TOKEN}/save/"):
-        assert asked(path, "POST", key, **origin)[0] == 404
-    assert asked(f"/{TOKEN}/save", "POST", "unknown", **origin)[0] == 404
-    assert asked(f"/{TOKEN}/save", "POST", "x" * 200, **origin)[0] == 413
-    assert pressed == []
-    assert asked(f"/{TOKEN}/save", "POST", key, **origin)[::2] == (200, "done")
-    assert asked(f"/{TOKEN}/stop", "POST", key, **origin)[0] == 200
-    assert pressed == [(key, "save"), (key, "stop")]
-    assert asked(f"/{TOKEN}/save?", "POST", key, **origin)[0] == 404
+    key = next(iter(client.watch.runs))
+    answer = client.post(f"{PAGE}save", key, Origin=client.origin)
+    assert answer.status == 200
+    assert answer.text == "done"
+    assert client.post(f"{PAGE}stop", key, Origin=client.origin).status == 200
+    assert requests == [(key, "save"), (key, "stop")]
 
 
-def test_a_request_for_a_run_that_nobody_trains_is_refused_and_says_so(asked: Asked) -> None:
-    key = key_of(asked.watch, "killed")
-    status, _, text = asked(f"/{TOKEN}/stop", "POST", key, Origin=asked.origin)
-    assert status == 409
-    assert text.endswith("[run-not-training]")
-    assert text.splitlines()[0] in asked(f"/{TOKEN}/")[2]
+def test_a_button_needs_the_origin_and_the_host_of_the_page(
+    client: Client, requests: list[tuple[str, str]]
+) -> None:
+    key = next(iter(client.watch.runs))
+    others = ["http://elsewhere.example", "null", "https://127.0.0.1", f"{client.origin}.example"]
+    assert client.post(f"{PAGE}save", key).status == 403  # no browser's page
+    for origin in others:
+        assert client.post(f"{PAGE}save", key, Origin=origin).status == 403
+    answer = client.post(f"{PAGE}save", key, Origin=client.origin, Host="elsewhere.example")
+    assert answer.status == 421
+    assert requests == []
 
 
-def test_what_cannot_be_watched_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, why in (
-        (["--watch", str(runs), "--out", "x.html"], "writes no file"),
+@pytest.mark.parametrize(
+    "path",
+    ["/save", "/wrong/save", PAGE, f"{PAGE}delete", f"{PAGE}save/", f"{PAGE}save?"],
+)
+def test_a_button_needs_the_token_and_a_request_that_there_is(
+    path: str, client: Client, requests: list[tuple[str, str]]
+) -> None:
+    key = next(iter(client.watch.runs))
+    assert client.post(path, key, Origin=client.origin).status == 404
+    assert requests == []
+
+
+@pytest.mark.parametrize(("key", "status"), [("unknown", 404), ("x" * 200, 413)])
+def test_a_button_needs_a_run_of_the_page(
+    key: str, status: int, client: Client, requests: list[tuple[str, str]]
+) -> None:
+    assert client.post(f"{PAGE}save", key, Origin=client.origin).status == status
+    assert requests == []
+
+
+def test_a_request_for_a_run_that_nobody_trains_is_refused_and_says_so(client: Client) -> None:
+    key = run_named(client.watch, "killed").key
+    answer = client.post(f"{PAGE}stop", key, Origin=client.origin)
+    assert answer.status == 409
+    assert answer.text.endswith("[run-not-training]")
+    sentence, *_ = answer.text.splitlines()
+    assert sentence in client.get(PAGE).text
+
+
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("--watch . --out x.html", "writes no file"),
+        ("killed --watch --alert true", "[option-missing]"),
+        ("killed --alert true", "[option-missing]"),
+        ("--watch absent", "no run"),
+        ("--watch", "[argument-missing]"),
         (
-            [str(runs / "killed"), "--watch", "--alert", "true"],
-            "[option-missing]",
-        ),
-        ([str(runs / "killed"), "--alert", "true"], "[option-missing]"),
-        (["--watch", str(runs / "absent")], "no run"),
-        (["--watch"], "[argument-missing]"),
-        (
-            ["--watch", str(runs), "--alert", "no-such-command --now"],
+            "--watch . --alert 'no-such-command --now'",
             "neither a web address nor a command that exists",
         ),
-        (["--watch", str(runs), "--port", "70000"], "[port-not-usable]"),
-    ):
-        with pytest.raises(SystemExit) as end:
-            main(["report", *words])
-        assert end.value.code == 2
-        assert why in capsys.readouterr().err
+        ("--watch . --port 70000", "[port-not-usable]"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(
+    typed: str,
+    reason: str,
+    runs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(runs)
+    assert reason in error_of(capsys, "report", *shlex.split(typed))
 
 
 def test_a_directory_that_cannot_be_read_is_said_once(
@@ -356,6 +466,6 @@ def test_a_directory_that_cannot_be_read_is_said_once(
     monkeypatch.setattr(watch, "look", fail)
     monkeypatch.setattr(directory_watch, "EVERY_S", 0.0)
     watch._follow()
-    assert len(lines) == 2
-    assert "failure 0" in lines[0]
-    assert "failure 1" in lines[1]
+    first, second = lines
+    assert "failure 0" in first
+    assert "failure 1" in second
