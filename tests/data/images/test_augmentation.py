@@ -5,6 +5,7 @@ changes it; 3 seconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -48,96 +49,128 @@ def test_an_image_comes_out_the_same_alone_and_in_any_batch(cut):
     x = images()
     drawn = bits()
     whole = augment(x, drawn, EVERYTHING, mean_C=GREY)
-    parts = [
-        augment(x[at : at + cut], drawn[at : at + cut], EVERYTHING, mean_C=GREY)
-        for at in range(0, 40, cut)
-    ]
+
+    parts = []
+    for first in range(0, 40, cut):
+        part = slice(first, first + cut)
+        parts.append(augment(x[part], drawn[part], EVERYTHING, mean_C=GREY))
+
     assert np.array_equal(np.concatenate(parts), whole)
 
 
-def test_each_epoch_and_each_seed_draws_anew():
+@pytest.mark.parametrize(
+    ("some", "others"),
+    [
+        pytest.param(bits(), bits(epoch=1), id="two epochs"),
+        pytest.param(bits(), bits(seed=6), id="two seeds"),
+        pytest.param(bits(epoch=1), bits(seed=6), id="two of both"),
+    ],
+)
+def test_each_epoch_and_each_seed_draws_anew(some, others):
     x = images()
-    drawn = [bits(), bits(epoch=1), bits(seed=6)]
-    found = [augment(x, one, EVERYTHING, mean_C=GREY) for one in drawn]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        same = (found[one] == found[other]).reshape(40, -1).all(axis=1)
-        assert same.mean() < 0.1
+
+    first = augment(x, some, EVERYTHING, mean_C=GREY)
+    second = augment(x, others, EVERYTHING, mean_C=GREY)
+
+    is_same = (first == second).reshape(40, -1).all(axis=1)
+    assert is_same.mean() < 0.1
 
 
 def test_bits_are_those_of_the_sample_s_seed():
-    ids, epochs = np.array([3, 3, 900]), np.array([0, 7, 7])
-    expected = [
-        fold(11, epoch, sample) for sample, epoch in zip(ids.tolist(), epochs.tolist(), strict=True)
-    ]
+    ids = np.array([3, 3, 900])
+    epochs = np.array([0, 7, 7])
+
+    expected = [fold(11, 0, 3), fold(11, 7, 3), fold(11, 7, 900)]
     assert sample_bits(11, ids, epochs).tolist() == expected
 
 
-def test_draws_are_even_and_independent_of_each_other():
-    drawn = bits(20_000)
-    counts = np.bincount(below(drawn, 0, 7), minlength=7)
+def test_draws_are_even():
+    counts = np.bincount(below(bits(20_000), 0, 7), minlength=7)
+
     assert len(counts) == 7
     assert abs(counts - 20_000 / 7).max() < 5 * math.sqrt(20_000 / 7)
-    first, second = (below(drawn, draw, 1000) for draw in (0, 1))
-    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(20_000)
+
+
+def test_two_draws_are_independent_of_each_other():
+    drawn = bits(20_000)
+
+    correlations = np.corrcoef(below(drawn, 0, 1000), below(drawn, 1, 1000))
+
+    assert abs(correlations[0, 1]) < 5 / math.sqrt(20_000)
 
 
 def test_the_images_that_are_given_are_left_alone():
     x = images()
-    before = x.copy()
+
     augment(x, bits(), EVERYTHING, mean_C=GREY)
-    assert np.array_equal(x, before)
+
+    assert np.array_equal(x, images())
 
 
 def test_without_changes_images_are_as_they_were():
-    assert np.array_equal(augment(images(), bits(), Augmentation(), mean_C=GREY), images())
+    unchanged = augment(images(), bits(), Augmentation(), mean_C=GREY)
+
+    assert np.array_equal(unchanged, images())
 
 
 # --- shift, flip and hole -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("padding", "flip"), [(0, True), (2, False), (3, True)])
-def test_a_shift_is_a_piece_of_the_padded_image_perhaps_mirrored(padding, flip):
+def locate_piece(piece, padded):
+    """The row, the column, and whether the piece is mirrored, of its only place in an image."""
+    height, width, _ = piece.shape
+    places = []
+    for row in range(padded.shape[0] - height + 1):
+        for column in range(padded.shape[1] - width + 1):
+            original = padded[row : row + height, column : column + width]
+            if np.array_equal(original, piece):
+                places.append((row, column, False))
+            if np.array_equal(original[:, ::-1], piece):
+                places.append((row, column, True))
+    (place,) = places
+    return place
+
+
+@pytest.mark.parametrize(
+    ("padding", "flip", "directions"),
+    [(0, True, {False, True}), (2, False, {False}), (3, True, {False, True})],
+)
+def test_a_shift_is_a_piece_of_the_padded_image_perhaps_mirrored(padding, flip, directions):
     x = images()
-    found = augment(x, bits(), Augmentation(crop_padding=padding, flip=flip), mean_C=GREY)
     padded = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
-    seen = set()
-    for place, image in enumerate(found):
-        at = [
-            (row, column, mirrored)
-            for row in range(2 * padding + 1)
-            for column in range(2 * padding + 1)
-            for mirrored in (False, True)
-            if np.array_equal(
-                padded[place, row : row + 9, column : column + 12][:, :: -1 if mirrored else 1],
-                image,
-            )
-        ]
-        assert len(at) == 1
-        seen.add(at[0])
-    assert {mirrored for *_, mirrored in seen} == ({False, True} if flip else {False})
-    assert (
-        len({row for row, *_ in seen}) == len({column for _, column, _ in seen}) == 2 * padding + 1
-    )
+
+    shifted = augment(x, bits(), Augmentation(crop_padding=padding, flip=flip), mean_C=GREY)
+
+    rows, columns, mirrored = zip(*map(locate_piece, shifted, padded), strict=True)
+    assert set(mirrored) == directions
+    assert len(set(rows)) == len(set(columns)) == 2 * padding + 1
 
 
 def test_half_of_the_images_are_mirrored():
     x = np.arange(2, dtype=np.uint8).reshape(1, 1, 2, 1).repeat(10_000, axis=0)
-    mirrored = augment(x, bits(10_000), Augmentation(flip=True), mean_C=GREY[:1])[:, 0, 0, 0]
-    assert abs(mirrored.mean() - 0.5) < 5 * 0.5 / 100
+
+    flipped = augment(x, bits(10_000), Augmentation(flip=True), mean_C=GREY[:1])
+
+    is_mirrored = flipped[:, 0, 0, 0]
+    assert abs(is_mirrored.mean() - 0.5) < 5 * 0.5 / 100
 
 
 @pytest.mark.parametrize("side", [1, 4, 5])
 def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(side):
     x = images(number=400) // 2
     colour = np.array([200, 210, 220])
-    found = augment(x, bits(400), Augmentation(cutout=side), mean_C=colour / 255)
-    heights, widths = set(), set()
-    for before, after in zip(x, found, strict=True):
-        holes = (after != before).any(axis=-1)
-        rows, columns = np.flatnonzero(holes.any(axis=1)), np.flatnonzero(holes.any(axis=0))
-        assert holes[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
-        assert holes.sum() == len(rows) * len(columns)
-        assert (after[holes] == colour).all()
+
+    with_holes = augment(x, bits(400), Augmentation(cutout=side), mean_C=colour / 255)
+
+    heights = set()
+    widths = set()
+    for before, after in zip(x, with_holes, strict=True):
+        is_hole = (after != before).any(axis=-1)
+        rows = np.flatnonzero(is_hole.any(axis=1))
+        columns = np.flatnonzero(is_hole.any(axis=0))
+        assert is_hole[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+        assert is_hole.sum() == len(rows) * len(columns)
+        assert (after[is_hole] == colour).all()
         heights.add(len(rows))
         widths.add(len(columns))
     assert max(heights) == max(widths) == side
@@ -147,16 +180,17 @@ def test_a_hole_is_a_square_of_the_mean_colour_that_may_reach_over_the_border(si
 # --- colour and shape -----------------------------------------------------------------------------
 
 
-def one(kind, image, *, sign=1.0, magnitude=10):
-    return distort(
-        image[None], np.array([KINDS.index(kind)]), np.array([sign]), magnitude=magnitude
-    )[0]
+def distort_one(kind, image, *, sign=1.0, magnitude=10):
+    kinds = np.array([KINDS.index(kind)])
+    (distorted,) = distort(image[None], kinds, np.array([sign]), magnitude=magnitude)
+    return distorted
 
 
-def test_strength_nought_changes_nothing():
-    x = images()
-    for kind in KINDS:
-        assert np.array_equal(one(kind, x[0], magnitude=0), x[0]), kind
+@pytest.mark.parametrize("kind", KINDS)
+def test_strength_nought_changes_nothing(kind):
+    image = images()[0]
+
+    assert np.array_equal(distort_one(kind, image, magnitude=0), image)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -171,8 +205,8 @@ def test_colours_are_those_of_the_formulas(sign):
         "solarize": np.where(image < 128, image, 255 - image),
     }
     for kind, values in expected.items():
-        found = one(kind, images()[0], sign=sign, magnitude=5)
-        assert np.array_equal(found, np.rint(values.clip(0, 255)).astype(np.uint8)), kind
+        distorted = distort_one(kind, images()[0], sign=sign, magnitude=5)
+        assert np.array_equal(distorted, np.rint(values.clip(0, 255)).astype(np.uint8)), kind
 
 
 @in_one
@@ -205,10 +239,13 @@ def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):
     shift_y = bt + middle - bx * middle - by * middle
     data = (ax, ay, shift_x + 0.5 - 0.5 * (ax + ay), bx, by, shift_y + 0.5 - 0.5 * (bx + by))
     method = Image.Transform.AFFINE
-    theirs = np.asarray(
-        Image.fromarray(smooth).transform((side, side), method, data, Image.Resampling.BILINEAR)
+    transformed = Image.fromarray(smooth).transform(
+        (side, side), method, data, Image.Resampling.BILINEAR
     )
-    ours = one(kind, smooth[..., None], sign=sign, magnitude=6)[..., 0]
+    theirs = np.asarray(transformed)
+
+    ours = distort_one(kind, smooth[..., None], sign=sign, magnitude=6)[..., 0]
+
     rows, columns = np.mgrid[0:side, 0:side]
     from_x = ax * (columns - middle) + ay * (rows - middle) + at + middle
     from_y = bx * (columns - middle) + by * (rows - middle) + bt + middle
@@ -221,39 +258,38 @@ def test_shapes_are_those_that_pillow_makes_with_the_same_map(kind, sign):
 
 def test_every_kind_and_direction_is_chosen_about_as_often():
     number = 4000
-    x = images(1).repeat(number, axis=0)
-    found = randaugment(x, bits(number), magnitude=7)
-    seen = {}
-    for image in found:
-        seen[image.tobytes()] = seen.get(image.tobytes(), 0) + 1
-    counts = {}
+    (image,) = images(1)
+    x = image[None].repeat(number, axis=0)
+
+    distorted = randaugment(x, bits(number), magnitude=7)
+
+    counts = Counter(result.tobytes() for result in distorted)
     for kind in KINDS:
-        expected = {one(kind, x[0], sign=sign, magnitude=7).tobytes() for sign in (1.0, -1.0)}
-        counts[kind] = [seen.pop(image) for image in expected]
-    assert seen == {}
-    assert all(
-        abs(sum(each) - number / 10) < 5 * math.sqrt(number * 0.1 * 0.9) for each in counts.values()
-    )
-    assert all(
-        len(counts[kind]) == (1 if kind in ("identity", "posterize", "solarize") else 2)
-        for kind in KINDS
-    )
+        results = {
+            distort_one(kind, image, sign=1.0, magnitude=7).tobytes(),
+            distort_one(kind, image, sign=-1.0, magnitude=7).tobytes(),
+        }
+        has_one_direction = kind in ("identity", "posterize", "solarize")
+        assert len(results) == (1 if has_one_direction else 2)
+        assert all(result in counts for result in results)
+        times = sum(counts.pop(result) for result in results)
+        assert abs(times - number / 10) < 5 * math.sqrt(number * 0.1 * 0.9)
+    assert not counts
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"crop_padding": -1},
-        {"cutout": -2},
-        {"randaugment": -1},
-        {"randaugment_magnitude": 11},
-        {"randaugment_magnitude": -1},
+        ("crop_padding", -1),
+        ("cutout", -2),
+        ("randaugment", -1),
+        ("randaugment_magnitude", 11),
+        ("randaugment_magnitude", -1),
     ],
 )
-def test_values_that_cannot_be_are_refused(wrong):
-    ((name, value),) = wrong.items()
+def test_values_that_cannot_be_are_refused(name, value):
     with refused("setting-out-of-range", setting=f"augmentation.{name}", value=value):
-        Augmentation(**wrong)
+        Augmentation(**{name: value})
 
 
 def test_all_values_that_cannot_be_are_refused_at_once():
