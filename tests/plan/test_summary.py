@@ -88,6 +88,55 @@ def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(
     assert left == 5, "no pass begins after 30 ms"
 
 
+def time_lines(**changes: Any) -> list[str]:
+    """What the plan says of the time of a session whose steps take 1 s."""
+    parts = run_of(**changes).parts
+    measured = measure.Measurement(
+        targets=10, activation_bytes=0, pass_s=1 / parts.pipeline.sizes.pieces
+    )
+    return [
+        line
+        for line in measure.memory_and_time(parts, measured)
+        if " for " in line or "limit" in line
+    ]
+
+
+def test_the_time_is_that_of_the_steps_until_stop_after() -> None:
+    _, whole = time_lines()
+    _, stopped = time_lines(stop_after="20 steps")
+    assert "1m00s for 60 steps" in whole
+    assert "20s for 20 steps until stop_after" in stopped
+
+
+def test_the_time_limit_is_named_where_it_ends_the_session() -> None:
+    *_, limit = time_lines(time_limit="15 s")
+    assert limit.startswith("time_limit ")
+    assert limit.endswith("after 15s, before step 15")
+    assert time_lines(time_limit="90 s") == time_lines()
+
+
+def test_evaluations_after_stop_after_are_not_counted() -> None:
+    every = {
+        "evaluate_every": "10 steps",
+        "splits": {"val": sf.Split((torch.zeros(8, 32), torch.zeros(8).long()))},
+    }
+    (whole,) = measure.evaluation_time(run_of(**every).parts)
+    (stopped,) = measure.evaluation_time(run_of(stop_after="20 steps", **every).parts)
+    assert re.search(r"for all (\d+)", whole)[1] == "6"
+    assert re.search(r"for all (\d+)", stopped)[1] == "2"
+
+
+def test_each_parameter_group_has_its_relative_rate() -> None:
+    model = lambda: sf.models.GPT(  # noqa: E731
+        sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16)
+    )
+    parts = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None).parts
+    groups = [line for line in summary.parameters_by_group(parts) if line.startswith("  group ")]
+    (relative,) = [line for line in summary.learning_rates(parts) if "relative to it" in line]
+    assert len(groups) == 3
+    assert numbers_in(relative.partition(": ")[2]) == [1, 0.1, 0.1]
+
+
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
     model = lambda: sf.models.GPT(  # noqa: E731
         sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16)

@@ -92,11 +92,20 @@ def memory_and_time(parts: RunComponents, measured: Measurement) -> list[str]:
     if parts.computed_again is not None:
         lines.append(f"activation checkpointing: {parts.computed_again}")
     step_s = measured.pass_s * -(-parts.pipeline.sizes.pieces // parts.world.ranks)
+    times = parts.plan.times
+    steps = f"{times.stop_step:,} steps"
+    if times.stop_step < parts.length.steps:
+        steps += " until stop_after"
     lines += [
         f"{measured_time(measured.pass_s)} for a micro-batch's forward and backward pass (measured), "
         f"{measured_time(step_s)} per step without its update",
-        f"about {duration(step_s * parts.length.steps)} for {parts.length.steps:,} steps, without updates and evaluation",
+        f"about {duration(step_s * times.stop_step)} for {steps}, without updates and evaluation",
     ]
+    if times.limit_s is not None and step_s * times.stop_step > times.limit_s:
+        last_step = int(times.limit_s / step_s)
+        lines.append(
+            f"time_limit ends the session after {duration(times.limit_s)}, before step {last_step:,}"
+        )
     return lines
 
 
@@ -117,7 +126,7 @@ def evaluation_time(parts: RunComponents) -> list[str]:
     often = evaluator.names(at_end=False)
     end = evaluator.names(at_end=True)
     if often:
-        steps = parts.length.steps
+        steps = parts.plan.times.stop_step
         counted_steps = min(steps, _LOOKED_AT)  # approximate in a run of millions of steps
         due = sum(map(parts.plan.times.evaluate_due, range(1, counted_steps + 1)))
         times = round(due * steps / counted_steps)

@@ -260,10 +260,10 @@ def learning_rates(parts: RunComponents) -> list[str]:
         if name != "shape" and not isinstance(value, dict):
             head += f", {name} {value}"
     lines = [head, *text_table(rows, left=(0, 3))]
-    of_base = list(dict.fromkeys(group["initial_lr"] / base for group in groups if base))
-    if len(of_base) > 1:
+    of_base = [group["initial_lr"] / base for group in groups if base]
+    if len(set(of_base)) > 1:
         relative = ", ".join(f"{factor:.4g}" for factor in of_base)
-        lines.append(f"shown for group 0; learning rates of the groups relative to it: {relative}")
+        lines.append(f"shown for group 0; learning rates of all groups relative to it: {relative}")
     if parts.task.group_factors is not None:
         lines.append("the scheduler gives other groups other factors")
     if parts.run_state.feedback is not None:
