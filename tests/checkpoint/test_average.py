@@ -14,8 +14,9 @@ import surefoot as sf
 from averaged_runs import INPUTS, LABELS, Normed, loss_of_normed, normed
 from rank_processes import Ranks
 from refused import refused
+from same_bits import assert_same_bits, weights
 from small_runs import build
-from surefoot.checkpoint import Store, average_weights
+from surefoot.checkpoint import Checkpoint, Store, average_weights
 
 
 def trained(run_dir: Path, **changes: Any) -> Store:
@@ -41,34 +42,37 @@ def test_the_mean_is_that_of_numpy_over_the_last_ones(
 ) -> None:
     if ema is None:
         store = plain_store
-    last = store.steps()[-3:]
-    found = average_weights(store, 3)
-    assert found.step == last[-1]
-    for file in ("model", "ema") if ema else ("model",):
-        for name, held in found.files[file].items():
-            each = [store.at(step).files[file][name].numpy() for step in last]
-            if held.is_floating_point():
-                expected = np.mean([one.astype(np.float64) for one in each], axis=0).astype(
-                    np.float32
-                )
-                np.testing.assert_array_equal(held.numpy(), expected)
+    files = ["model"] if ema is None else ["model", "ema"]
+    last_steps = store.steps()[-3:]
+
+    mean = average_weights(store, 3)
+
+    assert mean.step == last_steps[-1]
+    checkpoints = [store.at(step) for step in last_steps]
+    for file in files:
+        for name, tensor in mean.tensors(file).items():
+            values = [checkpoint.tensors(file)[name] for checkpoint in checkpoints]
+            if tensor.is_floating_point():
+                precise = [value.numpy().astype(np.float64) for value in values]
+                expected = np.mean(precise, axis=0).astype(np.float32)
+                np.testing.assert_array_equal(tensor.numpy(), expected)
             else:
-                np.testing.assert_array_equal(held.numpy(), each[-1])
+                assert torch.equal(tensor, values[-1])
 
 
 def test_the_mean_of_one_is_the_newest(store: Store) -> None:
-    newest = store.newest_intact()
-    assert newest is not None
-    for name, held in average_weights(store, 1).files["model"].items():
-        assert torch.equal(held, newest[0].files["model"][name])
+    mean = average_weights(store, 1)
+
+    newest = store.at(store.steps()[-1])
+    assert_same_bits(mean.tensors("model"), newest.tensors("model"))
 
 
 def test_a_run_is_scored_with_the_mean(plain_store: Store) -> None:
     run = build(None, early_stopping=None, ema=None)
+
     run.load_checkpoint(average_weights(plain_store, 3))
-    expected = {
-        name: held.clone() for name, held in average_weights(plain_store, 3).files["model"].items()
-    }
+
+    expected = average_weights(plain_store, 3).tensors("model")
     for name, parameter in run.state.models["model"].named_parameters():
         assert torch.equal(parameter, expected[name])
     assert run.evaluate()["val/loss"] > 0
@@ -82,9 +86,10 @@ def test_more_than_there_are_is_refused_and_says_how_many_there_are(
         average_weights(store, count)
 
 
-def saved(directory: Path, *each: dict[str, torch.Tensor]) -> Store:
-    store = Store(directory, keep_last=len(each))
-    for step, tensors in enumerate(each, start=1):
+def save_models(directory: Path, *models: dict[str, torch.Tensor]) -> Store:
+    """A checkpoint with the tensors of each model."""
+    store = Store(directory, keep_last=len(models))
+    for step, tensors in enumerate(models, start=1):
         store.save(sf.checkpoint.Checkpoint(step, {"model": tensors}))
     return store
 
@@ -101,46 +106,62 @@ def test_state_of_a_modules_own_is_the_newest_one_and_is_not_averaged(tmp_path: 
         "_extra_state": torch.zeros(2),
         "extra/_extra_state/a": torch.zeros(1),
     }
-    mean = average_weights(saved(tmp_path, first, last), 2).tensors("model")
+    store = save_models(tmp_path, first, last)
+
+    mean = average_weights(store, 2).tensors("model")
+
     assert mean["weight"].tolist() == [0.5, 0.5]
     assert mean["_extra_state"].tolist() == [0.0, 0.0]
     assert mean["extra/_extra_state/a"].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("others", [[], ["critic"]])
+@pytest.mark.parametrize(
+    ("files", "untrained"),
+    [
+        (["model", "ema"], ["target"]),
+        (
+            ["model", "ema", "model-critic", "ema-critic"],
+            ["critic.target", "model.target"],
+        ),
+    ],
+    ids=["one model", "two models"],
+)
 def test_a_parameter_that_no_optimizer_trains_is_the_newest_one(
-    others: list[str], tmp_path: Path
+    files: list[str], untrained: list[str], tmp_path: Path
 ) -> None:
     """Such as a momentum encoder, which the body moves."""
     store = Store(tmp_path)
-    untrained = ["critic.target", "model.target"] if others else ["target"]
+    state = {"trainable": {"frozen": untrained, "in_no_optimizer": untrained}}
     for step in (1, 2):
         tensors = {"online": torch.full((1,), float(step)), "target": torch.full((1,), float(step))}
-        names = [
-            "model",
-            "ema",
-            *(f"{kind}-{name}" for name in others for kind in ("model", "ema")),
-        ]
-        files = dict.fromkeys(names, tensors)
-        state = {"trainable": {"frozen": untrained, "in_no_optimizer": untrained}}
-        store.save(sf.checkpoint.Checkpoint(step, files, state))
+        store.save(Checkpoint(step, dict.fromkeys(files, tensors), state))
+
     mean = average_weights(store, 2)
-    for name in names:
-        own = mean.tensors(name)
-        assert (own["online"].item(), own["target"].item()) == (1.5, 2.0)
+
+    for file in files:
+        tensors = mean.tensors(file)
+        assert tensors["online"].item() == 1.5
+        assert tensors["target"].item() == 2.0
 
 
-def test_codes_of_quantised_weights_that_changed_are_refused_and_equal_ones_are_not(
-    tmp_path: Path,
-) -> None:
+def quantized(codes: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"scale": torch.ones(1), "codes": codes}
+
+
+def test_codes_of_quantized_weights_that_changed_are_refused(tmp_path: Path) -> None:
     """A mean of their scales would belong to no codes."""
     codes = torch.arange(4, dtype=torch.int8)
-    first, last = ({"scale": torch.ones(1), "codes": each} for each in (codes, codes + 1))
-    assert torch.equal(
-        average_weights(saved(tmp_path / "same", first, first), 2).tensors("model")["codes"], codes
-    )
+    store = save_models(tmp_path, quantized(codes), quantized(codes + 1))
+
     with refused("average-of-quantized-weights", sf.CheckpointError, tensor="codes", step=1):
-        average_weights(saved(tmp_path / "other", first, last), 2)
+        average_weights(store, 2)
+
+
+def test_equal_codes_of_quantized_weights_are_kept(tmp_path: Path) -> None:
+    codes = torch.arange(4, dtype=torch.int8)
+    store = save_models(tmp_path, quantized(codes), quantized(codes))
+
+    assert torch.equal(average_weights(store, 2).tensors("model")["codes"], codes)
 
 
 class Called(torch.nn.Module):
@@ -164,29 +185,35 @@ def trained_normed(run_dir: Path, **changes: Any) -> sf.Run:
     return run
 
 
-@pytest.mark.parametrize("weights", ["auto", "trained"])
+def with_statistics(model: Normed) -> Normed:
+    """A model with the statistics that `update_bn` gives its norms, without the fixed one."""
+    passes = list(zip(INPUTS.split(6), LABELS.split(6), strict=True))
+    torch.optim.swa_utils.update_bn(passes, Called(model))
+    return model
+
+
+def expected_mean(run: sf.Run, store: Store, file: str) -> Normed:
+    expected = Normed()
+    expected.load_state_dict(average_weights(store, 3).tensors(file))
+    fixed = {name: tensor for name, tensor in weights(run).items() if "fixed.running" in name}
+    expected.load_state_dict(fixed, strict=False)
+    return with_statistics(expected)
+
+
+@pytest.mark.parametrize("source", ["auto", "trained"])
 @pytest.mark.parametrize("ema", [None, 0.5])
 def test_batch_norms_of_a_mean_have_the_statistics_of_update_bn(
-    ema: float | None, weights: Any, tmp_path: Path
+    ema: float | None, source: Any, tmp_path: Path
 ) -> None:
     run = trained_normed(tmp_path / "run", ema=ema)
-    before = {name: each.clone() for name, each in run.state.model.state_dict().items()}
-    store = Store(tmp_path / "run" / "checkpoints")
-    mean = average_weights(store, 3)
-    newest = store.newest_intact()
-    assert newest is not None
-    file = "model" if ema is None or weights == "trained" else "ema"
-
-    expected = Normed()
-    expected.load_state_dict(mean.tensors(file))
-    fixed = {name: each for name, each in before.items() if name.startswith("fixed.running")}
-    expected.load_state_dict(fixed, strict=False)
-    passes = list(zip(INPUTS.split(6), LABELS.split(6), strict=True))
-    torch.optim.swa_utils.update_bn(passes, Called(expected))
+    before = weights(run)
+    file = "model" if ema is None or source == "trained" else "ema"
+    expected = expected_mean(run, Store(tmp_path / "run" / "checkpoints"), file)
 
     saved = sf.load(run)
-    loaded = saved.load_model(Normed, checkpoint="average 3", weights=weights)
-    of_program = saved.load_model(checkpoint="average 3", weights=weights)
+    loaded = saved.load_model(Normed, checkpoint="average 3", weights=source)
+    of_program = saved.load_model(checkpoint="average 3", weights=source)
+
     for model in (loaded, of_program):
         state = model.state_dict()
         assert torch.equal(state["queue"], torch.full((4,), 16.0))  # the newest: no mean
@@ -194,19 +221,31 @@ def test_batch_norms_of_a_mean_have_the_statistics_of_update_bn(
             torch.testing.assert_close(state[name], expected.state_dict()[name])
         assert torch.equal(state["fixed.running_var"], before["fixed.running_var"])
         assert int(state["norm.num_batches_tracked"]) == 8
+    assert_same_bits(weights(run), before)
 
-    if weights == "auto":
-        with torch.no_grad():
-            score = float(loss_of_normed(expected.eval(), (INPUTS[:20], LABELS[:20])))
-        assert saved.evaluate(checkpoint="average 3")["val/loss"] == pytest.approx(score, rel=1e-5)
-    after = run.state.model.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+
+@pytest.mark.parametrize(("ema", "file"), [(None, "model"), (0.5, "ema")])
+def test_a_mean_is_scored_with_the_statistics_of_update_bn(
+    ema: float | None, file: str, tmp_path: Path
+) -> None:
+    run = trained_normed(tmp_path / "run", ema=ema)
+    before = weights(run)
+    expected = expected_mean(run, Store(tmp_path / "run" / "checkpoints"), file).eval()
+    with torch.no_grad():
+        score = float(loss_of_normed(expected, (INPUTS[:20], LABELS[:20])))
+
+    scores = sf.load(run).evaluate(checkpoint="average 3")
+
+    assert scores["val/loss"] == pytest.approx(score, rel=1e-5)
+    assert_same_bits(weights(run), before)
 
 
 def test_without_training_data_they_are_those_of_the_newest_which_is_said(tmp_path: Path) -> None:
     run = trained_normed(tmp_path / "run", ema=None)
+
     with pytest.warns(UserWarning, match=r"\bstep 16\b"):
         loaded = sf.load(tmp_path / "run").load_model(Normed, checkpoint="average 3")
+
     for name in ("norm.running_mean", "norm.num_batches_tracked", "queue"):
         assert torch.equal(loaded.state_dict()[name], run.state.model.state_dict()[name])
     assert not torch.equal(loaded.first.weight, run.state.model.first.weight)
@@ -231,9 +270,11 @@ def test_data_that_cannot_be_read_leave_the_statistics_of_the_newest(tmp_path: P
     run = trained_normed(tmp_path / "run", train_data=data)
     data.gone = True
     mean = average_weights(Store(tmp_path / "run" / "checkpoints"), 2)
-    trained = {name: each.clone() for name, each in run.state.model.state_dict().items()}
+    trained = weights(run)
+
     with pytest.warns(UserWarning, match=r"\bstep 16\b"):
         run.load_checkpoint(mean)
+
     for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
         assert torch.equal(run.state.model.state_dict()[name], trained[name])
     assert run.state.model.training
@@ -249,7 +290,10 @@ def test_a_mean_is_scored_on_ranks_as_in_one_process(
     run = normed(None, ema=0.5)
     run.load_checkpoint(average_weights(Store(tmp_path / "run" / "checkpoints"), 3))
     expected = run.evaluate()["val/loss"]
-    for score in ranks(
+
+    scores = ranks(
         2, averaged_runs.score_of_mean, saved_in=str(tmp_path / "run"), ema=0.5, parallel=parallel
-    ):
+    )
+
+    for score in scores:
         assert score == pytest.approx(expected, rel=1e-5)

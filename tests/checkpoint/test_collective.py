@@ -16,6 +16,7 @@ from torch import nn
 from rank_processes import forks, on_ranks
 from sharded_saves import of_rank, whole
 from surefoot.checkpoint import Store
+from surefoot.checkpoint.filesystem import Disk
 from surefoot.checkpoint.init_weights import load_initial_weights
 from surefoot.checkpoint.manifest import bounds
 from surefoot.checkpoint.writer import Writer
@@ -25,8 +26,8 @@ from surefoot.errors import CheckpointError
 pytestmark = forks
 
 
-def saved(directory: Path, *steps: int, count: int) -> None:
-    """Checkpoints by so many ranks, in the background of each."""
+def save_by_ranks(directory: Path, *steps: int, count: int) -> None:
+    """Save checkpoints by so many ranks, in the background of each."""
 
     def save(rank: int) -> None:
         world = joined("cpu")
@@ -34,27 +35,35 @@ def saved(directory: Path, *steps: int, count: int) -> None:
         for step in steps:
             writer.submit(of_rank(whole(step), rank, count))
         writer.wait()
-        world.gathered(
-            None
-        )  # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
-        assert (writer.saved, writer.failure) == (steps[-1], None)
+        # as at the end of a run: rank 0 keeps the mailbox until all have read theirs
+        world.gathered(None)
+        assert writer.saved == steps[-1]
+        assert writer.failure is None
 
     assert on_ranks(count, save) == [0] * count
 
 
-def seen_by(count: int, directory: Path, look: Callable[[World, Store], Any]) -> list[Any]:
-    """What each of so many ranks sees there, as JSON."""
+def look_by_ranks(count: int, directory: Path, look: Callable[[World, Store], Any]) -> list[Any]:
+    """What each of so many ranks returns or raises there, as JSON."""
+    files = [directory.with_name(f"seen-{rank}") for rank in range(count)]
 
-    def tell(rank: int) -> None:
+    def look_on_rank(rank: int) -> None:
         world = joined("cpu")
         try:
-            told = look(world, Store(directory))
+            result = look(world, Store(directory))
         except CheckpointError as problem:
-            told = f"error: {problem}"
-        directory.with_name(f"seen-{rank}").write_text(json.dumps(told))
+            result = f"error: {problem}"
+        files[rank].write_text(json.dumps(result))
 
-    assert on_ranks(count, tell) == [0] * count
-    return [json.loads(directory.with_name(f"seen-{rank}").read_text()) for rank in range(count)]
+    assert on_ranks(count, look_on_rank) == [0] * count
+    return [json.loads(file.read_text()) for file in files]
+
+
+def error_of_ranks(count: int, directory: Path, look: Callable[[World, Store], Any]) -> str:
+    """The error that all of the ranks raise."""
+    first, *others = look_by_ranks(count, directory, look)
+    assert others == [first] * len(others)
+    return str(first)
 
 
 def flip(file: Path) -> None:
@@ -64,80 +73,95 @@ def flip(file: Path) -> None:
 
 
 def newest(world: World, store: Store) -> Any:
-    found = store.newest_intact(world=world if world.size > 1 else None)
-    if found is None:
+    """The newest intact checkpoint: its step, the damage of later ones, and the weights of this
+    rank's rows.
+    """
+    intact = store.newest_intact(world=world if world.size > 1 else None)
+    if intact is None:
         return None
-    held: Any = found[0].files["model"]["weight"]
-    start, stop = bounds(5, world.rank, world.size)
-    rows = held.rows(start, stop).tolist() if world.size > 1 else held.tolist()
-    return [found[0].step, [str(damage) for damage in found[1]], rows]
+    checkpoint, damaged = intact
+    weight: Any = checkpoint.files["model"]["weight"]
+    if world.size > 1:
+        start, stop = bounds(5, world.rank, world.size)
+        weight = weight.rows(start, stop)
+    return {
+        "step": checkpoint.step,
+        "damage": [str(damage) for damage in damaged],
+        "rows": weight.tolist(),
+    }
+
+
+def steps_and_damage(seen: list[Any]) -> list[tuple[int, list[str]]]:
+    return [(by_rank["step"], by_rank["damage"]) for by_rank in seen]
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(2, 3), (3, 2), (2, 1)])
 def test_what_ranks_have_saved_any_number_of_ranks_finds(
     writers: int, readers: int, tmp_path: Path
 ) -> None:
-    saved(tmp_path / "c", 1, 2, count=writers)
-    seen = seen_by(readers, tmp_path / "c", newest)
-    assert [told[:2] for told in seen] == [[2, []]] * readers
-    assert torch.equal(
-        torch.tensor([row for told in seen for row in told[2]]), whole(2).tensors("model")["weight"]
-    )
+    save_by_ranks(tmp_path / "c", 1, 2, count=writers)
+
+    seen = look_by_ranks(readers, tmp_path / "c", newest)
+
+    rows = []
+    for seen_by_rank in seen:
+        rows += seen_by_rank["rows"]
+    assert steps_and_damage(seen) == [(2, [])] * readers
+    assert rows == whole(2).tensors("model")["weight"].tolist()
 
 
 def test_damage_that_one_rank_finds_all_name_and_take_the_next_older_checkpoint(
     tmp_path: Path,
 ) -> None:
-    saved(tmp_path / "c", 1, 2, 3, count=2)
-    flip(tmp_path / "c" / "step-00000003" / "optimizer.00002-of-00002.safetensors")
-    (tmp_path / "c" / "step-00000002" / "model.00001-of-00002.safetensors").unlink()
-    seen = seen_by(2, tmp_path / "c", newest)
-    assert [told[:2] for told in seen] == [
-        [
-            1,
-            [
-                "checkpoint step-00000003 is damaged (optimizer.00002-of-00002.safetensors: hash differs)",
-                "checkpoint step-00000002 is damaged (model.00001-of-00002.safetensors: missing)",
-            ],
-        ]
-    ] * 2
+    checkpoints = tmp_path / "c"
+    save_by_ranks(checkpoints, 1, 2, 3, count=2)
+    flip(checkpoints / "step-00000003" / "optimizer.00002-of-00002.safetensors")
+    (checkpoints / "step-00000002" / "model.00001-of-00002.safetensors").unlink()
+
+    seen = look_by_ranks(2, checkpoints, newest)
+
+    damage = [
+        "checkpoint step-00000003 is damaged (optimizer.00002-of-00002.safetensors: hash differs)",
+        "checkpoint step-00000002 is damaged (model.00001-of-00002.safetensors: missing)",
+    ]
+    assert steps_and_damage(seen) == [(1, damage)] * 2
 
 
 def test_every_file_is_checked_by_some_rank(tmp_path: Path) -> None:
-    saved(tmp_path / "c", 1, 2, count=2)
+    save_by_ranks(tmp_path / "c", 1, 2, count=2)
     files = sorted(file.name for file in (tmp_path / "c" / "step-00000002").iterdir())
     assert len(files) == 7
 
-    def each(world: World, store: Store) -> list[str]:
-        told = []
+    def flip_each(world: World, store: Store) -> list[str]:
+        """Flip a bit of one file after the other; the files that are named as damaged."""
+        named = []
         for file in files:
             if world.is_main:
                 flip(store.path(2) / file)
             world.gathered(None)
-            found = store.newest_intact(world=world if world.size > 1 else None)
-            told.append(
-                "" if found is None or found[0].step != 1 else found[1][0].problem.split(":")[0]
-            )
+            intact = store.newest_intact(world=world)
+            if intact is not None and intact[0].step == 1:
+                (damage,) = intact[1]
+                named.append(damage.problem.split(":")[0])
             world.gathered(None)
             if world.is_main:
                 flip(store.path(2) / file)
-        return told
+        return named
 
-    assert seen_by(3, tmp_path / "c", each) == [files] * 3
+    assert look_by_ranks(3, tmp_path / "c", flip_each) == [files] * 3
 
 
 def test_one_that_is_asked_for_is_found_or_the_same_error_told_to_all(tmp_path: Path) -> None:
-    saved(tmp_path / "c", 1, 2, count=2)
-    flip(tmp_path / "c" / "step-00000002" / "state.json")
+    checkpoints = tmp_path / "c"
+    save_by_ranks(checkpoints, 1, 2, count=2)
+    flip(checkpoints / "step-00000002" / "state.json")
 
     def at(step: int) -> Callable[[World, Store], Any]:
         return lambda world, store: store.at(step, world=world).step
 
-    assert seen_by(2, tmp_path / "c", at(1)) == [1, 1]
-    (absent,) = {*seen_by(2, tmp_path / "c", at(3))}
-    assert absent.endswith("[step-without-checkpoint]")
-    (damaged,) = {*seen_by(2, tmp_path / "c", at(2))}
-    assert damaged.endswith("[checkpoint-damaged]")
+    assert look_by_ranks(2, checkpoints, at(1)) == [1, 1]
+    assert error_of_ranks(2, checkpoints, at(3)).endswith("[step-without-checkpoint]")
+    assert error_of_ranks(2, checkpoints, at(2)).endswith("[checkpoint-damaged]")
 
 
 def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage(
@@ -145,53 +169,57 @@ def test_all_ranks_start_from_the_same_weights_though_one_alone_finds_the_damage
 ) -> None:
     run = tmp_path / "run" / "checkpoints"
     run.parent.mkdir()
-    saved(run, 1, 2, count=2)
+    save_by_ranks(run, 1, 2, count=2)
     flip(run / "step-00000002" / "model.00002-of-00002.safetensors")
 
-    def started(place: Path) -> Callable[[World, Store], Any]:
+    def start_from(source: Path) -> Callable[[World, Store], Any]:
         def start(world: World, _: Store) -> Any:
             model = nn.Linear(2, 5, bias=False)
             model.register_buffer("mean", torch.zeros(3))
-            said = load_initial_weights({"model": model}, place, world=world)
-            return [said.splitlines()[0], model.weight.tolist()]
+            report = load_initial_weights({"model": model}, source, world=world)
+            return [report.splitlines()[0], model.weight.tolist()]
 
         return start
 
     weight = whole(1).tensors("model")["weight"].tolist()
-    told = seen_by(3, run, started(tmp_path / "run"))
-    assert told == [[f"init    {tmp_path}/run, step 1", weight]] * 3
-    assert (
-        seen_by(2, run, started(run / "step-00000001"))
-        == [[f"init    {run}/step-00000001", weight]] * 2
-    )
-    (damaged,) = {*seen_by(2, run, started(run / "step-00000002"))}
-    assert damaged.endswith("[checkpoint-damaged]")
+    from_run = look_by_ranks(3, run, start_from(run.parent))
+    from_checkpoint = look_by_ranks(2, run, start_from(run / "step-00000001"))
+    error = error_of_ranks(2, run, start_from(run / "step-00000002"))
+
+    assert from_run == [[f"init    {tmp_path}/run, step 1", weight]] * 3
+    assert from_checkpoint == [[f"init    {run}/step-00000001", weight]] * 2
+    assert error.endswith("[checkpoint-damaged]")
 
 
-def test_none_or_none_intact_is_told_to_all(tmp_path: Path) -> None:
+def test_that_there_is_none_is_told_to_all(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
-    assert seen_by(2, tmp_path / "c", newest) == [None, None]
-    saved(tmp_path / "c", 1, count=2)
+
+    assert look_by_ranks(2, tmp_path / "c", newest) == [None, None]
+
+
+def test_that_none_is_intact_is_told_to_all(tmp_path: Path) -> None:
+    save_by_ranks(tmp_path / "c", 1, count=2)
     flip(tmp_path / "c" / "step-00000001" / "manifest.json")
-    (told,) = {*seen_by(2, tmp_path / "c", newest)}
-    assert told.endswith("[no-intact-checkpoint]")
+
+    assert error_of_ranks(2, tmp_path / "c", newest).endswith("[no-intact-checkpoint]")
+
+
+class Killing:
+    """A disk that kills this process in the middle of a write."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(Disk(), name)
+
+    def append(self, handle: int, data: memoryview) -> None:
+        os.write(handle, data[:5])
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
 def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_group_goes_on(
     tmp_path: Path,
 ) -> None:
-    saved(tmp_path / "c", 1, count=2)
-
-    class Killing:
-        def __getattr__(self, name: str) -> Any:
-            from surefoot.checkpoint.filesystem import Disk
-
-            return getattr(Disk(), name)
-
-        def append(self, handle: int, data: memoryview) -> None:
-            os.write(handle, data[:5])
-            os.kill(os.getpid(), signal.SIGKILL)
+    save_by_ranks(tmp_path / "c", 1, count=2)
 
     def save(rank: int) -> None:
         world = joined("cpu")
@@ -199,16 +227,14 @@ def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_
         writer = Writer(store, rank=rank, mail=world.mailbox("checkpoint"))
         writer.submit(of_rank(whole(2), rank, 2))
         if rank == 0:
-            os.kill(
-                os.getpid(), signal.SIGSTOP
-            )  # as one that waits for the dead one, until the test ends it
+            # as one that waits for the dead one, until the test ends it
+            os.kill(os.getpid(), signal.SIGSTOP)
         writer.wait()
 
     statuses = on_ranks(2, save, patience_s=4.0)
     assert statuses == [-signal.SIGKILL, -signal.SIGKILL]
-    assert [told[:2] for told in seen_by(2, tmp_path / "c", newest)] == [[1, []]] * 2
-    saved(tmp_path / "c", 2, count=2)
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [
-        "step-00000001",
-        "step-00000002",
-    ]
+    assert steps_and_damage(look_by_ranks(2, tmp_path / "c", newest)) == [(1, [])] * 2
+
+    save_by_ranks(tmp_path / "c", 2, count=2)
+    names = sorted(path.name for path in (tmp_path / "c").iterdir())
+    assert names == ["step-00000001", "step-00000002"]

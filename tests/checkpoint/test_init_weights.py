@@ -4,6 +4,7 @@ is told; 1 second.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -11,8 +12,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from refused import refused
+from same_bits import assert_same_bits, weights
 from small_runs import build
+from surefoot.checkpoint import Checkpoint, Store
 from surefoot.checkpoint.init_weights import load_initial_weights
+from surefoot.checkpoint.module_state import model_tensors
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError
 
@@ -23,33 +27,52 @@ def net(width: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(4, width), nn.Linear(width, 2))
 
 
-def row(said: str, kind: str) -> list[str]:
-    return next((line.split() for line in said.splitlines() if line.split()[:1] == [kind]), [])
+def words_of(report: str, kind: str) -> list[str]:
+    """The words of the line that begins with this one; none if there is no such line."""
+    for line in report.splitlines():
+        words = line.split()
+        if words[:1] == [kind]:
+            return words
+    return []
+
+
+def tied() -> nn.Module:
+    model = untied()
+    model[1].weight = model[0].weight
+    return model
+
+
+def untied() -> nn.Sequential:
+    return nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
 
 
 def test_every_tensor_is_counted_once_under_what_became_of_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     source = net().state_dict()
     target = net()
-    held = {
+    tensors = {
         "0.weight": source["0.weight"],
         "module.0.bias": source["0.bias"],
         "1.weight": torch.ones(5, 5),
         "x": torch.ones(7),
     }
-    save_file(held, tmp_path / "held.safetensors")
-    before = {name: value.clone() for name, value in target.state_dict().items()}
-    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors", world=ALONE)
-    assert row(said, "loaded")[1:5] == ["1", "tensors", "12", "values"]
-    assert row(said, "renamed")[1:5] == ["1", "tensors", "3", "values"]
-    assert row(said, "skipped")[1:5] == ["2", "tensors", "32", "values"]
-    assert row(said, "new")[1:5] == ["2", "tensors", "8", "values"]
-    assert "1.weight ([5, 5], here [2, 3])" in said
-    assert " x (" in said
+    file = tmp_path / "weights.safetensors"
+    save_file(tensors, file)
+    before = deepcopy(target.state_dict())
+
+    report = load_initial_weights({"model": target}, file, world=ALONE)
+
+    assert words_of(report, "loaded")[1:5] == ["1", "tensors", "12", "values"]
+    assert words_of(report, "renamed")[1:5] == ["1", "tensors", "3", "values"]
+    assert words_of(report, "skipped")[1:5] == ["2", "tensors", "32", "values"]
+    assert words_of(report, "new")[1:5] == ["2", "tensors", "8", "values"]
+    assert "1.weight ([5, 5], here [2, 3])" in report
+    assert " x (" in report
     after = target.state_dict()
     assert torch.equal(after["0.weight"], source["0.weight"])
     assert torch.equal(after["0.bias"], source["0.bias"])
-    assert all(torch.equal(after[name], before[name]) for name in ("1.weight", "1.bias"))
+    assert torch.equal(after["1.weight"], before["1.weight"])
+    assert torch.equal(after["1.bias"], before["1.bias"])
 
 
 def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(
@@ -63,61 +86,52 @@ def test_of_a_run_the_newest_intact_checkpoint_is_taken_and_a_damaged_one_named(
     data[-1] ^= 1
     file.write_bytes(data)
     started = build(None)
-    said = load_initial_weights(started.state.models, tmp_path / "run", world=ALONE)
-    assert "step 5" in said
-    assert "step-00000008" in said
-    assert "(averaged weights)" in said
-    expected = fifth.state.ema_models["model"].model.state_dict()
-    found = started.state.models["model"].state_dict()
-    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+    report = load_initial_weights(started.state.models, tmp_path / "run", world=ALONE)
+
+    assert "step 5" in report
+    assert "step-00000008" in report
+    assert "(averaged weights)" in report
+    average = fifth.state.ema_models["model"].model.state_dict()
+    assert_same_bits(weights(started), average)
 
 
 def test_a_damaged_checkpoint_named_itself_is_refused(tmp_path: Path) -> None:
     build(tmp_path / "run", length="4 steps").train()
     place = tmp_path / "run" / "checkpoints" / "step-00000004"
     (place / "model.safetensors").write_bytes(b"nothing")
+    models = build(None).state.models
+
     with refused("checkpoint-damaged", CheckpointError, path=place):
-        load_initial_weights(build(None).state.models, place, world=ALONE)
+        load_initial_weights(models, place, world=ALONE)
 
 
 def test_of_several_models_each_takes_its_own(tmp_path: Path) -> None:
-    from surefoot.checkpoint import Checkpoint, Store
-
     torch.manual_seed(0)
-    first, second = net(), net()
-    files = {"model-a": dict(first.state_dict()), "model-b": dict(second.state_dict())}
-    Store(tmp_path / "run" / "checkpoints").save(
-        Checkpoint(1, files, {"aliases": {"a": {}, "b": {}}})
-    )
+    first = dict(net().state_dict())
+    second = dict(net().state_dict())
+    state = {"aliases": {"a": {}, "b": {}}}
+    checkpoint = Checkpoint(1, {"model-a": first, "model-b": second}, state)
+    Store(tmp_path / "checkpoints").save(checkpoint)
     models = {"b": net(), "a": net()}
-    load_initial_weights(models, tmp_path / "run", world=ALONE)
-    assert all(
-        torch.equal(models["a"].state_dict()[name], value)
-        for name, value in first.state_dict().items()
-    )
-    assert all(
-        torch.equal(models["b"].state_dict()[name], value)
-        for name, value in second.state_dict().items()
-    )
+
+    load_initial_weights(models, tmp_path, world=ALONE)
+
+    assert_same_bits(models["a"].state_dict(), first)
+    assert_same_bits(models["b"].state_dict(), second)
 
 
 def test_a_tied_weight_is_filled_once_and_not_called_new(tmp_path: Path) -> None:
-    from surefoot.checkpoint import Checkpoint, Store
-    from surefoot.checkpoint.module_state import model_tensors
-
-    def tied() -> nn.Module:
-        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-        model[1].weight = model[0].weight
-        return model
-
-    source, target = tied(), tied()
+    source = tied()
+    target = tied()
     tensors, aliases, *_ = model_tensors(source)
-    Store(tmp_path / "checkpoints").save(
-        Checkpoint(1, {"model": tensors}, {"aliases": {"model": aliases}})
-    )
-    said = load_initial_weights({"model": target}, tmp_path, world=ALONE)
-    assert row(said, "new") == []
-    assert torch.equal(target[1].weight, source[0].weight)
+    checkpoint = Checkpoint(1, {"model": tensors}, {"aliases": {"model": aliases}})
+    Store(tmp_path / "checkpoints").save(checkpoint)
+
+    report = load_initial_weights({"model": target}, tmp_path, world=ALONE)
+
+    assert words_of(report, "new") == []
+    assert_same_bits(target.state_dict(), source.state_dict())
 
 
 def test_weights_that_are_one_here_are_not_overwritten_by_another(tmp_path: Path) -> None:
@@ -125,11 +139,14 @@ def test_weights_that_are_one_here_are_not_overwritten_by_another(tmp_path: Path
     must not win in silence.
     """
     torch.manual_seed(0)
-    source = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    target = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
-    target[1].weight = target[0].weight
-    save_file(source.state_dict(), tmp_path / "held.safetensors")
-    said = load_initial_weights({"model": target}, tmp_path / "held.safetensors", world=ALONE)
-    assert torch.equal(target[0].weight, source[0].weight)
-    assert "1.weight (tied to 0.weight here)" in said
-    assert row(said, "skipped")[1] == row(said, "loaded")[1] == "1"
+    source = untied()
+    target = tied()
+    file = tmp_path / "weights.safetensors"
+    save_file(source.state_dict(), file)
+
+    report = load_initial_weights({"model": target}, file, world=ALONE)
+
+    assert torch.equal(target.state_dict()["0.weight"], source[0].weight)
+    assert "1.weight (tied to 0.weight here)" in report
+    assert words_of(report, "skipped")[1] == "1"
+    assert words_of(report, "loaded")[1] == "1"

@@ -19,7 +19,8 @@ from surefoot.losses.dense import chunked_cross_entropy, cross_entropy, linear_c
 from surefoot.mean import Mean, summed
 from surefoot.train.loss_accumulator import scalar
 
-CLASSES, CHANNELS = 7, 5
+CLASSES = 7
+CHANNELS = 5
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def ragged():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 9, CLASSES, generator=generator)
     targets = torch.randint(CLASSES, (6, 9), generator=generator)
-    for row, held in enumerate([9, 0, 4, 1, 7, 2]):
-        targets[row, held:] = -100
+    for row, counted in enumerate([9, 0, 4, 1, 7, 2]):
+        targets[row, counted:] = -100
     return logits, targets
 
 
@@ -69,25 +70,26 @@ def test_count_is_a_tensor_of_the_targets_that_are_not_ignored(ragged):
 def test_gradient_does_not_depend_on_how_the_batch_is_cut(ragged, sizes):
     logits, targets = ragged
     logits.requires_grad_()
-    parts = [
-        cross_entropy(*part) for part in zip(logits.split(sizes), targets.split(sizes), strict=True)
-    ]
-    (cut,) = gradient(summed(parts).value, logits)
-    (whole,) = gradient(F.cross_entropy(logits.reshape(-1, CLASSES), targets.reshape(-1)), logits)
-    assert_close(cut, whole, rtol=1e-6, atol=1e-9)
+    parts = zip(logits.split(sizes), targets.split(sizes), strict=True)
+    loss = summed([cross_entropy(*part) for part in parts]).value
+    expected_loss = F.cross_entropy(logits.reshape(-1, CLASSES), targets.reshape(-1))
+
+    (slope,) = gradient(loss, logits)
+
+    (expected,) = gradient(expected_loss, logits)
+    assert_close(slope, expected, rtol=1e-6, atol=1e-9)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 @settings(max_examples=50)
 def test_ignored_targets_weigh_nothing_wherever_they_stand(counted):
-    logits = torch.randn(
-        len(counted), CLASSES, generator=torch.Generator().manual_seed(len(counted))
-    )
-    targets = torch.tensor(
-        [position % CLASSES if kept else -100 for position, kept in enumerate(counted)]
-    )
-    mean = cross_entropy(logits, targets)
+    generator = torch.Generator().manual_seed(len(counted))
+    logits = torch.randn(len(counted), CLASSES, generator=generator)
     kept = torch.tensor(counted)
+    targets = torch.where(kept, torch.arange(len(counted)) % CLASSES, -100)
+
+    mean = cross_entropy(logits, targets)
+
     alone = cross_entropy(logits[kept], targets[kept])
     assert int(mean.count) == int(alone.count)
     assert_close(mean.value, alone.value, rtol=1e-6, atol=1e-6, equal_nan=not any(counted))
@@ -99,18 +101,22 @@ def test_nothing_to_count_is_a_loss_of_zero_with_zero_gradients(shape, label_smo
     logits = torch.randn(*shape, CLASSES, requires_grad=True)
     mean = cross_entropy(logits, torch.full(shape, -100), label_smoothing=label_smoothing)
     (slope,) = gradient(mean.value, logits)
-    assert (mean.value.item(), int(mean.count)) == (0.0, 0)
+
+    assert mean.value.item() == 0.0
+    assert int(mean.count) == 0
     assert torch.equal(slope, torch.zeros_like(slope))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_logits_are_summed_in_float32(dtype):
     logits = torch.zeros(100_000, 2, dtype=dtype)
-    total = cross_entropy(logits, torch.zeros(100_000, dtype=torch.long)).total
+    targets = torch.zeros(100_000, dtype=torch.long)
+
+    total = cross_entropy(logits, targets).total
+
+    far_past_the_largest_float16 = 100_000 * math.log(2)
     assert total.dtype == torch.float32
-    assert_close(
-        total.item(), 100_000 * math.log(2), rtol=1e-4, atol=0
-    )  # far past the largest float16
+    assert_close(total.item(), far_past_the_largest_float16, rtol=1e-4, atol=0)
 
 
 def test_float64_logits_stay_float64(ragged):
@@ -133,53 +139,57 @@ def test_chunked_loss_is_the_whole_ones_equal(ragged, chunk, label_smoothing):
     hidden = torch.randn(6, 9, CHANNELS, dtype=torch.float64, requires_grad=True)
     head = torch.randn(CLASSES, CHANNELS, dtype=torch.float64, requires_grad=True)
     whole = cross_entropy(hidden @ head.T, targets, label_smoothing=label_smoothing)
-    chunked = chunked_cross_entropy(
+    chunked, *_ = chunked_cross_entropy(
         hidden, head, targets, chunk=chunk, label_smoothing=label_smoothing
-    )[0]
-    assert_close((chunked.total, chunked.count), (whole.total, whole.count), rtol=1e-12, atol=0)
-    assert_close(
-        gradient(chunked.value, hidden, head),
-        gradient(whole.value, hidden, head),
-        rtol=1e-10,
-        atol=1e-12,
     )
+
+    assert_close((chunked.total, chunked.count), (whole.total, whole.count), rtol=1e-12, atol=0)
+    slopes = gradient(chunked.value, hidden, head)
+    assert_close(slopes, gradient(whole.value, hidden, head), rtol=1e-10, atol=1e-12)
 
 
 def test_without_gradients_no_chunk_is_prepared_to_be_recomputed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch's function for that imports torch's compiler, which takes longer than an evaluation."""
-    hidden, head = torch.randn(2, 10, CHANNELS), torch.randn(CLASSES, CHANNELS)
+    hidden = torch.randn(2, 10, CHANNELS)
+    head = torch.randn(CLASSES, CHANNELS)
     targets = torch.randint(0, CLASSES, (2, 10))
-    with_gradients = chunked_cross_entropy(hidden, head, targets, chunk=3)[0]
+    with_gradients, *_ = chunked_cross_entropy(hidden, head, targets, chunk=3)
+
     monkeypatch.setattr(dense, "checkpoint", None)
     with torch.no_grad():
-        without = chunked_cross_entropy(hidden, head, targets, chunk=3)[0]
+        without, *_ = chunked_cross_entropy(hidden, head, targets, chunk=3)
+
     assert torch.equal(without.value, with_gradients.value)
 
 
 def test_chunked_loss_never_holds_more_than_a_chunk_of_logits(monkeypatch):
-    held = []
+    rows = []
     linear = F.linear
 
-    def spy(part, weight):
-        held.append(part.shape[0])
+    def counting_linear(part, weight):
+        rows.append(part.shape[0])
         return linear(part, weight)
 
-    monkeypatch.setattr(F, "linear", spy)
+    monkeypatch.setattr(F, "linear", counting_linear)
     hidden = torch.randn(2, 10, CHANNELS, requires_grad=True)
-    mean = chunked_cross_entropy(
-        hidden, torch.randn(CLASSES, CHANNELS), torch.ones(2, 10, dtype=torch.long), chunk=8
-    )[0]
+    head = torch.randn(CLASSES, CHANNELS)
+    targets = torch.ones(2, 10, dtype=torch.long)
+
+    mean, *_ = chunked_cross_entropy(hidden, head, targets, chunk=8)
     mean.total.backward()
-    assert sorted(held) == [4, 4, 8, 8, 8, 8]  # each once forward, once again backward
+
+    assert sorted(rows) == [4, 4, 8, 8, 8, 8]  # each once forward, once again backward
 
 
 @pytest.mark.parametrize("shape", [(4,), (0,)])
 def test_chunked_loss_with_nothing_to_count_has_zero_gradients(shape):
     hidden = torch.randn(*shape, CHANNELS, requires_grad=True)
     head = torch.randn(CLASSES, CHANNELS, requires_grad=True)
-    mean = chunked_cross_entropy(hidden, head, torch.full(shape, -100), chunk=3)[0]
+
+    mean, *_ = chunked_cross_entropy(hidden, head, torch.full(shape, -100), chunk=3)
+
     assert mean.value.item() == 0.0
     for slope in gradient(mean.value, hidden, head):
         assert torch.equal(slope, torch.zeros_like(slope))
@@ -194,13 +204,12 @@ def test_chunked_loss_with_nothing_to_count_has_zero_gradients(shape):
     ],
 )
 def test_chunked_loss_refuses_what_does_not_fit(hidden, head, targets, chunk, code):
+    hidden = torch.zeros(hidden)
+    head = torch.zeros(head)
+    targets = torch.zeros(targets, dtype=torch.long)
+
     with refused(code):
-        chunked_cross_entropy(
-            torch.zeros(hidden),
-            torch.zeros(head),
-            torch.zeros(targets, dtype=torch.long),
-            chunk=chunk,
-        )[0]
+        chunked_cross_entropy(hidden, head, targets, chunk=chunk)
 
 
 @pytest.mark.parametrize("classes", [CLASSES, 20_000], ids=["held at once", "in pieces"])
@@ -213,25 +222,21 @@ def test_the_head_and_its_loss_together_are_the_two_one_after_the_other(
         pytest.skip("this torch has no linear_cross_entropy")
     monkeypatch.setattr("surefoot.losses.dense.TORCH_HAS_IT", torch_has_it)
     generator = torch.Generator().manual_seed(2)
-    hidden = torch.randn(
-        3, 30, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True
-    )
-    head = torch.randn(
-        classes, CHANNELS, dtype=torch.float64, generator=generator, requires_grad=True
-    )
+    hidden = torch.randn(3, 30, CHANNELS, dtype=torch.float64, generator=generator)
+    hidden.requires_grad_()
+    head = torch.randn(classes, CHANNELS, dtype=torch.float64, generator=generator)
+    head.requires_grad_()
     targets = torch.randint(classes, (3, 30), generator=generator)
     targets[:, 20:] = -100
     if not counted:
         targets[:] = -100
+
     apart = cross_entropy(hidden @ head.T, targets)
     together = linear_cross_entropy(hidden, head, targets)
+
     assert_close((together.total, together.count), (apart.total, apart.count), rtol=1e-12, atol=0)
-    assert_close(
-        gradient(together.value, hidden, head),
-        gradient(apart.value, hidden, head),
-        rtol=1e-9,
-        atol=1e-12,
-    )
+    slopes = gradient(together.value, hidden, head)
+    assert_close(slopes, gradient(apart.value, hidden, head), rtol=1e-9, atol=1e-12)
 
 
 def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
@@ -241,21 +246,23 @@ def test_under_autocast_the_head_is_computed_in_its_type(monkeypatch):
     types = []
     linear = F.linear
 
-    def spy(part, weight):
+    def noting_linear(part, weight):
         logits = linear(part, weight)
         types.append(logits.dtype)
         return logits
 
-    monkeypatch.setattr(F, "linear", spy)
+    monkeypatch.setattr(F, "linear", noting_linear)
     hidden = torch.randn(8, CHANNELS, requires_grad=True)
     head = torch.randn(20_000, CHANNELS, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         linear_cross_entropy(hidden, head, torch.arange(8)).total.backward()
+
     assert types == [torch.bfloat16, torch.bfloat16]  # forward, and once again backward
 
 
 def test_a_scalar_that_depends_on_a_parameter_passes_as_it_is():
     loss = torch.ones((), requires_grad=True) * 2
+
     assert scalar(loss) is loss
 
 
