@@ -18,26 +18,25 @@ import surefoot as sf
 from module_protocols import equal_bits
 from rank_processes import forks, on_ranks
 from refused import refused
+from same_bits import assert_same_bits
 from surefoot.errors import CheckpointError
 
 STEPS = 9
 
 
 def build(run_dir: Path, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {
-        "length": f"{STEPS} steps",
-        "save_every": "2 steps",
-        "console": False,
-        "report": False,
-    }
     return sf.Run(
         model=lambda: nn.Linear(3, 1),
         loss=lambda model, batch: model(batch[0]).square().mean(),
         train_data=(torch.linspace(-1, 1, 24).view(8, 3),),
         batch_size=4,
         optimizer=sf.optim.sgd(lr=0.1),
+        length=f"{STEPS} steps",
+        save_every="2 steps",
         run_dir=run_dir,
-        **(settings | changes),
+        console=False,
+        report=False,
+        **changes,
     )
 
 
@@ -62,9 +61,9 @@ class Body:
         self.generator = torch.Generator().manual_seed(5)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)  # type: ignore[attr-defined]
 
-    def kept(self) -> dict[str, Any]:
-        names = ("net", "point", "adam", "lbfgs", "scheduler", "generator", "scaler")
-        return {name: vars(self)[name] for name in names}
+    def register(self, run: sf.Run) -> None:
+        for name in ("net", "point", "adam", "lbfgs", "scheduler", "generator", "scaler"):
+            run.register_state(name, vars(self)[name])
 
     def step(self) -> None:
         noise = torch.rand(4, 2, generator=self.generator)
@@ -85,8 +84,7 @@ class Body:
 def train(run_dir: Path, body: Body, *, killed_at: int | None = None) -> None:
     run = build(run_dir)
     with run:
-        for name, each in body.kept().items():
-            run.register_state(name, each)
+        body.register(run)
         for step in run:
             body.step()
             if step.index == killed_at:
@@ -97,13 +95,16 @@ def train(run_dir: Path, body: Body, *, killed_at: int | None = None) -> None:
 def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_if_left_alone(
     tmp_path: Path,
 ) -> None:
-    whole, resumed = Body(), Body()
+    def train_to(killed_at: int) -> Callable[[int], None]:
+        return lambda _: train(tmp_path / "run", Body(), killed_at=killed_at)
+
+    whole = Body()
     train(tmp_path / "whole", whole)
-    for killed_at in (3, 6):
-        assert on_ranks(
-            1, lambda _, at=killed_at: train(tmp_path / "run", Body(), killed_at=at)
-        ) == [-signal.SIGKILL]  # type: ignore[misc]
+    assert on_ranks(1, train_to(3)) == [-signal.SIGKILL]
+    assert on_ranks(1, train_to(6)) == [-signal.SIGKILL]
+    resumed = Body()
     train(tmp_path / "run", resumed)
+
     assert resumed.scaler.get_scale() == whole.scaler.get_scale() != 8.0
     assert resumed.scheduler.state_dict() == whole.scheduler.state_dict()
     assert equal_bits(resumed.generator.get_state(), whole.generator.get_state())
@@ -114,15 +115,14 @@ def test_optimizers_scheduler_generator_scaler_and_module_go_on_after_kills_as_i
     assert repr(resumed.lbfgs.state_dict()) == repr(whole.lbfgs.state_dict())
 
 
-def kept_and_back(run_dir: Path, held: Any, other: Any) -> Any:
-    """Keep one object, and in a second session another in its place."""
-    with build(run_dir, stop_after="1 steps") as run:
-        run.register_state("x", held)
-        for _ in run:
+def restore(run_dir: Path, saved: Any, other: Any) -> Any:
+    """Keep one object, and give another in its place to a second session, which restores it."""
+    with build(run_dir, stop_after="1 steps") as first:
+        first.register_state("x", saved)
+        for _ in first:
             pass
-    again = build(run_dir)
-    with again:
-        return again.register_state("x", other)
+    with build(run_dir) as second:
+        return second.register_state("x", other)
 
 
 def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts(
@@ -134,8 +134,10 @@ def test_integer_keys_come_back_as_integers_in_their_order_beside_the_same_texts
         1: True,
         "1": (2.5,),
     }
-    back = kept_and_back(tmp_path / "run", nested, {})
-    assert repr(back) == repr(nested)
+
+    restored = restore(tmp_path / "run", nested, {})
+
+    assert repr(restored) == repr(nested)
 
 
 def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -> None:
@@ -152,36 +154,39 @@ def test_whoever_holds_a_part_of_a_kept_object_has_it_back_too(tmp_path: Path) -
     center = parts["center"]
     inner = parts["of"]
     entries = parts["of"]["list"]
-    (paired, _) = parts["pair"]
-    back = kept_and_back(tmp_path / "run", fresh(3.0) | {"new": torch.ones(1)}, parts)
-    assert back is parts
-    assert repr(back) == repr(fresh(3.0) | {"new": torch.ones(1)})
-    assert center.tolist() == [3.0, 3.0]
-    assert inner["n"] == 3.0
-    assert entries[0] is back["of"]["list"][0]
-    assert paired.tolist() == [5.0, 5.0]
-    assert all(
-        one is other
-        for one, other in [(center, back["center"]), (inner, back["of"]), (paired, back["pair"][0])]
-    )
+    paired, _ = parts["pair"]
+    saved = fresh(3.0) | {"new": torch.ones(1)}
+
+    restored = restore(tmp_path / "run", saved, parts)
+
+    assert restored is parts
+    assert repr(restored) == repr(saved)
+    assert center is restored["center"]
+    assert inner is restored["of"]
+    assert entries is restored["of"]["list"]
+    assert paired is restored["pair"][0]
 
 
 @pytest.mark.parametrize("key", [True, None, 1.5, (1, 2), b"x"])
 def test_other_keys_are_refused_by_name(key: Any, tmp_path: Path) -> None:
-    with (
-        build(tmp_path / "run") as run,
-        refused("not-writable-into-checkpoint", CheckpointError, name="'x/inner'"),
-    ):
+    refusal = refused("not-writable-into-checkpoint", CheckpointError, name="'x/inner'")
+
+    with build(tmp_path / "run") as run, refusal:
         run.register_state("x", {"inner": {key: 1}})
 
 
-@pytest.mark.parametrize("held", [(1, 2), 3, "text", {1, 2}, None])
-def test_what_could_not_be_put_back_in_place_is_refused_at_once(held: Any, tmp_path: Path) -> None:
-    with (
-        build(tmp_path / "run") as run,
-        refused("object-not-saved", CheckpointError, setting="x"),
-    ):
-        run.register_state("x", held)
+@pytest.mark.parametrize("value", [(1, 2), 3, "text", {1, 2}, None])
+def test_what_could_not_be_put_back_in_place_is_refused_at_once(value: Any, tmp_path: Path) -> None:
+    refusal = refused("object-not-saved", CheckpointError, setting="x")
+
+    with build(tmp_path / "run") as run, refusal:
+        run.register_state("x", value)
+
+
+def sequential(adam: Any) -> Any:
+    constant = torch.optim.lr_scheduler.ConstantLR(adam)
+    exponential = torch.optim.lr_scheduler.ExponentialLR(adam, 0.9)
+    return torch.optim.lr_scheduler.SequentialLR(adam, [constant, exponential], milestones=[3])
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
@@ -190,53 +195,49 @@ SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "restarts": lambda adam: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(adam, 3),
     "one cycle": lambda adam: torch.optim.lr_scheduler.OneCycleLR(adam, 0.1, total_steps=9),
     "lambda": lambda adam: torch.optim.lr_scheduler.LambdaLR(adam, lambda epoch: 0.9**epoch),
-    "sequential": lambda adam: torch.optim.lr_scheduler.SequentialLR(
-        adam,
-        [
-            torch.optim.lr_scheduler.ConstantLR(adam),
-            torch.optim.lr_scheduler.ExponentialLR(adam, 0.9),
-        ],
-        milestones=[3],
-    ),
+    "sequential": sequential,
     "plateau": lambda adam: torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=0),
 }
 
 
+class Scheduled:
+    """A scheduler and its optimizer."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+        self.scheduler = SCHEDULERS[kind](self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "scheduler": self.scheduler.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def steps(self, count: int) -> None:
+        for number in range(count):
+            self.optimizer.step()
+            if self.kind == "plateau":
+                self.scheduler.step(1.0 + number % 2)
+            else:
+                self.scheduler.step()
+
+
 @pytest.mark.parametrize("kind", SCHEDULERS)
 def test_schedulers_of_torch_go_on_as_if_left_alone(kind: str, tmp_path: Path) -> None:
-    def stepped(scheduler: Any, times: int) -> Any:
-        for time in range(times):
-            scheduler.optimizer.step()
-            scheduler.step(*([1.0 + time % 2] if kind == "plateau" else []))
-        return scheduler
+    saved = Scheduled(kind)
+    saved.steps(3)
+    restored = restore(tmp_path / "run", saved, Scheduled(kind))
 
-    def fresh() -> Any:
-        return SCHEDULERS[kind](torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5))
+    saved.steps(4)
+    restored.steps(4)
 
-    class Both:
-        def __init__(self) -> None:
-            self.scheduler = fresh()
-
-        def state_dict(self) -> dict[str, Any]:
-            return {
-                "scheduler": self.scheduler.state_dict(),
-                "optimizer": self.scheduler.optimizer.state_dict(),
-            }
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.scheduler.load_state_dict(state["scheduler"])
-            self.scheduler.optimizer.load_state_dict(state["optimizer"])
-
-    first = Both()
-    stepped(first.scheduler, 3)
-    back = kept_and_back(tmp_path / "run", first, Both())
-    stepped(first.scheduler, 4)
-    stepped(back.scheduler, 4)
-    assert back.scheduler.state_dict() == first.scheduler.state_dict()
-    assert (
-        back.scheduler.optimizer.param_groups[0]["lr"]
-        == first.scheduler.optimizer.param_groups[0]["lr"]
-    )
+    assert restored.scheduler.state_dict() == saved.scheduler.state_dict()
+    assert restored.optimizer.param_groups[0]["lr"] == saved.optimizer.param_groups[0]["lr"]
 
 
 @pytest.mark.slow
@@ -253,14 +254,16 @@ def test_metrics_go_on_with_state_that_their_state_dict_leaves_out(tmp_path: Pat
         }
         return torchmetrics.MetricCollection(kinds)
 
-    first = fresh()
+    saved = fresh()
     for value in (1.0, 4.0):
-        first(torch.tensor(value))
-    back = kept_and_back(tmp_path / "run", first, fresh())
-    for metrics in (first, back):
-        metrics(torch.tensor(7.0))
-    assert repr(back.compute()) == repr(first.compute())
-    assert back.compute()["mean"] == 4.0
+        saved(torch.tensor(value))
+    restored = restore(tmp_path / "run", saved, fresh())
+
+    saved(torch.tensor(7.0))
+    restored(torch.tensor(7.0))
+
+    assert repr(restored.compute()) == repr(saved.compute())
+    assert restored.compute()["mean"] == 4.0
 
 
 class Versioned(nn.Linear):
@@ -275,9 +278,11 @@ class Versioned(nn.Linear):
 
 
 def test_a_kept_module_comes_back_with_the_versions_of_its_parts(tmp_path: Path) -> None:
-    first = nn.Sequential(Versioned(3, 3))
-    back = kept_and_back(tmp_path / "run", first, nn.Sequential(Versioned(3, 3)))
-    assert equal_bits(back[0].weight, first[0].weight)  # type: ignore[arg-type]
+    saved = nn.Sequential(Versioned(3, 3))
+
+    restored = restore(tmp_path / "run", saved, nn.Sequential(Versioned(3, 3)))
+
+    assert_same_bits(restored.state_dict(), saved.state_dict())
 
 
 class Forgets:
@@ -310,8 +315,11 @@ class Forgets:
 def test_an_object_that_does_not_take_its_state_back_is_refused(
     tensor: bool, wrong: str, named: str, tmp_path: Path
 ) -> None:
-    first = Forgets(tensor=tensor)
-    first.first = first.second = 1.5
-    with refused("saved-state-not-restored", CheckpointError) as problem:
-        kept_and_back(tmp_path / "run", first, Forgets(tensor=tensor, wrong=wrong))
-    assert named in problem.value.fields["difference"]
+    saved = Forgets(tensor=tensor)
+    saved.first = 1.5
+    saved.second = 1.5
+
+    with refused("saved-state-not-restored", CheckpointError) as caught:
+        restore(tmp_path / "run", saved, Forgets(tensor=tensor, wrong=wrong))
+
+    assert named in caught.value.fields["difference"]
