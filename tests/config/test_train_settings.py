@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import surefoot as sf
+from recorded import training_records
 from refused import refused
 from stated import lines_naming
 from surefoot.config.setting import (
@@ -37,6 +38,7 @@ from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import When, leaves
 from surefoot.recipes import finetune, gpt, images, translation
 from surefoot.run.messages import header
+from surefoot.tools.diagnose.reading import description_of
 from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.train.run_settings import RunSettings
 from waiting import HANG_S
@@ -112,89 +114,89 @@ def test_a_field_that_is_not_declared_fails_at_import() -> None:
 @pytest.mark.parametrize("annotation", ["str", "int"])
 def test_of_an_inherited_setting_nothing_but_the_default_may_change(annotation: str) -> None:
     # seed is an int, and has a declaration
-    own = default(3) if annotation == "str" else setting(3, observer=True)
+    declaration = default(3) if annotation == "str" else setting(3, observer=True)
     with pytest.raises(TypeError, match=r"^Config\.seed: "):
-        type("Config", (TrainSettings,), {"__annotations__": {"seed": annotation}, "seed": own})
+        type(
+            "Config",
+            (TrainSettings,),
+            {"__annotations__": {"seed": annotation}, "seed": declaration},
+        )
 
 
 def test_a_new_default_keeps_check_text_and_role() -> None:
-    for field in dataclasses.fields(images.Config):
-        if field.name in {inherited.name for inherited in dataclasses.fields(TrainSettings)}:
-            assert field.metadata == next(
-                each.metadata
-                for each in dataclasses.fields(TrainSettings)
-                if each.name == field.name
-            )
+    of_recipe = {field.name: field.metadata for field in dataclasses.fields(images.Config)}
+    for inherited in dataclasses.fields(TrainSettings):
+        assert of_recipe[inherited.name] == inherited.metadata
     assert texts_of(images.Config)["batch_size"] == texts_of(TrainSettings)["batch_size"]
 
 
 def test_the_defaults_that_a_recipe_changes_are_these() -> None:
-    own = {field.name: field.default for field in dataclasses.fields(TrainSettings)}
-    changed = {
-        (kind.__module__.split(".")[2], field.name): field.default
-        for kind in (sf.Run, gpt.Config, images.Config, translation.Config)
-        for field in dataclasses.fields(kind)
-        if field.name in own and field.default != own[field.name]
+    def changed_by(kind: type) -> dict[str, Any]:
+        defaults = {field.name: field.default for field in dataclasses.fields(TrainSettings)}
+        changed = {}
+        for field in dataclasses.fields(kind):
+            if field.name in defaults and field.default != defaults[field.name]:
+                changed[field.name] = field.default
+        return changed
+
+    more_than_a_plain_loop = {
+        "clip": "norm 1.0",
+        "precision": "auto",
+        "channels_last": "auto",
+        "evaluate_every": "25%",
     }
-    more_than_a_plain_loop = {"clip": "norm 1.0", "precision": "auto", "channels_last": "auto"}
-    recipes = {
-        (recipe, name): value
-        for recipe in ("gpt", "images", "translation")
-        for name, value in more_than_a_plain_loop.items()
+    assert changed_by(sf.Run) == {}
+    assert changed_by(gpt.Config) == more_than_a_plain_loop | {
+        "length": "550 steps",
+        "batch_size": 16,
+        "run_dir": "runs/gpt",
     }
-    assert changed == recipes | {
-        ("gpt", "length"): "550 steps",
-        ("gpt", "batch_size"): 16,
-        ("gpt", "evaluate_every"): "25%",
-        ("gpt", "run_dir"): "runs/gpt",
-        ("images", "length"): "30 epochs",
-        ("images", "batch_size"): 64,
-        ("images", "channels_last"): True,
-        ("images", "evaluate_every"): "25%",
-        ("images", "run_dir"): "runs/images",
-        ("translation", "length"): "900 steps",
-        ("translation", "batch_size"): "2048 tokens",
-        ("translation", "ema"): 0.99,
-        ("translation", "evaluate_every"): "25%",
-        ("translation", "run_dir"): "runs/translation",
+    assert changed_by(images.Config) == more_than_a_plain_loop | {
+        "length": "30 epochs",
+        "batch_size": 64,
+        "channels_last": True,
+        "run_dir": "runs/images",
+    }
+    assert changed_by(translation.Config) == more_than_a_plain_loop | {
+        "length": "900 steps",
+        "batch_size": "2048 tokens",
+        "ema": 0.99,
+        "run_dir": "runs/translation",
     }
 
 
 def test_the_keywords_of_run_stand_in_their_order() -> None:
-    assert list(inspect.signature(sf.Run).parameters) == ORDER
+    parameters = inspect.signature(sf.Run).parameters
+
+    assert list(parameters) == ORDER
     assert [field.name for field in dataclasses.fields(sf.Run)] == ORDER
-    for kind in (gpt.Config, images.Config, translation.Config):
-        shared = [
-            field.name
-            for field in dataclasses.fields(kind)
-            if field.name in ORDER and field.name != "model"
-        ]
-        assert shared == [name for name in ORDER if name in shared]
-    assert all(
-        parameter.kind is parameter.KEYWORD_ONLY
-        for parameter in inspect.signature(sf.Run).parameters.values()
-    )
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
 
 
-def test_every_setting_has_its_text() -> None:
-    for kind in (sf.Run, gpt.Config, images.Config, translation.Config):
-        plain = [
-            field.name
-            for field in dataclasses.fields(kind)
-            if field.default_factory is dataclasses.MISSING
-        ]
-        texts = texts_of(kind)
-        assert [name for name in plain if not texts.get(name)] == []
+@pytest.mark.parametrize("kind", [gpt.Config, images.Config, translation.Config])
+def test_the_settings_of_a_recipe_stand_in_the_order_of_those_of_run(kind: type) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+    shared = [name for name in names if name in ORDER and name != "model"]
+
+    assert shared == [name for name in ORDER if name in shared]
+
+
+@pytest.mark.parametrize("kind", [sf.Run, gpt.Config, images.Config, translation.Config])
+def test_every_setting_has_its_text(kind: type) -> None:
+    texts = texts_of(kind)
+    for field in dataclasses.fields(kind):
+        is_table = field.default_factory is not dataclasses.MISSING
+        assert is_table or texts.get(field.name), field.name
 
 
 def test_help_of_run_has_the_keywords_of_the_settings_page() -> None:
     shown = pydoc.render_doc(sf.Run, renderer=pydoc.plaintext)
     page = (DOCS / "reference" / "settings.md").read_text(encoding="utf-8")
     words = " ".join(shown.split()).replace("| ", "")
-    texts = texts_of(sf.Run)
-    fields = dataclasses.fields(sf.Run)
-    assert [field.name for field in fields if texts[field.name].replace("|", "") not in words] == []
-    assert [field.name for field in fields if f"| `{field.name}` |" not in page] == []
+
+    for name, text in texts_of(sf.Run).items():
+        assert text.replace("|", "") in words
+        assert f"| `{name}` |" in page
     assert "clip = 'off'" in words
     assert "length (required)" in words
     assert " at 0x" not in shown
@@ -257,8 +259,9 @@ def test_a_run_without_a_directory_says_at_its_start_that_the_best_weights_are_l
 
 
 def test_ranks_share_every_setting_but_these() -> None:
-    own = set(ORDER) - shared_by_ranks(built()).keys()
-    assert own == {"workers", "device", "console", "disk", "time_limit", "data_summary"}
+    not_shared = set(ORDER) - shared_by_ranks(built()).keys()
+
+    assert not_shared == {"workers", "device", "console", "disk", "time_limit", "data_summary"}
 
 
 @pytest.mark.parametrize("settings", [built(), images.Config()], ids=["run", "recipe"])
@@ -276,15 +279,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "keep_last": 0,
         "ema": 1.5,
         "max_bad_steps": -1,
-    }
-    wrong |= {
         "log_every": "5",
         "time_limit": "9 steps",
         "precision": "bf61",
         "trackers": "neptune",
         "compile": 1,
-    }
-    wrong |= {
         "batch_size": 4,
         "micro_batch_size": 3,
         "schedule": 0.1,
@@ -293,6 +292,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     }
     with pytest.raises(sf.ConfigError) as caught:
         built(**wrong)
+
     problems = caught.value.problems
     assert len(problems) == 15  # one problem is that of both batch sizes
     of_values = {"seed", "clip", "workers", "keep_last", "ema", "max_bad_steps", "log_every"}
@@ -304,49 +304,69 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 def test_diagnose_reads_the_bad_steps_that_a_run_was_given(
     changes: dict[str, int], tmp_path: Path
 ) -> None:
-    from surefoot.tools.diagnose.reading import description_of
-
     run = built(run_dir=tmp_path / "run", report=False, **changes)
     run.train()
-    assert (
-        description_of(tmp_path / "run").max_bad_steps
-        == run.max_bad_steps
-        == changes.get("max_bad_steps", 5)
-    )
+
+    max_bad_steps = changes.get("max_bad_steps", 5)
+    assert run.max_bad_steps == max_bad_steps
+    assert description_of(tmp_path / "run").max_bad_steps == max_bad_steps
+
+
+def test_diagnose_has_the_default_of_the_bad_steps() -> None:
     assert RunDescription().max_bad_steps == TrainSettings.max_bad_steps
 
 
-OTHER: dict[Role, dict[str, Any]] = {
-    "identity": {
-        "max_bad_steps": 3,
-        "clip": "norm 1.0",
-        "ema": 0.5,
-        "seed": 1,
-        "identity": {"a": 1},
-    },
-    "cadence": {"log_every": "1 steps", "keep_every": "2 steps", "evaluate_every": "3 steps"},
-    "observer": {"keep_last": 1, "report": True, "data_summary": ["ones"], "deterministic": True},
-    "one_session": {"time_limit": "9 h", "check_state": False, "accept_change": "loss"},
-    "per_rank": {"workers": 0, "device": "cpu"},
-}
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_bad_steps", 3),
+        ("clip", "norm 1.0"),
+        ("ema", 0.5),
+        ("seed", 1),
+        ("identity", {"a": 1}),
+    ],
+)
+def test_a_resume_refuses_another_value_of_a_setting_of_the_identity(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    assert name in names_of(sf.Run, "identity")
+    built(run_dir=tmp_path / "run", report=False, stop_after="2 steps").train()
+    resumed = built(**{"run_dir": tmp_path / "run", "report": False, name: value})
+
+    with refused("settings-changed", sf.CheckpointError) as error:
+        resumed.train()
+
+    (change,) = error.value.fields["changes"]
+    assert name in change
 
 
 @pytest.mark.parametrize(
-    ("role", "name"), [(role, name) for role, given in OTHER.items() for name in given]
+    ("role", "name", "value"),
+    [
+        ("cadence", "log_every", "1 steps"),
+        ("cadence", "keep_every", "2 steps"),
+        ("cadence", "evaluate_every", "3 steps"),
+        ("observer", "keep_last", 1),
+        ("observer", "report", True),
+        ("observer", "data_summary", ["ones"]),
+        ("observer", "deterministic", True),
+        ("one_session", "time_limit", "9 h"),
+        ("one_session", "check_state", False),
+        ("one_session", "accept_change", "loss"),
+        ("per_rank", "workers", 0),
+        ("per_rank", "device", "cpu"),
+    ],
 )
-def test_a_resume_does_with_a_setting_what_its_role_says(
-    role: Role, name: str, tmp_path: Path
+def test_a_resume_takes_another_value_of_a_setting_of_another_role(
+    role: Role, name: str, value: Any, tmp_path: Path
 ) -> None:
     assert name in names_of(sf.Run, role)
     built(run_dir=tmp_path / "run", report=False, stop_after="2 steps").train()
-    again = built(**{"run_dir": tmp_path / "run", "report": False, name: OTHER[role][name]})
-    if role == "identity":
-        with refused("settings-changed", sf.CheckpointError) as error:
-            again.train()
-        assert [name in change for change in error.value.fields["changes"]] == [True]
-    else:
-        again.train()
-        assert again.state.step == 4
+    resumed = built(**{"run_dir": tmp_path / "run", "report": False, name: value})
+
+    resumed.train()
+
+    assert resumed.state.step == 4
 
 
 def test_the_table_in_the_docs_is_the_one_that_the_fields_make() -> None:
@@ -363,17 +383,18 @@ LINE = "task.settings.rate_times * "
 def with_one_more_setting(directory: Path) -> Path:
     """A copy of the package in which `TrainSettings` has one field more, and the loop one line."""
     copy = directory / "src"
-    shutil.copytree(
-        Path(sf.__file__).parent, copy / "surefoot", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for file, before, more in (
-        ("config/train_settings.py", "    max_bad_steps: int = setting(", FIELD),
-        ("train/loop.py", "step.state.lr_factor", LINE),
-    ):
-        text = (copy / "surefoot" / file).read_text()
-        assert text.count(before) == 1
-        (copy / "surefoot" / file).write_text(text.replace(before, more + before))
+    package = copy / "surefoot"
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(sf.__file__).parent, package, ignore=without)
+    insert(package / "config/train_settings.py", FIELD, before="    max_bad_steps: int = setting(")
+    insert(package / "train/loop.py", LINE, before="step.state.lr_factor")
     return copy
+
+
+def insert(file: Path, more: str, *, before: str) -> None:
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, more + before))
 
 
 def started(
@@ -400,28 +421,20 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     say of another value.
     """
     copy = with_one_more_setting(tmp_path)
-    train = (
-        "surefoot",
-        "train",
-        "images",
-        "--length",
-        "2 steps",
-        "--log-every",
-        "1 steps",
-        "--report",
-        "False",
-    )
-    assert re.search(
-        r"--rate-times FLOAT\s+What every learning rate",
-        printed(copy, tmp_path, *train[:3], "--help-all"),
-    )
+    train = ("surefoot", "train", "images", "--length", "2 steps")
+    train += ("--log-every", "1 steps", "--report", "False")
+    help_text = printed(copy, tmp_path, "surefoot", "train", "images", "--help-all")
+    assert re.search(r"--rate-times FLOAT\s+What every learning rate", help_text)
 
-    rates = {}
-    for name, times in (("whole", "1"), ("half", "0.5")):
+    def rates(name: str, times: str) -> list[float]:
         text = printed(copy, tmp_path, *train, "--rate-times", times, "--run-dir", name)
-        rates[name] = re.findall(r'"lr": ?([^,]+)', (tmp_path / name / "metrics.jsonl").read_text())
-        assert rates[name], text
-    assert [float(rate) for rate in rates["half"]] == [float(rate) / 2 for rate in rates["whole"]]
+        trained = training_records(tmp_path / name)
+        assert trained, text
+        return [record["lr"] for record in trained]
+
+    whole = rates("whole", "1")
+    half = rates("half", "0.5")
+    assert half == [rate / 2 for rate in whole]
     assert "rate_times = 0.5 # flag" in (tmp_path / "half" / "config.toml").read_text()
 
     other = printed(copy, tmp_path, "surefoot", "resume", "half", "--rate-times", "0.25")
@@ -430,10 +443,8 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
     shutil.copy(DOCS / "reference" / "settings.md", tmp_path)
     shutil.copy(DOCS / "write_settings.py", tmp_path)
     printed(copy, tmp_path, "write_settings", "settings.md")
-    assert (
-        "| `rate_times` | `1.0` | What every learning rate is"
-        in (tmp_path / "settings.md").read_text()
-    )
+    page = (tmp_path / "settings.md").read_text()
+    assert "| `rate_times` | `1.0` | What every learning rate is" in page
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -442,21 +453,10 @@ def test_one_field_and_one_line_make_a_setting(tmp_path: Path) -> None:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free.getsockname()[1]),
         }
-    ranks = [
-        started(
-            copy,
-            tmp_path,
-            *train,
-            "--rate-times",
-            f"{rank}",
-            "--run-dir",
-            "two",
-            RANK=f"{rank}",
-            LOCAL_RANK=f"{rank}",
-            **world,
-        )
-        for rank in (0, 1)
-    ]
-    said = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
-    assert "rate_times: rank 0 has 0.0, rank 1 has 1.0" in said[0], said
-    assert [rank.returncode for rank in ranks] == [2, 2], said
+    two = (*train, "--run-dir", "two", "--rate-times")
+    ranks = []
+    for rank in ("0", "1"):
+        ranks.append(started(copy, tmp_path, *two, rank, RANK=rank, LOCAL_RANK=rank, **world))
+    outputs = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
+    assert "rate_times: rank 0 has 0.0, rank 1 has 1.0" in outputs[0], outputs
+    assert [rank.returncode for rank in ranks] == [2, 2], outputs

@@ -4,6 +4,7 @@ nothing behind. (4 s)
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from collections.abc import Callable
@@ -26,14 +27,15 @@ from surefoot.train.activation_checkpointing import compute_again
 from surefoot.train.parallel_check import check_first_pass
 from surefoot.train.precision import precision
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-    ),  # torch.compile's own
-]
+# torch.compile's own
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 CPU = torch.device("cpu")
-WIDTH, CLASSES, ROWS = 6, 3, 4
+WIDTH = 6
+CLASSES = 3
+ROWS = 4
 
 
 def micro_batch(batch: Any, count: int = ROWS) -> MicroBatch:
@@ -47,21 +49,18 @@ def labelled() -> MicroBatch:
 def check(
     model: nn.Module | dict[str, nn.Module],
     loss: Any,
-    of: MicroBatch | None = None,
+    first: MicroBatch | None = None,
     *,
     sharded: bool = False,
-    **how: Any,
+    **options: Any,
 ) -> None:
     models = model if isinstance(model, dict) else {"model": model}
+    if first is None:
+        first = labelled()
     if sharded:
-        how = {"gathered": list(models.values())} | how
+        options["gathered"] = list(models.values())
     check_first_pass(
-        models,
-        loss,
-        labelled() if of is None else of,
-        precision=precision("fp32", CPU),
-        world=World(CPU),
-        **how,
+        models, loss, first, precision=precision("fp32", CPU), world=World(CPU), **options
     )
 
 
@@ -90,11 +89,10 @@ def plain(model: Any, batch: Any) -> Tensor:
 
 
 def line_of(function: Callable[..., Any], text: str) -> str:
-    """Where a line that holds a text stands in a function."""
-    import inspect
-
+    """Where the first line that has a text stands in a function."""
     lines, first = inspect.getsourcelines(function)
-    return f"{__file__}:{first + next(place for place, line in enumerate(lines) if text in line)}"
+    places = [place for place, line in enumerate(lines, start=first) if text in line]
+    return f"{__file__}:{places[0]}"
 
 
 # --- what is fine ---------------------------------------------------------------------------------
@@ -107,16 +105,15 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x[:, None])[0][:, -1])  # type: ignore[no-any-return]
+        hidden, _ = self.lstm(x[:, None])
+        return self.head(hidden[:, -1])  # type: ignore[no-any-return]
 
 
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = (
-            nn.Linear(WIDTH, WIDTH, bias=False),
-            nn.Linear(WIDTH, WIDTH, bias=False),
-        )
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
         self.second.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,24 +186,24 @@ def test_blocks_that_a_loss_has_computed_again_are_no_use_beside_the_call() -> N
 
 
 def test_a_loss_inside_of_forward_passes() -> None:
-    model = GPT(
-        GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, tie_embeddings=True)
-    )
+    shape = GPTConfig(layers=2, heads=2, width=8, context=8, vocab_size=11, tie_embeddings=True)
+    model = GPT(shape)
     tokens = torch.randint(11, (ROWS, 8))
 
     def loss(model: Any, batch: Any) -> Any:
-        return model(
-            batch, loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, batch)
-        )
+        def of_hidden(hidden: Any, head: Any) -> Any:
+            return sf.losses.linear_cross_entropy(hidden, head, batch)
+
+        return model(batch, loss=of_hidden)
 
     check(model, loss, micro_batch(tokens), sharded=True)
 
 
 def test_several_models_are_called_each_by_its_name() -> None:
-    check(
-        {"one": Net(), "other": Recurrent()},
-        lambda models, batch: plain(models["one"], batch) + plain(models["other"], batch),
-    )
+    def loss(models: Any, batch: Any) -> Tensor:
+        return plain(models["one"], batch) + plain(models["other"], batch)
+
+    check({"one": Net(), "other": Recurrent()}, loss)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -239,6 +236,7 @@ def test_what_goes_beside_the_models_call_is_named_with_its_line(
 ) -> None:
     with refused("model-used-outside-call") as refusal:
         check(Net(), loss, sharded=sharded)
+
     assert f"{named} in {line_of(loss, line)}" in refusal.value.fields["uses"]
 
 
@@ -284,13 +282,6 @@ def test_a_weight_is_at_home_in_the_innermost_module_that_is_gathered() -> None:
     check(tied, plain, gathered=[tied])
 
 
-def penalised(model: Any, batch: Any) -> Tensor:
-    inputs = batch[0].clone().requires_grad_(True)
-    outputs = model(inputs)
-    (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
-    return F.cross_entropy(outputs, batch[1]) + slope.square().sum()
-
-
 def attacked(model: Any, batch: Any) -> Tensor:
     inputs = batch[0].clone().requires_grad_(True)
     (slope,) = torch.autograd.grad(plain(model, (inputs, batch[1])), inputs)
@@ -298,20 +289,25 @@ def attacked(model: Any, batch: Any) -> Tensor:
 
 
 def test_gradients_of_gradients_are_refused_if_weights_are_sharded_and_others_are_not() -> None:
-    check(Net(), penalised)
+    check(Net(), gradient_penalty)
     check(Net(), attacked, sharded=True)
     with refused("gradients-of-gradients"):
-        check(Net(), penalised, sharded=True)
+        check(Net(), gradient_penalty, sharded=True)
+
+
+def of_weights_alone(model: Any, batch: Any) -> Tensor:
+    return model.head.weight.sum() + model.encoder[0].weight.sum()  # type: ignore[no-any-return]
+
+
+def of_nothing(models: Any, batch: Any) -> Tensor:
+    return torch.zeros((), requires_grad=True)
 
 
 def test_a_loss_that_calls_no_model_is_refused() -> None:
     with refused("model-not-called"):
-        check(Net(), lambda model, batch: model.head.weight.sum() + model.encoder[0].weight.sum())
+        check(Net(), of_weights_alone)
     with refused("model-not-called"):
-        check(
-            {"one": Net(), "other": Net()},
-            lambda models, batch: torch.zeros((), requires_grad=True),
-        )
+        check({"one": Net(), "other": Net()}, of_nothing)
 
 
 def test_parameters_without_a_gradient_are_named_unless_they_are_allowed() -> None:
@@ -332,6 +328,9 @@ def test_a_model_of_several_that_is_not_called_is_one_without_gradients() -> Non
 
 def test_a_loss_that_fails_is_left_to_the_first_step() -> None:
     check(Net(), lambda model, batch: model(batch[0][:, 1:]))
+
+
+def test_of_a_rank_without_samples_nothing_is_checked() -> None:
     check(Net(), plain, MicroBatch(None, 0, 0, np.arange(0), np.arange(0)))
 
 
@@ -360,47 +359,52 @@ class Wandering(Net):
 
 
 def test_gradients_are_let_go_as_they_are_made() -> None:
-    held = 0
+    counts = []
 
     def note(_: Tensor) -> None:
-        nonlocal held
-        held = max(held, sum(parameter.grad is not None for parameter in model.parameters()))
+        gradients = [parameter.grad for parameter in model.parameters()]
+        counts.append(sum(gradient is not None for gradient in gradients))
 
     model = Net()
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(note)
     check(model, plain)
-    assert held == 1
+
+    assert max(counts) == 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_nothing_is_changed(fails: bool) -> None:
+def failing(model: Any, batch: Any) -> Tensor:
+    plain(model, batch)
+    raise ValueError
+
+
+def tensors_of(model: nn.Module) -> list[Any]:
+    """Parameters, their gradients and buffers."""
+    gradients = [parameter.grad for parameter in model.parameters()]
+    return [*model.parameters(), *gradients, *model.buffers()]
+
+
+def generator_states() -> list[Any]:
+    of_numpy = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
+    return [random.getstate(), of_numpy, torch.get_rng_state().tolist()]
+
+
+@pytest.mark.parametrize("loss", [plain, failing])
+def test_nothing_is_changed(loss: Any) -> None:
     model = Wandering()
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
-    held = [*model.parameters(), *model.buffers()]
-    kept = [tensor.detach().clone() for tensor in held]
-    gradients = [(parameter.grad, parameter.grad.clone()) for parameter in model.parameters()]
-    of = labelled()
-    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    first = labelled()
+    tensors = tensors_of(model)
+    values = [tensor.detach().clone() for tensor in tensors]
+    generators = generator_states()
 
-    def loss(model: Any, batch: Any) -> Tensor:
-        found = plain(model, batch)
-        if fails:
-            raise ValueError
-        return found
+    check(model, loss, first, allow_unused=True)
 
-    with torch.random.fork_rng():
-        check(model, loss, of, allow_unused=True)
-        assert torch.equal(torch.get_rng_state(), states[2])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[:2]
-    now = [*model.parameters(), *model.buffers()]
-    assert all(one is other for one, other in zip(held, now, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(now, kept, strict=True))
-    assert all(
-        p.grad is one and torch.equal(one, other)
-        for p, (one, other) in zip(model.parameters(), gradients, strict=True)
-    )
+    assert generator_states() == generators
+    after = tensors_of(model)
+    assert [id(tensor) for tensor in after] == [id(tensor) for tensor in tensors]
+    assert all(map(torch.equal, after, values))
     assert all(part.training for part in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -435,8 +439,10 @@ def on_a_rank(*, beside_on: int, parallel: str = "auto") -> float | str:
     refused.
     """
 
-    def loss(model: Any, batch: Any) -> Tensor:
-        return (by_a_part if int(os.environ["RANK"]) == beside_on else plain)(model, batch)
+    def loss(model: Any, batch: Any) -> Tensor:  # of one text on all ranks
+        if int(os.environ["RANK"]) == beside_on:
+            return by_a_part(model, batch)
+        return plain(model, batch)
 
     try:
         run = run_of(Net, loss, parallel=parallel)
@@ -448,9 +454,9 @@ def on_a_rank(*, beside_on: int, parallel: str = "auto") -> float | str:
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_every_rank_of_a_run_refuses_what_one_of_them_found(parallel: str, ranks: Ranks) -> None:
-    first, second = ranks(2, on_a_rank, beside_on=1, parallel=parallel)
-    assert first == second
-    assert first == "model-used-outside-call"
+    codes = ranks(2, on_a_rank, beside_on=1, parallel=parallel)
+
+    assert codes == ["model-used-outside-call"] * 2
 
 
 class Dropping(nn.Module):
@@ -465,13 +471,15 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for place, block in enumerate(self.blocks):
-            x = x if place == int(os.environ["RANK"]) else block(x)
+            if place != int(os.environ["RANK"]):
+                x = block(x)
         return self.head(x)  # type: ignore[no-any-return]
 
 
 def which_drops(*, sharding: dict[str, Any]) -> str:
+    strategy = sf.fsdp(find_unused_parameters=True, **sharding)
     try:
-        run_of(Dropping, plain, parallel=sf.fsdp(find_unused_parameters=True, **sharding)).train()
+        run_of(Dropping, plain, parallel=strategy).train()
     except sf.ConfigError as refusal:
         return str(refusal.code)
     return "trained"
@@ -480,17 +488,17 @@ def which_drops(*, sharding: dict[str, Any]) -> str:
 def test_ranks_that_call_other_blocks_than_each_other_are_refused_where_weights_are_gathered(
     ranks: Ranks,
 ) -> None:
-    # without a word each would get rows of two different blocks
-    first, second = ranks(2, which_drops, sharding={})
-    assert first == second
-    assert first == "unlike-blocks"
-    assert ranks(2, which_drops, sharding={"blocks": ["head"]}) == ["trained", "trained"]
+    """Without this check each rank would get rows of two different blocks."""
+    assert ranks(2, which_drops, sharding={}) == ["unlike-blocks"] * 2
+    assert ranks(2, which_drops, sharding={"blocks": ["head"]}) == ["trained"] * 2
 
 
-def test_a_run_of_several_ranks_trains_and_one_of_a_single_process_may_do_all_this(
-    ranks: Ranks,
-) -> None:
+def test_a_run_of_several_ranks_trains(ranks: Ranks) -> None:
     first, second = ranks(2, on_a_rank, beside_on=-1)
+
     assert isinstance(first, float)
     assert first == second
+
+
+def test_a_run_of_a_single_process_may_go_beside_the_models_call() -> None:
     run_of(Net, by_a_part).train()
