@@ -21,6 +21,8 @@ from small_runs import build
 from stated import numbers_in
 from surefoot.distributed.shards import local_part
 from surefoot.errors import Command
+from surefoot.recipes import images
+from surefoot.recipes.optimizer_settings import Optimizer
 from surefoot.tools.tune import lr_search as module
 
 
@@ -49,6 +51,7 @@ def quadratic(**changes: Any) -> sf.Run:
 
 def test_each_loss_is_that_after_the_updates_with_its_rate_and_all_before() -> None:
     found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=0.5, steps=20)
+
     rates = [1e-3 * 500 ** (place / 19) for place in range(20)]
     assert found.rates.tolist() == pytest.approx(rates)
     weight = 1.0
@@ -62,6 +65,7 @@ def test_each_loss_is_that_after_the_updates_with_its_rate_and_all_before() -> N
 
 def test_a_quadratic_diverges_past_two() -> None:
     found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=1e3, steps=200)
+
     assert found.end == "diverged"
     assert found.diverged_at is not None
     assert found.diverged_at > 2.0
@@ -72,22 +76,25 @@ def test_a_quadratic_diverges_past_two() -> None:
 def test_a_run_that_is_not_open_says_that_its_directory_is_further(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tested(run: sf.Run) -> list[float]:
+    def numbers_of_note(run: sf.Run) -> list[float]:
+        """Those of the note that a test prints, none without a note."""
         capsys.readouterr()
         sf.tune.find_lr(run, min_lr=1e-3, max_lr=1e-2, steps=10)
-        said = capsys.readouterr().out
-        return numbers_in(said) if "note: " in said else []
+        printed = capsys.readouterr().out
+        return numbers_in(printed) if "note: " in printed else []
 
-    def again() -> sf.Run:
-        return quadratic(run_dir=tmp_path / "run", console=True, report=False, length="40 steps")
+    def built(**changes: Any) -> sf.Run:
+        return quadratic(
+            run_dir=tmp_path / "run", console=True, report=False, length="40 steps", **changes
+        )
 
-    assert tested(again()) == []
-    trained = quadratic(run_dir=tmp_path / "run", stop_after="3 steps", length="40 steps")
+    assert numbers_of_note(built()) == []
+    trained = built(stop_after="3 steps")
     trained.train()
-    assert tested(trained) == []
-    assert tested(again()) == [3]
-    with again() as run:
-        assert tested(run) == []
+    assert numbers_of_note(trained) == []
+    assert numbers_of_note(built()) == [3]
+    with built() as resumed:
+        assert numbers_of_note(resumed) == []
 
 
 @pytest.mark.parametrize(
@@ -112,7 +119,9 @@ def test_what_is_found_does_not_depend_on_how_many_losses_are_read_at_once(
     expected = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=1e3, steps=60)
     monkeypatch.setattr(module, "_BLOCK", block)
     found = sf.tune.find_lr(quadratic(), min_lr=1e-3, max_lr=1e3, steps=60)
-    assert (found.losses.tolist(), found.reason) == (expected.losses.tolist(), expected.reason)
+
+    assert found.losses.tolist() == expected.losses.tolist()
+    assert found.reason == expected.reason
 
 
 def test_groups_keep_the_ratio_of_their_rates_and_the_rate_is_that_of_the_settings() -> None:
@@ -128,10 +137,11 @@ def test_groups_keep_the_ratio_of_their_rates_and_the_rate_is_that_of_the_settin
         return Watched([{"params": parameters[:2]}, {"params": parameters[2:], "lr": 0.02}], lr=0.1)
 
     sf.tune.find_lr(build(None, optimizer=two), min_lr=1e-4, max_lr=1e-2, steps=10)
-    assert [first for first, _ in seen[:10]] == pytest.approx(
-        [1e-4 * 100 ** (place / 9) for place in range(10)]
-    )
-    assert [second / first for first, second in seen] == pytest.approx([0.2] * len(seen))
+
+    rates = [1e-4 * 100 ** (place / 9) for place in range(10)]
+    assert [first for first, _ in seen[:10]] == pytest.approx(rates)
+    for first, second in seen:
+        assert second / first == pytest.approx(0.2)
 
 
 def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() -> None:
@@ -147,20 +157,21 @@ def test_samples_and_random_numbers_are_those_of_the_next_steps_of_training() ->
         for step in run:
             if step.index == 2:
                 break
-        taken(notes)
+        take_all(notes)
         sf.tune.find_lr(run, min_lr=1e-6, max_lr=1e-3, steps=10)
-        tried = taken(notes)
+        of_test = take_all(notes)
         for step in run:
             if step.index == 13:
                 break
-    assert (
-        len(tried) == 2 * 11
-    )  # two micro-batches; one step more, for the loss after the last rate
-    assert tried == taken(notes)[: len(tried)]
+    of_training = take_all(notes)
+
+    # two micro-batches; one step more, for the loss after the last rate
+    assert len(of_test) == 2 * 11
+    assert of_test == of_training[: len(of_test)]
 
 
-def taken(notes: SimpleQueue[Any]) -> list[Any]:
-    """All that is in a queue, and nothing is in it any more."""
+def take_all(notes: SimpleQueue[Any]) -> list[Any]:
+    """Empty a queue."""
     return [notes.get() for _ in range(notes.qsize())]
 
 
@@ -171,9 +182,9 @@ def test_what_a_loss_counts_for_itself_is_what_it_was() -> None:
         passes[0] += 1
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    sf.tune.find_lr(
-        build(None, loss=counting, check_state=False), min_lr=1e-6, max_lr=1e-3, steps=10
-    )
+    run = build(None, loss=counting, check_state=False)
+    sf.tune.find_lr(run, min_lr=1e-6, max_lr=1e-3, steps=10)
+
     assert passes == [0]
 
 
@@ -183,14 +194,18 @@ def test_a_loss_that_is_not_finite_ends_the_test_where_it_comes(bad: int) -> Non
 
     def breaking(model: Any, batch: Any) -> Tensor:
         passes[0] += 1
-        return model.weight.square().sum() / 2 + (math.nan if passes[0] > bad else 0.0)
+        if passes[0] > bad:
+            return model.weight.square().sum() * math.nan
+        return model.weight.square().sum() / 2
 
     found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)
+
     assert found.end == "not finite"
     assert len(found.losses) == max(bad - 1, 0)
-    assert found.diverged_at == (
-        None if bad == 0 else pytest.approx(1e-3 * 100 ** ((bad - 1) / 49))
-    )
+    if bad == 0:
+        assert found.diverged_at is None
+    else:
+        assert found.diverged_at == pytest.approx(1e-3 * 100 ** ((bad - 1) / 49))
     assert passes[0] <= bad + 10  # read in blocks
 
 
@@ -199,17 +214,24 @@ def test_a_gradient_that_is_not_finite_ends_the_test_too() -> None:
 
     def breaking(model: Any, batch: Any) -> Tensor:
         passes[0] += 1
-        # 0, with an infinite derivative times 0
-        root = (model.weight * 0).sum().sqrt() if passes[0] > 20 else 0.0
-        return model.weight.square().sum() / 2 + root
+        loss = model.weight.square().sum() / 2
+        if passes[0] > 20:
+            loss = (
+                loss + (model.weight * 0).sum().sqrt()
+            )  # 0, with a derivative of infinity times 0
+        return loss
 
     found = sf.tune.find_lr(quadratic(loss=breaking), min_lr=1e-3, max_lr=0.1, steps=50)
-    assert (found.end, len(found.losses)) == ("not finite", 19)
+
+    assert found.end == "not finite"
+    assert len(found.losses) == 19
 
 
 def test_an_overflow_of_the_loss_scale_is_no_divergence() -> None:
     found = sf.tune.find_lr(build(None, precision="fp16"), min_lr=1e-6, max_lr=1e-3, steps=30)
-    assert (found.end, len(found.losses)) == ("highest", 30)
+
+    assert found.end == "highest"
+    assert len(found.losses) == 30
 
 
 def test_a_finished_run_is_refused() -> None:
@@ -231,9 +253,13 @@ def test_watching_is_told_every_loss_with_its_rate() -> None:
     assert seen == list(zip(found.rates.tolist(), found.losses.tolist(), strict=True))
 
 
-def tried_on_rank(*, parallel: str) -> dict[str, Any]:
-    """What a rank is told of a test in the midst of a run, and whether it left anything behind."""
-    told: list[float] = []
+def find_lr_on_rank(*, parallel: str) -> dict[str, Any]:
+    """What a rank has of a test in the midst of a run, and whether it left anything behind."""
+    losses_shown: list[float] = []
+
+    def show(_: float, loss: float) -> None:
+        losses_shown.append(loss)
+
     run = build(
         None,
         parallel=parallel,
@@ -246,17 +272,11 @@ def tried_on_rank(*, parallel: str) -> dict[str, Any]:
         for step in run:
             if step.index == 2:
                 before = state_of(run)
-                found = sf.tune.find_lr(
-                    run,
-                    min_lr=1e-5,
-                    max_lr=0.1,
-                    steps=12,
-                    progress_fn=lambda *two: told.append(two[1]),
-                )
+                found = sf.tune.find_lr(run, min_lr=1e-5, max_lr=0.1, steps=12, progress_fn=show)
                 is_restored = all(map(torch.equal, before, state_of(run)))
     return {
         "losses": torch.from_numpy(found.losses),
-        "told": told,
+        "losses shown": losses_shown,
         "is_restored": is_restored,
         "loss": float(step.loss or 0.0),
     }
@@ -264,8 +284,9 @@ def tried_on_rank(*, parallel: str) -> dict[str, Any]:
 
 def state_of(run: sf.Run) -> list[Tensor]:
     """This rank's part of weights, buffers, averages and optimizer state."""
-    models = [run.state.model, *(each.model for each in run.state.ema_models.values())]
-    tensors = [tensor for model in models for tensor in model.state_dict().values()]
+    tensors = [*run.state.model.state_dict().values()]
+    for average in run.state.ema_models.values():
+        tensors += average.model.state_dict().values()
     for trained in run.state.optimizers.values():
         for parameter in trained.parameters:
             tensors += trained.optimizer.state[parameter].values()
@@ -276,34 +297,37 @@ def state_of(run: sf.Run) -> list[Tensor]:
 def test_ranks_find_the_losses_of_one_process_and_put_their_rows_back(
     ranks: Ranks, parallel: str
 ) -> None:
-    (alone,) = ranks(1, tried_on_rank, parallel="auto")
-    first, second = ranks(2, tried_on_rank, parallel=parallel)
+    (alone,) = ranks(1, find_lr_on_rank, parallel="auto")
+    first, second = ranks(2, find_lr_on_rank, parallel=parallel)
+
     torch.testing.assert_close(first["losses"], alone["losses"])
     assert torch.equal(first["losses"], second["losses"])
     assert first["loss"] == second["loss"] == pytest.approx(alone["loss"], rel=1e-6)
     assert alone["is_restored"]
     assert first["is_restored"]
     assert second["is_restored"]
-    assert len(first["told"]) == 12
-    assert second["told"] == [], "one rank tells"
+    assert len(first["losses shown"]) == 12
+    assert second["losses shown"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_digits_are_learned_better_at_the_suggestion_than_at_a_tenth_of_it(name: str) -> None:
     """60 seconds: four short runs for each optimizer."""
-    from surefoot.recipes import images
-    from surefoot.recipes.optimizer_settings import Optimizer
 
-    def config(lr: float) -> images.Config:
+    def built(lr: float) -> sf.Run:
         optimizer = Optimizer(name=name, lr=lr)
-        return images.Config(run_dir=None, length="5 epochs", precision="fp32", optimizer=optimizer)
+        config = images.Config(
+            run_dir=None, length="5 epochs", precision="fp32", optimizer=optimizer
+        )
+        return images.build(config)
 
-    suggested = sf.tune.find_lr(images.build(config(1e-2))).suggested
-    assert suggested is not None
-    scores = {}
-    for lr in (suggested, suggested / 10):
-        run = images.build(config(lr))
+    def loss_with(lr: float) -> float:
+        run = built(lr)
         run.train()
-        scores[lr] = run.evaluate("val")["val/loss"]
-    assert scores[suggested] < 0.7 * scores[suggested / 10]
+        return run.evaluate("val")["val/loss"]
+
+    suggested = sf.tune.find_lr(built(1e-2)).suggested
+
+    assert suggested is not None
+    assert loss_with(suggested) < 0.7 * loss_with(suggested / 10)
