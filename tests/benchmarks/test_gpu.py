@@ -20,6 +20,7 @@ import torch
 import torch.utils._pytree  # what numpy's first use would import late
 
 from forked_ranks import alive
+from run_files import same_tensors
 from waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -33,28 +34,28 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("gpu")
 
 
+# a program and its child, whose process is written to a file
+HANGING = """
+import os, time
+if os.fork() == 0:
+    open({file!r}, "w").write(str(os.getpid()))
+time.sleep(10_000)
+"""
+
+
 def program(source: str) -> list[str]:
     return [sys.executable, "-S", "-c", source]
 
 
 def test_every_line_has_a_module_and_a_sentence_in_the_readme(gpu: ModuleType) -> None:
-    pages = (BENCHMARKS / "README.md").read_text()
-    assert {
-        "tests",
-        "waiting",
-        "fp16",
-        "bf16",
-        "compile",
-        "resume",
-        "ranks",
-        "speed",
-    } <= gpu.LINES.keys()
+    page = (BENCHMARKS / "README.md").read_text()
+    needed = {"tests", "waiting", "fp16", "bf16", "compile", "resume", "ranks", "speed"}
+
+    assert needed <= gpu.LINES.keys()
     for name in gpu.LINES:
-        assert (
-            "def check(device: str) -> str:"
-            in (BENCHMARKS / "gpu_lines" / f"{name}.py").read_text()
-        )
-        assert f"| `{name}` |" in pages
+        module = (BENCHMARKS / "gpu_lines" / f"{name}.py").read_text()
+        assert "def check(device: str) -> str:" in module
+        assert f"| `{name}` |" in page
 
 
 def test_all_lines_together_end_within_ten_minutes(gpu: ModuleType) -> None:
@@ -65,7 +66,7 @@ def test_all_lines_together_end_within_ten_minutes(gpu: ModuleType) -> None:
 def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging = f"import os, time; os.fork() or open({str(tmp_path / 'child')!r}, 'w').write(str(os.getpid())); time.sleep(10_000)"
+    hanging = HANGING.format(file=str(tmp_path / "child"))
     commands = {
         "good": program("print('some words'); print('3 figures')"),
         "bad": program("print('loss 1.0'); raise SystemExit('AssertionError: it rose')"),
@@ -74,18 +75,18 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
         "killed": program("import os; os.kill(os.getpid(), 9)"),
         "last": program("print('reached')"),
     }
-    monkeypatch.setattr(
-        gpu,
-        "LINES",
-        {name: gpu.Line(f"{name} holds", 2.0 if name == "hangs" else 600.0) for name in commands},
-    )
+    lines = {name: gpu.Line(f"{name} holds", 600.0) for name in commands}
+    lines["hangs"] = gpu.Line("hangs holds", 2.0)
+    monkeypatch.setattr(gpu, "LINES", lines)
     run_dir = tmp_path / "gpu.txt"
-    assert gpu.run_lines(commands, run_dir=run_dir, budget_s=600.0, slack=1.0, **HEAD) == 3
+
+    failed = gpu.run_lines(commands, run_dir=run_dir, budget_s=600.0, slack=1.0, **HEAD)
+
+    assert failed == 3
     text = run_dir.read_text()
-    rows = [
-        re.sub(r" +\d+ s  ", " ", row) for row in text.splitlines() if not row.startswith("      |")
-    ]
-    assert [row for row in rows[:-2] if row] == [
+    rows = [row for row in text.splitlines() if row and not row.startswith("      |")]
+    without_seconds = [re.sub(r" +\d+ s  ", " ", row) for row in rows]
+    assert without_seconds[:-1] == [
         "now, here",
         "a machine",
         "PASS  good 3 figures",
@@ -95,7 +96,7 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
         "FAIL  killed killed holds",
         "PASS  last reached",
     ]
-    assert rows[-2].startswith("2 PASS, 1 SKIP, 3 FAIL; ")
+    assert rows[-1].startswith("2 PASS, 1 SKIP, 3 FAIL; ")
     assert "| AssertionError: it rose" in text
     assert "| not over after 2 s" in text
     assert "| ended with -9" in text
@@ -106,12 +107,11 @@ def test_a_line_that_passes_fails_skips_or_hangs_is_written_so_and_ends_no_other
 
 def test_a_line_for_which_no_time_is_left_has_failed(gpu: ModuleType, tmp_path: Path) -> None:
     run_dir = tmp_path / "gpu.txt"
-    assert (
-        gpu.run_lines(
-            {"fp16": program("print('never')")}, run_dir=run_dir, budget_s=0.0, slack=1.0, **HEAD
-        )
-        == 1
-    )
+    commands = {"fp16": program("print('never')")}
+
+    failed = gpu.run_lines(commands, run_dir=run_dir, budget_s=0.0, slack=1.0, **HEAD)
+
+    assert failed == 1
     assert "no time was left" in run_dir.read_text()
 
 
@@ -130,6 +130,17 @@ def test_the_machine_that_has_no_gpu_is_told_how_to_make_a_dry_run(tmp_path: Pat
     assert "torch sees no GPU: --device cpu makes a dry run" in (tmp_path / "gpu.txt").read_text()
 
 
+# modules of gpu_lines/ that lines share
+NO_LINES = {
+    "__init__",
+    "__main__",
+    "machine",
+    "runs",
+    "stand_ins",
+    "facts",
+    "rank",
+    "resumed",
+}
 DTYPES = [
     torch.float64,
     torch.float32,
@@ -155,17 +166,15 @@ def test_the_stand_in_for_safetensors_and_the_package_read_each_other(
     tensors = {
         "a.b": torch.arange(6).reshape(2, 3).to(dtype),
         "none": torch.empty(0, 3, dtype=dtype),
+        "scalar": torch.ones((), dtype=dtype),
     }
-    tensors["scalar"] = torch.ones((), dtype=dtype)
-    for read, write in (
-        (stand_ins.load, safetensors.torch.save),
-        (safetensors.torch.load, stand_ins.save),
-    ):
-        loaded = read(write(tensors))
-        assert loaded.keys() == tensors.keys()
-        for name, tensor in tensors.items():
-            assert (loaded[name].dtype, loaded[name].shape) == (dtype, tensor.shape)
-            assert torch.equal(loaded[name], tensor)
+
+    read_by_stand_in = stand_ins.load(safetensors.torch.save(tensors))
+    read_by_package = safetensors.torch.load(stand_ins.save(tensors))
+
+    for loaded in (read_by_stand_in, read_by_package):
+        assert same_tensors(loaded, tensors)
+        assert {tensor.dtype for tensor in loaded.values()} == {dtype}
 
 
 def test_the_stand_in_for_tomlkit_writes_what_is_read_back(stand_ins: ModuleType) -> None:
@@ -195,10 +204,19 @@ def requirements(name: str) -> set[str]:
             continue
         if package not in names:
             names.add(package)
-            open_names += [
-                re.split(r"[^\w.-]", text)[0] for text in requires if "extra ==" not in text
-            ]
+            needed = [text for text in requires if "extra ==" not in text]
+            open_names += [re.split(r"[^\w.-]", text)[0] for text in needed]
     return names
+
+
+def link_packages(names: set[str], folder: Path) -> None:
+    """Link the files and directories that installed packages have beside each other."""
+    for name in names:
+        installed = distribution(name)
+        tops = {file.parts[0] for file in installed.files or []}
+        for top in tops - {"..", "__pycache__"}:
+            if not top.endswith(".pth") and not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(installed.locate_file(top))))
 
 
 @pytest.fixture
@@ -207,15 +225,7 @@ def bare_python(tmp_path: Path) -> str:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     packages = tmp_path / "packages"
     packages.mkdir()
-    for name in requirements("torch") | {"numpy"}:
-        for file in distribution(name).files or []:
-            top = file.parts[0]
-            if (
-                top not in ("..", "__pycache__")
-                and not (packages / top).exists()
-                and not top.endswith(".pth")
-            ):
-                (packages / top).symlink_to(Path(str(distribution(name).locate_file(top))))
+    link_packages(requirements("torch") | {"numpy"}, packages)
     python = tmp_path / "venv" / "bin" / "python"
     site = subprocess.run(
         [python, "-c", "import site; print(site.getsitepackages()[0])"],
@@ -232,28 +242,26 @@ def test_every_line_passes_on_a_cpu_with_nothing_but_torch_and_numpy(
     bare_python: str, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "gpu.txt"
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "DEVICE")
-    }
-    ended = subprocess.run(
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
+    environment.pop("DEVICE", None)
+    environment["PYTHON"] = bare_python
+    modules = {path.stem for path in (BENCHMARKS / "gpu_lines").glob("*.py")}
+
+    process = subprocess.run(
         [BENCHMARKS / "gpu.sh", "--device", "cpu", "--out", run_dir],
-        env=environment | {"PYTHON": bare_python},
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
+
     text = run_dir.read_text()
-    assert ended.returncode == 0, text
+    assert process.returncode == 0, text
     assert "safetensors (a stand-in is used), tomlkit (a stand-in is used)" in text
-    states = {
-        row.split()[1]: row.split()[0]
-        for row in text.splitlines()
-        if row[:4] in ("PASS", "SKIP", "FAIL")
-    }
+    states = {name: state for state, name in re.findall(r"(?m)^(PASS|SKIP|FAIL) +(\S+)", text)}
     skipped = {name for name, state in states.items() if state == "SKIP"}
-    assert states.keys() == {path.stem for path in (BENCHMARKS / "gpu_lines").glob("*.py")} - {
-        *("__init__", "__main__", "machine", "runs", "stand_ins", "facts", "rank", "resumed")
-    }
+    assert states.keys() == modules - NO_LINES
     assert skipped <= {"tests", "compile"}, text
     assert "not installed: pytest, hypothesis" in text
 
