@@ -5,7 +5,9 @@ second.
 from __future__ import annotations
 
 import json
+import math
 import random
+import tracemalloc
 from io import BytesIO, FileIO
 from pathlib import Path
 from typing import Any
@@ -27,29 +29,35 @@ from surefoot.tracking.jsonl import (
 from written_runs import falling, layers, scores, train, written
 
 
-def several_sessions(seed: int) -> list[dict[str, Any]]:
+def write_records(directory: Path, *lines: dict[str, Any]) -> Path:
+    """A file of these records, in a new directory."""
+    return written(directory, list(lines)) / "metrics.jsonl"
+
+
+def records_of_six_sessions(seed: int) -> list[dict[str, Any]]:
     generator = random.Random(seed)
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     step = 0
     for _ in range(6):
         for _ in range(generator.randrange(8)):
             step += generator.randrange(1, 4)
-            found.append(generator.choice([train(step), scores(step, loss=float("nan"))]))
+            lines.append(generator.choice([train(step), scores(step, loss=float("nan"))]))
         step = generator.randrange(step + 1)
-        found.append({"kind": "resume", "step": step})
-    return found
+        lines.append({"kind": "resume", "step": step})
+    return lines
 
 
 @in_one
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None:
-    told = several_sessions(seed)
-    file = written(tmp_path / "run", told) / "metrics.jsonl"
+    lines = records_of_six_sessions(seed)
+    file = write_records(tmp_path / "run", *lines)
     expected: list[dict[str, Any]] = []
-    for record in told:
+    for record in lines:
         if record["kind"] == "resume":
-            expected = [before for before in expected if before["step"] <= record["step"]]
+            expected = [earlier for earlier in expected if earlier["step"] <= record["step"]]
         expected.append(record)
+
     assert repr(records(file)) == repr(expected)
     for most_bytes in (60, 300, 2000):
         assert repr(read_in_blocks(RecordReader(file), most_bytes)) == repr(expected)
@@ -57,12 +65,14 @@ def test_what_a_resume_supersedes_is_left_out(seed: int, tmp_path: Path) -> None
 
 def read_in_blocks(reader: RecordReader, most_bytes: int) -> list[dict[str, Any]]:
     """All records, of which those before a new start are dropped."""
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     while True:
-        news = reader.read(most_bytes=most_bytes)
-        found = [*news.records] if news.starts_over else [*found, *news.records]
-        if not news.has_more:
-            return found
+        block = reader.read(most_bytes=most_bytes)
+        if block.starts_over:
+            lines = []
+        lines += block.records
+        if not block.has_more:
+            return lines
 
 
 def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
@@ -74,8 +84,6 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
         '{"step": 1}',
         '{"kind": 4, "step": 1}',
         '{"kind": "a", "step": "1"}',
-    ]
-    lines += [
         '{"kind": "a", "step": true}',
         '{"kind": "a", "step": -1}',
         "[" * 100_000,
@@ -88,19 +96,19 @@ def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
     assert list(read_records(file)) == [train(3)]
 
 
+RESUME = {"kind": "resume", "step": 1}
+
+
 def test_what_stands_behind_a_size_is_not_read(tmp_path: Path) -> None:
-    before = written(tmp_path / "before", [train(1), train(2)]) / "metrics.jsonl"
-    now = (
-        written(tmp_path / "now", [train(1), train(2), {"kind": "resume", "step": 1}, train(3)])
-        / "metrics.jsonl"
-    )
-    assert list(read_records(now, size_bytes=before.stat().st_size)) == [train(1), train(2)]
-    assert list(read_records(now)) == [train(1), {"kind": "resume", "step": 1}, train(3)]
+    first_lines = write_records(tmp_path / "first", train(1), train(2))
+    size_bytes = first_lines.stat().st_size
+    file = write_records(tmp_path / "all", train(1), train(2), RESUME, train(3))
+    assert list(read_records(file, size_bytes=size_bytes)) == [train(1), train(2)]
+    assert list(read_records(file)) == [train(1), RESUME, train(3)]
 
 
 def test_a_resume_is_found_wherever_a_block_ends(tmp_path: Path) -> None:
-    lines = [train(1), train(2), {"kind": "resume", "step": 1}, train(3)]
-    file = written(tmp_path / "run", lines) / "metrics.jsonl"
+    file = write_records(tmp_path / "run", train(1), train(2), RESUME, train(3))
     for most_bytes in range(1, file.stat().st_size + 2):
         reader = RecordReader(file)
         reader.read(most_bytes=most_bytes)
@@ -112,107 +120,103 @@ def test_a_last_record_without_its_line_feed_is_read_once(tmp_path: Path) -> Non
     file = tmp_path / "metrics.jsonl"
     text = line(train(1))
     reader = RecordReader(file)
-    for content, found in ((text[:-1], []), (text, [train(1)]), (f"{text}\n", [])):
+
+    def read_after(content: str) -> list[dict[str, Any]]:
         file.write_text(content)
-        assert reader.read().records == found
-    file.write_text(f"{text}\n{line(train(2))}\n")
-    assert reader.read().records == [train(2)]
+        return reader.read().records
+
+    assert read_after(text[:-1]) == []
+    assert read_after(text) == [train(1)]
+    assert read_after(f"{text}\n") == []
+    assert read_after(f"{text}\n{line(train(2))}\n") == [train(2)]
 
 
 def test_what_happened_to_a_run_outlives_a_resume(tmp_path: Path) -> None:
-    told = [
+    lines = [
         train(5),
         {"kind": "event", "step": 9, "event": "stopped by SIGTERM"},
         {"kind": "resume", "step": 4},
+        train(6),
     ]
-    run = written(tmp_path / "run", [*told, train(6)])
-    assert [event.what for event in read_reported_run(run).records.events] == [
-        "stopped by SIGTERM",
-        "resumed after step 4",
-    ]
-    assert list(read_reported_run(run).train["loss"].points()) == [(6, 2.0)]
+    run = read_reported_run(written(tmp_path / "run", lines))
+    events = [event.what for event in run.records.events]
+    assert events == ["stopped by SIGTERM", "resumed after step 4"]
+    assert list(run.train["loss"].points()) == [(6, 2.0)]
 
 
-def test_numbers_that_are_not_finite_come_back_nested_ones_too(tmp_path: Path) -> None:
-    record = layers(10) | {
-        "grad_norm": {"up.weight": None},
-        "nonfinite": {"grad_norm/up.weight": "inf"},
-    }
-    (found,) = read_records(written(tmp_path / "run", [record]) / "metrics.jsonl")
-    assert found["grad_norm"] == {"up.weight": float("inf")}
-    (found,) = read_records(
-        written(tmp_path / "other", [scores(3, loss=float("nan"))]) / "metrics.jsonl"
-    )
-    assert repr(found["val/loss"]) == "nan"
+def test_a_number_that_is_not_finite_comes_back(tmp_path: Path) -> None:
+    (record,) = read_records(write_records(tmp_path / "run", scores(3, loss=math.nan)))
+    assert math.isnan(record["val/loss"])
+
+
+def test_a_nested_number_that_is_not_finite_comes_back(tmp_path: Path) -> None:
+    nonfinite = {"grad_norm": {"up.weight": None}, "nonfinite": {"grad_norm/up.weight": "inf"}}
+    (record,) = read_records(write_records(tmp_path / "run", layers(10) | nonfinite))
+    assert record["grad_norm"] == {"up.weight": math.inf}
 
 
 def test_of_a_window_with_a_bad_step_the_loss_of_the_others_is_drawn_beside_its_mark(
     tmp_path: Path,
 ) -> None:
-    told = [
+    lines = [
         train(1),
-        train(2, float("nan"), loss_applied=1.5),
-        train(3, float("nan"), loss_applied=0.0),
+        train(2, math.nan, loss_applied=1.5),
+        train(3, math.nan, loss_applied=0.0),
     ]
-    loss = read_reported_run(written(tmp_path / "run", told)).train["loss"]
-    assert (loss.points(), loss.strange) == ([(1, 2.0), (2, 1.5)], (2, 3))
+    loss = read_reported_run(written(tmp_path / "run", lines)).train["loss"]
+    assert loss.points() == [(1, 2.0), (2, 1.5)]
+    assert loss.strange == (2, 3)
 
 
 def test_of_many_samples_a_few_at_even_distances_and_the_last_are_kept(tmp_path: Path) -> None:
-    told = [{"kind": "sample", "step": step, "text": f"text {step}"} for step in range(1, 101)]
-    kept = [step for step, _ in read_reported_run(written(tmp_path / "run", told)).records.samples]
-    assert kept == [1, 17, 33, 49, 65, 81, 97, 100]
+    lines = [{"kind": "sample", "step": step, "text": f"text {step}"} for step in range(1, 101)]
+    samples = read_reported_run(written(tmp_path / "run", lines)).records.samples
+    assert [step for step, _ in samples] == [1, 17, 33, 49, 65, 81, 97, 100]
+
+
+def peak_bytes_of_reading(run: Path) -> int:
+    tracemalloc.start()
+    read_reported_run(run)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak_bytes
 
 
 def test_the_memory_of_reading_does_not_grow_with_the_records(tmp_path: Path) -> None:
-    import tracemalloc
+    short = written(tmp_path / "short", falling(100_000))
+    long = written(tmp_path / "long", falling(400_000))
+    peak_bytes_of_reading(short)  # the first allocates what stays
+    assert peak_bytes_of_reading(long) < 1.1 * peak_bytes_of_reading(short)
 
-    peaks = []
-    for count in (10_000, 10_000, 40_000):  # the first allocates what stays
-        run = written(tmp_path / f"run-{len(peaks)}", falling(10 * count))
-        tracemalloc.start()
-        read_reported_run(run)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[2] < 1.1 * peaks[1]
+
+USUAL_LINES = [f"{json.dumps(record)}\n".encode() for record in falling(400)]
+NUMBERS = [b"0.1", b"1e-7", b"-0.0", b"5e-324", b"2", b"1e999", b"NaN", b"18446744073709551615"]
+TEXTS = [b'"\xc3\xa9"', b'"\\ud800"', b'"\\u00e9\r"', b'"\xff"']
+UNUSUAL_LINES = [
+    *(b'{"kind": "train", "step": 3, "loss": %s}\n' % number for number in NUMBERS),
+    *(b'{"kind": "sample", "step": 1, "text": %s}\n' % text for text in TEXTS),
+    b'{"kind": "train", "step": 3, "loss": null, "nonfinite": {"loss": "inf"}}\n',
+    b'{"kind": "train"}\n',
+    USUAL_LINES[0][:20],
+    b"\n",
+    b'{"kind": "a", "step": 1}, {"kind": "b", "step": 2}\n',
+    b'{"kind": "a", "step": 1, "x": [\n',
+]
+
+
+def assert_parsed_as_one_by_one(block: bytes) -> None:
+    one_by_one = [parse_record(text) for text in BytesIO(block)]
+    assert repr(parse_lines(block)) == repr(one_by_one)
 
 
 def test_lines_parsed_together_are_those_parsed_one_by_one() -> None:
-    usual = [f"{json.dumps(record)}\n".encode() for record in falling(400)]
-    number = b'{"kind": "train", "step": 3, "loss": %s}\n'
-    numbers = [
-        number % each
-        for each in (
-            b"0.1",
-            b"1e-7",
-            b"-0.0",
-            b"5e-324",
-            b"2",
-            b"1e999",
-            b"NaN",
-            b"18446744073709551615",
-        )
-    ]
-    texts = [
-        b'{"kind": "sample", "step": 1, "text": %s}\n' % text
-        for text in (b'"\xc3\xa9"', b'"\\ud800"', b'"\\u00e9\r"', b'"\xff"')
-    ]
-    strange = [
-        b'{"kind": "train", "step": 3, "loss": null, "nonfinite": {"loss": "inf"}}\n',
-        b'{"kind": "train"}\n',
-    ]
-    torn = [
-        usual[0][:20],
-        b"\n",
-        b'{"kind": "a", "step": 1}, {"kind": "b", "step": 2}\n',
-        b'{"kind": "a", "step": 1, "x": [\n',
-    ]
-    for lines in (
-        usual,
-        *([*usual[:2], each, usual[2]] for each in numbers + texts + strange + torn),
-    ):
-        block = b"".join(lines)
-        assert repr(parse_lines(block)) == repr([parse_record(text) for text in BytesIO(block)])
+    assert_parsed_as_one_by_one(b"".join(USUAL_LINES))
+
+
+@pytest.mark.parametrize("unusual", UNUSUAL_LINES)
+def test_an_unusual_line_is_parsed_among_others_as_by_itself(unusual: bytes) -> None:
+    first, second, third, *_ = USUAL_LINES
+    assert_parsed_as_one_by_one(first + second + unusual + third)
 
 
 ODD = [
@@ -237,9 +241,7 @@ ODD = [
 def test_an_odd_line_leaves_the_others_as_they_are(odd: bytes, place: int) -> None:
     texts = [line(train(step)).encode() for step in range(80)]
     texts.insert(place, odd)
-    lines = b"".join(text + b"\n" for text in texts)
-    one_by_one = [parse_record(text) for text in lines.splitlines(keepends=True)]
-    assert repr(parse_lines(lines)) == repr(one_by_one)
+    assert_parsed_as_one_by_one(b"".join(text + b"\n" for text in texts))
 
 
 class PartlyWritten(FileIO):

@@ -27,7 +27,7 @@ from surefoot.tracking.run_directory import RunDirectory
 from surefoot.tracking.run_reader import read_run
 
 RESTARTED = [{"TORCHELASTIC_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "2"}]
-FIRST = [{}, {"TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTART_COUNT": "0"}]
+FIRST_STARTS = [{}, {"TORCHELASTIC_RESTART_COUNT": "0", "SLURM_RESTART_COUNT": "0"}]
 
 
 def build(run_dir: str | Path, **changes: Any) -> sf.Run:
@@ -36,7 +36,7 @@ def build(run_dir: str | Path, **changes: Any) -> sf.Run:
 
 
 @pytest.mark.parametrize(
-    ("there", "pattern", "following", "newest"),
+    ("directories", "pattern", "following", "newest"),
     [
         ([], "runs/gpt-{n}", "runs/gpt-1", "runs/gpt-1"),
         (["runs/gpt-1", "runs/gpt-4"], "runs/gpt-{n}", "runs/gpt-5", "runs/gpt-4"),
@@ -48,7 +48,7 @@ def build(run_dir: str | Path, **changes: Any) -> sf.Run:
     ],
 )
 def test_the_next_number_is_free_and_a_restart_takes_the_newest(
-    there: list[str],
+    directories: list[str],
     pattern: str,
     following: str,
     newest: str,
@@ -56,33 +56,42 @@ def test_the_next_number_is_free_and_a_restart_takes_the_newest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in there:
+    for name in directories:
         Path(name).mkdir(parents=True)
     for environment in RESTARTED:
         assert str(choose_directory(pattern, environment=environment)) == newest
     if newest != following:
-        assert str(choose_directory(pattern, environment=FIRST[1])) == following
+        assert str(choose_directory(pattern, environment=FIRST_STARTS[1])) == following
 
 
 def test_no_two_processes_take_the_same_number(tmp_path: Path) -> None:
-    chosen = [choose_directory(tmp_path / "a-{n}", environment=FIRST[0]) for _ in range(3)]
+    pattern = tmp_path / "a-{n}"
+    chosen = [choose_directory(pattern, environment={}) for _ in range(3)]
     assert [path.name for path in chosen] == ["a-1", "a-2", "a-3"]
-    (tmp_path / "a-9").touch()  # a file is no free name
-    assert choose_directory(tmp_path / "a-{n}", environment=FIRST[0]).name == "a-10"
-    (tmp_path / "a-2" / "kept").touch()
-    for path in chosen:
-        give_back(path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-10", "a-2", "a-9"]
+
+
+def test_a_file_is_no_free_name(tmp_path: Path) -> None:
+    (tmp_path / "a-9").touch()
+    assert choose_directory(tmp_path / "a-{n}", environment={}).name == "a-10"
+
+
+def test_a_directory_is_given_back_unless_there_is_something_in_it(tmp_path: Path) -> None:
+    pattern = tmp_path / "a-{n}"
+    chosen = [choose_directory(pattern, environment={}) for _ in range(3)]
+    (tmp_path / "a-2" / "file").touch()
+    for directory in chosen:
+        give_back(directory)
+    assert [path.name for path in tmp_path.iterdir()] == ["a-2"]
 
 
 def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
     with refused("path-not-usable", setting="run_dir"):
-        choose_directory(tmp_path / "runs" / "a-{n}", environment=FIRST[0])
+        choose_directory(tmp_path / "runs" / "a-{n}", environment=FIRST_STARTS[0])
 
 
 @pytest.mark.parametrize(
-    ("there", "directory", "free"),
+    ("directories", "directory", "free"),
     [
         ([], "runs/gpt", "runs/gpt-2"),
         (["runs/gpt", "runs/gpt-2"], "runs/gpt", "runs/gpt-3"),
@@ -92,10 +101,14 @@ def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_directory_beside_another_is_free(
-    there: list[str], directory: str, free: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directories: list[str],
+    directory: str,
+    free: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in there:
+    for name in directories:
         Path(name).mkdir(parents=True)
     assert str(free_directory(Path(directory))) == free
 
@@ -118,14 +131,19 @@ def test_each_run_takes_a_number_and_one_that_does_not_begin_leaves_none(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2"]
 
 
-def test_the_directory_of_a_run_has_its_number(tmp_path: Path) -> None:
-    for pattern in (tmp_path / "a-{n}", str(tmp_path / "b-{n}")):
-        run = build(pattern)
-        run.train()
-        assert str(run.run_dir) == str(pattern).replace("{n}", "1")
-        assert sf.load(run.run_dir).checkpoints
-        with refused("run-without-number", setting="run", value=str(pattern)):
-            sf.load(pattern)
+@pytest.mark.parametrize("kind", [Path, str])
+def test_the_directory_of_a_run_has_its_number(kind: type[str | Path], tmp_path: Path) -> None:
+    run = build(kind(tmp_path / "a-{n}"))
+    run.train()
+    assert str(run.run_dir) == str(tmp_path / "a-1")
+    assert sf.load(run.run_dir).checkpoints
+
+
+@pytest.mark.parametrize("kind", [Path, str])
+def test_a_run_without_its_number_is_not_loaded(kind: type[str | Path], tmp_path: Path) -> None:
+    pattern = kind(tmp_path / "a-{n}")
+    with refused("run-without-number", setting="run", value=str(pattern)):
+        sf.load(pattern)
 
 
 @pytest.mark.parametrize("environment", RESTARTED)
@@ -164,30 +182,40 @@ def test_the_header_and_the_page_name_what_resumes_the_run(
     monkeypatch.setattr(sys, "argv", ["train.py", "--out", "runs/a-{n}"])
     monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
     build("runs/a-{n}", console=True, stop_after="2 steps").train()
+
     line = resume_command(Path("runs/a-1"), numbered="runs/a-{n}", stops=True)
-    assert line.partition("  # ")[0].endswith("train.py --out runs/a-1")
-    said = capsys.readouterr().out
-    assert f"resume     {line}\n" in said
-    assert f"resume with:  {line}" in said
-    shown = commands(read_run(Path("runs/a-1")), finished=False)
-    ends = [text.rpartition("train.py --out ")[2] for text in shown.values()]
-    assert ends.count("runs/a-1") == 1  # goes on
-    assert len([end for end in ends if "{n}" in end]) == 1  # begins again
+    command, _, _ = line.partition("  # ")
+    assert command.endswith("train.py --out runs/a-1")
+    output = capsys.readouterr().out
+    assert f"resume     {line}\n" in output
+    assert f"resume with:  {line}" in output
+
+    commands_of_page = commands(read_run(Path("runs/a-1")), finished=False)
+    run_dirs = [text.rpartition("train.py --out ")[2] for text in commands_of_page.values()]
+    assert run_dirs.count("runs/a-1") == 1  # resumes it
+    assert len([run_dir for run_dir in run_dirs if "{n}" in run_dir]) == 1  # begins again
+
+
+def test_the_directory_is_named_where_the_command_of_a_script_does_not_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py"])
     assert 'run_dir="runs/a-1"' in resume_command(Path("runs/a-1"), numbered="runs/a-{n}")
 
 
+@pytest.mark.parametrize("words", [[], ["--stop-after", "2 steps"], ["--stop_after=2 steps"]])
 def test_what_resumes_a_script_does_not_stop_again_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for words in ([], ["--stop-after", "2 steps"], ["--stop_after=2 steps"]):
-        monkeypatch.setattr(sys, "argv", ["train.py", *words, "--seed", "1"])
-        monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
-        command, _, remark = resume_command(Path("run"), stops=True).partition("  # ")
-        assert command.endswith("train.py --seed 1")
-        assert ("stop_after" in remark) == (words == [])
-        assert "#" not in resume_command(Path("run"))
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--seed", "1"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *sys.argv])
+    command, _, remark = resume_command(Path("run"), stops=True).partition("  # ")
+    assert command.endswith("train.py --seed 1")
+    assert ("stop_after" in remark) == (words == [])
+    assert "#" not in resume_command(Path("run"))
 
 
 def test_the_page_repeats_no_stop_of_an_earlier_session(
@@ -196,9 +224,9 @@ def test_the_page_repeats_no_stop_of_an_earlier_session(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["train.py", "--stop-after", "2 steps", "--seed", "1"])
     build("run", stop_after="2 steps").train()
-    shown = commands(read_run(Path("run")), finished=False)
-    assert len(shown) == 3
-    assert [text for text in shown.values() if "stop-after" in text] == []
+    commands_of_page = commands(read_run(Path("run")), finished=False)
+    assert len(commands_of_page) == 3
+    assert [text for text in commands_of_page.values() if "stop-after" in text] == []
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -227,48 +255,53 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "program.py"
 
 
-def typed(*words: str) -> None:
-    before = sys.argv
-    sys.argv = ["surefoot", *words]
-    try:
+def run_command(*words: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["surefoot", *words])
         main([*words])
-    finally:
-        sys.argv = before
 
 
 def directories() -> list[str]:
     return sorted(path.name for path in Path("runs").iterdir())
 
 
-def test_the_same_command_begins_another_run_and_each_is_resumed(program: Path) -> None:
+# one takes the pattern as a setting, one has it in its program
+NUMBERED = [["program.py:build", "--run-dir", "runs/a-{n}"], ["program.py:fixed"]]
+
+
+def test_the_same_command_begins_another_run(program: Path) -> None:
     for _ in range(2):
-        typed("train", "program.py:build", "--run-dir", "runs/a-{n}")
-        typed("train", "program.py:fixed")
+        for arguments in NUMBERED:
+            run_command("train", *arguments)
     assert directories() == ["a-1", "a-2", "b-1", "b-2"]
     assert sf.load("runs/a-2").path == Path("runs/a-2")
-    for name in ("a-1", "b-1"):  # a program that sets {n} itself is built again where it is
-        typed("resume", f"runs/{name}")
-        assert len(read_run(Path("runs", name)).sessions) == 1  # it is finished
-        typed("evaluate", f"runs/{name}")
-    typed("plan", "program.py:build", "--run-dir", "runs/a-{n}")
-    typed("plan", "program.py:fixed")
+
+
+def test_a_numbered_run_is_resumed_and_evaluated_where_it_is(program: Path) -> None:
+    for arguments in NUMBERED:
+        run_command("train", *arguments)
+    for run in ("runs/a-1", "runs/b-1"):
+        run_command("resume", run)
+        assert len(read_run(Path(run)).sessions) == 1  # it is finished
+        run_command("evaluate", run)
+    assert directories() == ["a-1", "b-1"]
+
+
+@pytest.mark.parametrize("arguments", NUMBERED)
+def test_a_plan_takes_no_number(arguments: list[str], program: Path) -> None:
+    run_command("plan", *arguments)
     gc.collect()
-    assert [name for name in directories() if any(Path("runs", name).iterdir())] == [
-        "a-1",
-        "a-2",
-        "b-1",
-        "b-2",
-    ]
+    assert not Path("runs").exists() or directories() == []
 
 
-def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the command that a refusal of a command prints, in words."""
+def command_of_refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The words of the command that is printed when this one is refused."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
-        typed(*words)
+        run_command(*words)
     assert end.value.code == 4
-    lines = capsys.readouterr().err.splitlines()
-    (line,) = [line.strip() for line in lines if line.strip().startswith("type: surefoot train")]
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    (line,) = [line for line in lines if line.startswith("type: surefoot train")]
     return shlex.split(line.removeprefix("type: "))
 
 
@@ -285,25 +318,31 @@ def refusal(*words: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_refused_change_prints_a_command_that_trains_in_a_free_directory(
     words: list[str], program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    typed("train", "program.py:build", "--seed", "0")
-    command = refusal(*words, capsys=capsys)
+    run_command("train", "program.py:build", "--seed", "0")
+
+    surefoot, *command = command_of_refusal(*words, capsys=capsys)
+
+    assert surefoot == "surefoot"
     assert "runs/a-2" in command
-    typed(*command[1:])
+    run_command(*command)
     assert directories() == ["a", "a-2"]
     newest = max(Path("runs/a-2/checkpoints").iterdir())
     identity = json.loads((newest / "state.json").read_text())["identity"]
     assert (identity["seed"], identity["length"]) != (0, "4 steps")
 
 
-def test_a_refused_change_in_a_script_names_a_free_directory(tmp_path: Path) -> None:
-    build(tmp_path / "a").train()
-    build(tmp_path / "b-{n}").train()
-    for there, free in (("a", "a-2"), ("b-1", "b-{n}")):
-        with refused("settings-changed", sf.CheckpointError) as error:
-            build(tmp_path / there, seed=1).train()
-        another, (_, weights) = error.value.remedies
-        assert another == Setting("run_dir", str(tmp_path / free))
-        assert weights == Setting("init_from", str(tmp_path / there))
+@pytest.mark.parametrize(
+    ("run_dir", "trained", "free"), [("a", "a", "a-2"), ("b-{n}", "b-1", "b-{n}")]
+)
+def test_a_refused_change_in_a_script_names_a_free_directory(
+    run_dir: str, trained: str, free: str, tmp_path: Path
+) -> None:
+    build(tmp_path / run_dir).train()
+    with refused("settings-changed", sf.CheckpointError) as error:
+        build(tmp_path / trained, seed=1).train()
+    another, (_, weights) = error.value.remedies
+    assert another == Setting("run_dir", str(tmp_path / free))
+    assert weights == Setting("init_from", str(tmp_path / trained))
 
 
 def test_a_remedy_with_a_list_stays_as_it_is(tmp_path: Path) -> None:
@@ -318,13 +357,13 @@ def test_a_program_that_sets_its_directory_is_told_to_set_another(
 ) -> None:
     fixed = PROGRAM.replace("runs/b-{n}", "runs/b")
     program.write_text(fixed)
-    typed("train", "program.py:fixed")
+    run_command("train", "program.py:fixed")
     program.write_text(fixed.replace('length="4 steps", **', 'length="4 steps", seed=1, **'))
     with pytest.raises(SystemExit):
-        typed("train", "program.py:fixed")
-    said = capsys.readouterr().err
-    assert ': run_dir="runs/b-2"' in said
-    assert "--init-from" not in said
+        run_command("train", "program.py:fixed")
+    message = capsys.readouterr().err
+    assert ': run_dir="runs/b-2"' in message
+    assert "--init-from" not in message
 
 
 def test_a_setting_that_a_program_does_not_take_is_no_flag() -> None:

@@ -24,12 +24,17 @@ from surefoot.tracking.jsonl import JsonLines, line, records
 from surefoot.tracking.record import KINDS
 
 
-def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+def records_of_kind(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == kind]
 
 
-def happened(run_dir: Path) -> list[tuple[int, str]]:
-    return [(record["step"], record["event"]) for record in written(run_dir, "event")]
+def events_of(run_dir: Path) -> list[tuple[int, str]]:
+    return [(record["step"], record["event"]) for record in records_of_kind(run_dir, "event")]
+
+
+def build_of_data(data: Augmented, run_dir: Path | None, **changes: Any) -> sf.Run:
+    """A run of these data that is not evaluated."""
+    return build(run_dir, train_data=data, splits=None, early_stopping=None, **changes)
 
 
 class MishapError(Exception):
@@ -40,26 +45,27 @@ class MishapError(Exception):
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "event"),
     [
         ({}, "finished"),
         ({"stop_after": "2 steps"}, "stopped by stop_after"),
         ({"early_stopping": sf.EarlyStopping("max val/loss", patience=1)}, "stopped early"),
         ({"time_limit": "10 min"}, "stopped by time_limit"),
     ],
-    ids=lambda given: given if isinstance(given, str) else "",
+    ids=["length", "stop_after", "early stopping", "time limit"],
 )
 def test_how_a_session_ended_is_recorded(
-    changes: dict[str, Any], what: str, tmp_path: Path
+    changes: dict[str, Any], event: str, tmp_path: Path
 ) -> None:
     settings = {"length": "6 steps", "evaluate_every": "1 steps", "save_every": "3 steps"}
     run = build(tmp_path / "run", **(settings | changes))
     with run:
         assert run.session is not None
+        deadline = run.session.stop_requests.deadline
         for step in run:
-            if run.session.stop_requests.deadline is not None and step.index == 2:
-                run.session.stop_requests.deadline.end -= 600.0  # it is over
-    assert happened(tmp_path / "run") == [(run.state.step, what)]
+            if deadline is not None and step.index == 2:
+                deadline.end -= 600.0  # it is over
+    assert events_of(tmp_path / "run") == [(run.state.step, event)]
 
 
 @pytest.mark.parametrize("changes", [{"stop_after": "2 steps"}, {"time_limit": "1 s"}], ids=min)
@@ -90,21 +96,23 @@ def test_the_signal_that_stopped_a_run_is_recorded_by_its_name(
         for step in run:
             if step.index == 2:
                 os.kill(os.getpid(), number)
-    assert happened(tmp_path / "run") == [(3, f"stopped by {number.name}")]
+    assert events_of(tmp_path / "run") == [(3, f"stopped by {number.name}")]
 
 
-@pytest.mark.parametrize(
-    ("ask", "what"), [(False, "stopped by break"), (True, "stopped by run.stop()")]
-)
-def test_what_the_users_code_ended_is_recorded(ask: bool, what: str, tmp_path: Path) -> None:
-    run = build(tmp_path / "run", length="6 steps")
-    with run:
+def test_a_break_is_recorded(tmp_path: Path) -> None:
+    with build(tmp_path / "run", length="6 steps") as run:
         for step in run:
-            if step.index == 2 and ask:
-                run.stop()
-            elif step.index == 2:
+            if step.index == 2:
                 break
-    assert happened(tmp_path / "run") == [(3, what)]
+    assert events_of(tmp_path / "run") == [(3, "stopped by break")]
+
+
+def test_a_stop_by_the_users_code_is_recorded(tmp_path: Path) -> None:
+    with build(tmp_path / "run", length="6 steps") as run:
+        for step in run:
+            if step.index == 2:
+                run.stop()
+    assert events_of(tmp_path / "run") == [(3, "stopped by run.stop()")]
 
 
 def test_an_error_is_recorded_with_its_first_line(tmp_path: Path) -> None:
@@ -112,17 +120,16 @@ def test_an_error_is_recorded_with_its_first_line(tmp_path: Path) -> None:
         for step in run:
             if step.index == 4:
                 raise MishapError("first\nsecond")
-    assert happened(tmp_path / "run") == [(5, "failed: MishapError: first")]
+    assert events_of(tmp_path / "run") == [(5, "failed: MishapError: first")]
 
 
 def test_a_divergence_is_recorded_at_the_step_whose_weights_stand(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[:] = torch.nan
+    run = build_of_data(data, tmp_path / "run", max_bad_steps=1)
     with pytest.raises(sf.DivergedError):
-        build(
-            tmp_path / "run", train_data=data, splits=None, early_stopping=None, max_bad_steps=1
-        ).train()
-    assert happened(tmp_path / "run") == [(0, "diverged")]
+        run.train()
+    assert events_of(tmp_path / "run") == [(0, "diverged")]
 
 
 def test_events_stay_where_a_resume_supersedes_the_records_around_them(tmp_path: Path) -> None:
@@ -133,7 +140,7 @@ def test_events_stay_where_a_resume_supersedes_the_records_around_them(tmp_path:
                 raise MishapError("in the seventh")
     build(tmp_path / "run", stop_after="8 steps", **settings).train()
     build(tmp_path / "run", **settings).train()
-    assert happened(tmp_path / "run") == [
+    assert events_of(tmp_path / "run") == [
         (7, "failed: MishapError: in the seventh"),
         (8, "stopped by stop_after"),
         (9, "finished"),
@@ -146,13 +153,13 @@ def test_a_resume_after_an_event_misses_no_records(
     for stop in (2, 4, 6):
         build(tmp_path / "run", length="6 steps", stop_after=f"{stop} steps", console=True).train()
     assert lines_naming(capsys.readouterr().out, "warning: ") == []
-    assert len(happened(tmp_path / "run")) == 3
+    assert len(events_of(tmp_path / "run")) == 3
 
 
 def test_a_finished_run_that_is_opened_again_has_one_end(tmp_path: Path) -> None:
     for _ in range(2):
         build(tmp_path / "run", length="3 steps").train()
-    assert happened(tmp_path / "run") == [(3, "finished")]
+    assert events_of(tmp_path / "run") == [(3, "finished")]
 
 
 def test_a_disk_that_is_full_at_the_end_breaks_no_closing(
@@ -160,21 +167,20 @@ def test_a_disk_that_is_full_at_the_end_breaks_no_closing(
 ) -> None:
     append = JsonLines._append
 
-    def full(self: JsonLines, data: bytes) -> None:
+    def append_to_full_disk(self: JsonLines, data: bytes) -> None:
         if b'"event"' in data:
             raise OSError(28, "No space left on device")
         append(self, data)
 
-    monkeypatch.setattr(JsonLines, "_append", full)
+    monkeypatch.setattr(JsonLines, "_append", append_to_full_disk)
     run = build(tmp_path / "run", length="3 steps", console=True)
     run.train()
     assert run.session is None
     (warning,) = lines_naming(capsys.readouterr().out, "WARNING: ")
     assert " metrics.jsonl: No space left on device" in warning
-    assert build(tmp_path / "run", length="3 steps", console=True).parts.directory is not None
-    build(
-        tmp_path / "run", length="3 steps", console=True
-    ).train()  # whose directory is free, and whose records are whole
+
+    # the directory is free, and the records are whole
+    build(tmp_path / "run", length="3 steps", console=True).train()
     assert lines_naming(capsys.readouterr().out, "warning: ") == []
 
 
@@ -184,27 +190,28 @@ def test_a_disk_that_is_full_at_the_end_breaks_no_closing(
 def test_the_largest_loss_of_a_step_and_which_it_was_are_recorded(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[5] = torch.nan  # once in each pass
-    losses: list[tuple[int, float, bool]] = []
-    run = build(
-        tmp_path / "run", train_data=data, splits=None, early_stopping=None, log_every="7 steps"
-    )
-    with run:
+    losses: list[float] = []
+    skipped: list[int] = []
+    with build_of_data(data, tmp_path / "run", log_every="7 steps") as run:
         for step in run:
             assert step.loss is not None
-            assert step.skipped is not None
-            losses.append((step.index, float(step.loss), bool(step.skipped)))
-    place = 0
-    skipped = 0
-    for record in written(tmp_path / "run", "train"):
-        window = losses[place : record["step"]]
-        place = record["step"]
-        loss, index = max((loss, -index) for index, loss, _ in window if math.isfinite(loss))
-        assert (record["loss_max"], record["loss_max_step"]) == (loss, -index)
-        expected = [index for index, _, bad in window if bad]
-        assert record.get("skipped_steps", []) == expected
-        assert ("skipped_steps" in record) == bool(expected)
-        skipped += len(expected)
-    assert skipped == 4
+            losses.append(float(step.loss))
+            if step.skipped:
+                skipped.append(step.index)
+    assert len(skipped) == 4
+
+    begin = 0
+    for record in records_of_kind(tmp_path / "run", "train"):
+        steps = range(begin, record["step"])
+        begin = record["step"]
+        finite = [losses[index] for index in steps if math.isfinite(losses[index])]
+        assert record["loss_max"] == max(finite)
+        assert record["loss_max_step"] == losses.index(max(finite))
+        skipped_steps = [index for index in skipped if index in steps]
+        if skipped_steps:
+            assert record["skipped_steps"] == skipped_steps
+        else:
+            assert "skipped_steps" not in record
 
 
 def test_the_loss_before_the_first_update_is_recorded_alone(tmp_path: Path) -> None:
@@ -217,8 +224,9 @@ def test_the_loss_before_the_first_update_is_recorded_alone(tmp_path: Path) -> N
             losses.append(float(step.loss))
     build(tmp_path / "a", length="9 steps", log_every="9 steps").train()
     build(tmp_path / "b", length="9 steps", log_every="2 steps").train()
+
     for name in ("a", "b"):
-        first, *others = written(tmp_path / name, "train")
+        first, *others = records_of_kind(tmp_path / name, "train")
         assert first["first_step_loss"] == losses[0]
         assert not any("first_step_loss" in record for record in others)
 
@@ -226,16 +234,8 @@ def test_the_loss_before_the_first_update_is_recorded_alone(tmp_path: Path) -> N
 def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
     data = Augmented()
     data.inputs[:] = torch.nan
-    run = build(
-        tmp_path / "run",
-        train_data=data,
-        splits=None,
-        early_stopping=None,
-        max_bad_steps=100,
-        log_every="24 steps",
-    )
-    run.train()
-    first = written(tmp_path / "run", "train")[0]
+    build_of_data(data, tmp_path / "run", max_bad_steps=100, log_every="24 steps").train()
+    first, *_ = records_of_kind(tmp_path / "run", "train")
     assert first["skipped"] == 24
     assert first["skipped_steps"] == list(range(20))
     assert "loss_max" not in first
@@ -244,11 +244,11 @@ def test_no_more_than_twenty_skipped_steps_are_named(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_this_process(tmp_path: Path) -> None:
-    held = torch.ones(1 << 24)  # 64 MiB, touched
+    ones = torch.ones(1 << 24)  # 64 MiB, touched
     build(tmp_path / "run", length="3 steps").train()
-    found = written(tmp_path / "run", "train")[-1]["host_memory_bytes"]
-    assert held.numel() * 4 < found < 1 << 36
-    assert "device_memory_peak_bytes" not in written(tmp_path / "run", "train")[-1]
+    *_, last = records_of_kind(tmp_path / "run", "train")
+    assert ones.nbytes < last["host_memory_bytes"] < 1 << 36
+    assert "device_memory_peak_bytes" not in last
 
 
 def test_the_most_that_ever_was_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,21 +263,17 @@ def test_what_records_have_of_their_own_is_not_shown_as_the_users(
 ) -> None:
     data = Augmented()
     data.inputs[5] = torch.nan
-    build(
-        None, train_data=data, splits=None, early_stopping=None, length="8 steps", console=True
-    ).train()
-    said = capsys.readouterr().out
-    assert "step=8/8 train/loss" in said
-    assert not any(
-        f"{name}=" in said
-        for name in (
-            "host_memory_bytes",
-            "loss_max",
-            "loss_max_step",
-            "skipped_steps",
-            "first_step_loss",
-        )
+    build_of_data(data, None, length="8 steps", console=True).train()
+    output = capsys.readouterr().out
+    assert "step=8/8 train/loss" in output
+    keys = (
+        "host_memory_bytes",
+        "loss_max",
+        "loss_max_step",
+        "skipped_steps",
+        "first_step_loss",
     )
+    assert [key for key in keys if f"{key}=" in output] == []
 
 
 def test_numbers_inside_of_dictionaries_that_are_not_finite_come_back(tmp_path: Path) -> None:
@@ -308,25 +304,20 @@ def test_where_the_system_tells_nothing_of_memory_no_record_does(
 
 
 def test_every_key_of_a_record_is_declared_or_named_by_the_user(tmp_path: Path) -> None:
-    build(
-        tmp_path,
-        length="6 steps",
-        stop_after="4 steps",
-        layer_stats_every="2 steps",
-        log_every="2 steps",
-    ).train()
-    build(tmp_path, length="6 steps", layer_stats_every="2 steps", log_every="2 steps").train()
-    written = records(tmp_path / "metrics.jsonl")
-    assert {"train", "eval", "layer_stats", "data_check", "event", "resume"} <= {
-        record["kind"] for record in written
-    }
-    for record in written:
-        of_users = {name for name in record if "/" in name}
+    settings = {"length": "6 steps", "layer_stats_every": "2 steps", "log_every": "2 steps"}
+    build(tmp_path, stop_after="4 steps", **settings).train()
+    build(tmp_path, **settings).train()
+
+    lines = records(tmp_path / "metrics.jsonl")
+
+    kinds = {record["kind"] for record in lines}
+    assert {"train", "eval", "layer_stats", "data_check", "event", "resume"} <= kinds
+    for record in lines:
         declared = KINDS[record["kind"]]
-        assert record.keys() - of_users <= {"kind", *declared}
-        assert not any(
-            misshapen(record[name], hint, name) for name, hint in declared.items() if name in record
-        )
+        named_by_user = {name for name in record if "/" in name}
+        assert record.keys() - named_by_user <= {"kind", *declared}
+        for name in record.keys() & declared.keys():
+            assert not misshapen(record[name], declared[name], name)
 
 
 def test_records_count_the_parameters_that_are_frozen(tmp_path: Path) -> None:
@@ -345,7 +336,5 @@ def test_records_count_the_parameters_that_are_frozen(tmp_path: Path) -> None:
     with run:
         for step in run:
             model[0].requires_grad_(step.index >= 1)
-    records = [
-        record for record in sf.load(tmp_path / "run").records() if record["kind"] == "train"
-    ]
-    assert [record.get("frozen_tensors") for record in records] == [2, 2, None, None]
+    training = records_of_kind(tmp_path / "run", "train")
+    assert [record.get("frozen_tensors") for record in training] == [2, 2, None, None]
