@@ -9,16 +9,20 @@ import re
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import surefoot as sf
+from command_line import error_of
 from refused import refused
-from stated import numbers_in
+from stated import numbers_by_line, numbers_in
 from surefoot.cli.main import main
 from surefoot.recipes import NAMES
+from surefoot.recipes.data_look import contents
 from surefoot.recipes.images import look as images_look
 
 
@@ -29,12 +33,26 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
-    """What is printed on a path, and what of each recipe. All may refuse it."""
+def look(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    """What is printed on a path, as "", and on each recipe. All may refuse the path."""
     with suppress(SystemExit):
         main(["data", "look", *arguments])
-    parts = re.split(rf"(?m)^({'|'.join(NAMES)})\n", capsys.readouterr().out)
-    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+    heading = rf"(?m)^({'|'.join(NAMES)})\n"
+    of_path, *others = re.split(heading, capsys.readouterr().out)
+    recipes = others[::2]
+    texts = others[1::2]
+    return {"": of_path, **dict(zip(recipes, texts, strict=True))}
+
+
+def numbers_of_lines(text: str) -> list[list[float]]:
+    return [numbers_in(line) for line in text.splitlines()]
+
+
+def write_pictures(label: str, count: int, **image: Any) -> None:
+    """Write pictures of one class."""
+    Path("data", label).mkdir(parents=True)
+    for number in range(count):
+        Image.new(**image).save(f"data/{label}/{number}.png")
 
 
 def test_text_is_shown_with_its_end_tokens_and_what_is_left_out_with_the_reason(
@@ -46,34 +64,36 @@ def test_text_is_shown_with_its_end_tokens_and_what_is_left_out_with_the_reason(
     for name in ("README.md", "._0.txt", "scan.pdf"):
         Path("data", name).write_text("x")
     Path("data", "empty.txt").touch()
-    said = printed(capsys, "data", "--samples=9")
-    assert {*said} == {"", *NAMES}
-    assert "5 .txt, 600 bytes" in said[""]
-    assert ": empty.txt" in said[""]
-    assert [4, 8] in [numbers_in(line)[:2] for line in said["gpt"].splitlines()]  # files read
-    assert re.search(r"<\|endoftext\|>text \d of four", said["gpt"])
+    parts = look(capsys, "data", "--samples=9")
+    assert set(parts) == {"", *NAMES}
+    assert "5 .txt, 600 bytes" in parts[""]
+    assert ": empty.txt" in parts[""]
+    files_read = [numbers[:2] for numbers in numbers_of_lines(parts["gpt"])]
+    assert [4, 8] in files_read
+    assert re.search(r"<\|endoftext\|>text \d of four", parts["gpt"])
     for name in ("README.md", "scan.pdf", "._0.txt"):
-        assert f"{name}: " in said["gpt"]
-    for recipe in {*NAMES} - {"gpt"}:
-        assert "\n  refused " in f"\n{said[recipe]}", recipe
+        assert f"{name}: " in parts["gpt"]
+    for recipe in set(NAMES) - {"gpt"}:
+        assert "\n  refused " in f"\n{parts[recipe]}", recipe
 
 
 def test_settings_of_a_recipe_follow_it(capsys: pytest.CaptureFixture[str]) -> None:
     Path("a.txt").write_text("abcdefgh" * 100)
     options = ["--recipe=gpt", "--data.tokenizer=characters", "--model.context=5", "--samples=1"]
-    said = printed(capsys, "a.txt", *options)
-    assert {*said} == {"", "gpt"}
-    assert 8 in [numbers_in(line)[-1] for line in said["gpt"].splitlines() if numbers_in(line)]
-    assert re.search(r"sample 1 +[a-h]{6}\n", said["gpt"])
-    assert "<|endoftext|>" not in said["gpt"]
+    parts = look(capsys, "a.txt", *options)
+    assert set(parts) == {"", "gpt"}
+    last_numbers = [numbers[-1] for numbers in numbers_by_line(parts["gpt"])]
+    assert 8 in last_numbers
+    assert re.search(r"sample 1 +[a-h]{6}\n", parts["gpt"])
+    assert "<|endoftext|>" not in parts["gpt"]
 
 
 def test_a_window_that_cuts_a_character_is_not_odd(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--recipe=gpt", "--model.context=7", "--samples=40"]
     Path("a.txt").write_text("ä語" * 200)
-    assert "U+FFFD" not in printed(capsys, "a.txt", *options)["gpt"]
+    assert "U+FFFD" not in look(capsys, "a.txt", *options)["gpt"]
     Path("a.txt").write_text("a\ufffdb" * 200)
-    assert "U+FFFD" in printed(capsys, "a.txt", *options)["gpt"]
+    assert "U+FFFD" in look(capsys, "a.txt", *options)["gpt"]
 
 
 def test_only_the_beginning_of_a_long_text_is_encoded(
@@ -82,14 +102,15 @@ def test_only_the_beginning_of_a_long_text_is_encoded(
     monkeypatch.setattr("surefoot.recipes.gpt.look._ENCODED", 100)
     options = ["--recipe=gpt", "--model.context=7", "--data.val-fraction=0.1"]
     Path("a.txt").write_text("ab" * 1000)
-    said = printed(capsys, "a.txt", *options)["gpt"]
-    stated = [numbers_in(line.replace("%", "")) for line in said.splitlines()]
-    assert [1, 2000, 10, 100] in stated  # the first 100 characters of each part are encoded
-    assert [101, 101] in [numbers[:2] for numbers in stated]  # tokens
+    text = look(capsys, "a.txt", *options)["gpt"]
+    numbers = numbers_of_lines(text.replace("%", ""))
+    assert [1, 2000, 10, 100] in numbers  # the first 100 characters of each part are encoded
+    tokens = [of_line[:2] for of_line in numbers]
+    assert [101, 101] in tokens
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "status", "reason"),
     [
         ([], 2, "needs a path"),
         (["a.txt", "--seed=3"], 2, "[setting-unknown]"),
@@ -98,21 +119,18 @@ def test_only_the_beginning_of_a_long_text_is_encoded(
         (["a.txt", "--recipe=images"], 3, "a.txt"),
     ],
 )
-def test_mistakes_are_told(
-    arguments: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_is_refused(
+    arguments: list[str], status: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("a.txt").write_text("one")
-    with pytest.raises(SystemExit) as end:
-        main(["data", "look", *arguments])
-    assert end.value.code == status
-    assert says in capsys.readouterr().err
+    assert reason in error_of(capsys, "data", "look", *arguments, status=status)
 
 
 def test_fields_of_rows_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"text": "one", "id": 1}, {"text": "two"}]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = printed(capsys, "a.jsonl")
-    assert "a.jsonl: 2 rows; keys text (2), id (1)" in said[""]
+    parts = look(capsys, "a.jsonl")
+    assert "a.jsonl: 2 rows; keys text (2), id (1)" in parts[""]
 
 
 def test_the_most_frequent_kinds_of_files_are_counted(
@@ -122,27 +140,26 @@ def test_the_most_frequent_kinds_of_files_are_counted(
     for number in range(25):
         Path("data", f"a{number}").write_text("one")  # without a suffix
         Path("data", f"b.kind{number:02}").write_text("one")
-    files = printed(capsys, "data")[""].rstrip().splitlines()[1:]
-    assert numbers_in(files[0]) == [25, 75]
-    assert len(files) == 21
-    assert numbers_in(files[-1]) == [6]
+    _, most_frequent, *others, rest = look(capsys, "data")[""].rstrip().splitlines()
+    assert numbers_in(most_frequent) == [25, 75]
+    assert len(others) == 19
+    assert numbers_in(rest) == [6]
 
 
 def test_pictures_are_a_sheet_with_classes_counts_and_sizes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from PIL import Image
+    write_pictures("cat", 11, mode="RGB", size=(20, 10), color="red")
+    write_pictures("dog", 3, mode="RGB", size=(20, 10), color="blue")
+    options = ["--recipe=images", "--png=sheet.png", "--samples=2"]
+    options += ["--augmentation.crop-padding=0", "--augmentation.randaugment=0"]
 
-    for label, color, count in (("cat", "red", 11), ("dog", "blue", 3)):
-        Path("data", label).mkdir(parents=True)
-        for number in range(count):
-            Image.new("RGB", (20, 10), color).save(f"data/{label}/{number}.png")
-    options = ["--recipe=images", "--png=sheet.png", "--samples=2", "--augmentation.crop-padding=0"]
-    said = printed(capsys, "data", *options, "--augmentation.randaugment=0")["images"]
-    (cats,) = re.findall(r"class 0: cat: (.*)", said)
+    text = look(capsys, "data", *options)["images"]
+
+    (cats,) = re.findall(r"class 0: cat: (.*)", text)
     assert len(numbers_in(cats)) >= 2
-    assert "20 x 10" in said
-    assert re.search(r"\b5 pictures: dog", said)
+    assert "20 x 10" in text
+    assert re.search(r"\b5 pictures: dog", text)
     with Image.open("sheet.png") as sheet:
         assert sheet.width > sheet.height / 2
         middle = sheet.width // 4
@@ -151,16 +168,15 @@ def test_pictures_are_a_sheet_with_classes_counts_and_sizes(
 
 
 def test_damaged_pictures_are_named_and_stop_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
-
     for label in ("cat", "dog"):
         Path("data", label).mkdir(parents=True)
         for number in range(8):
             Image.effect_noise((32, 32), 50).save(f"data/{label}/{number}.jpg")
-    whole = Path("data/cat/3.jpg").read_bytes()
-    Path("data/cat/3.jpg").write_bytes(whole[: len(whole) // 2])
-    said = printed(capsys, "data", "--recipe=images", "--png=sheet.png", "--data.on-corrupt=skip")
-    assert ": 3.jpg" in said["images"]
+    damaged = Path("data/cat/3.jpg")
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    parts = look(capsys, "data", "--recipe=images", "--png=sheet.png", "--data.on-corrupt=skip")
+    assert ": 3.jpg" in parts["images"]
 
 
 def test_the_sheet_shows_pictures_as_the_first_epoch_reads_them() -> None:
@@ -180,24 +196,20 @@ def test_a_path_that_every_recipe_refuses_ends_with_a_status(
 ) -> None:
     Path("data").mkdir()
     Path("data/a.pdf").write_bytes(b"%PDF-1.4")
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(SystemExit) as end:
         main(["data", "look", "data"])
-    assert caught.value.code == sf.DataError.exit_status
+    assert end.value.code == sf.DataError.exit_status
     assert capsys.readouterr().out.count("refused") == len(NAMES)
 
 
 def test_without_a_name_the_sheet_is_a_new_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from PIL import Image
-
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for label in ("cat", "dog"):
-        Path("data", label).mkdir(parents=True)
-        for number in range(8):
-            Image.new("L", (8, 8), number * 20).save(f"data/{label}/{number}.png")
-    said = printed(capsys, "data", "--recipe=images")["images"]
-    file = re.search(r"pictures  (\S+pictures\.png):", said)
+        write_pictures(label, 8, mode="L", size=(8, 8))
+    text = look(capsys, "data", "--recipe=images")["images"]
+    file = re.search(r"pictures  (\S+pictures\.png):", text)
     assert file is not None
     with Image.open(file[1]) as sheet:
         assert sheet.size == (3 * 98 + 2, 2 * 98 + 2)
@@ -213,25 +225,21 @@ def test_pairs_show_what_the_loss_counts_and_what_is_odd(
     Path("data/train.de").write_text("\n".join([*targets, "ja", sources[99]]) + "\n")
     Path("data/val.en").write_text("one\n")
     Path("data/val.de").write_text("eins\n")
-    said = printed(capsys, "data", "--recipe=translation", "--samples=1")["translation"]
-    stated = [numbers_in(line) for line in said.splitlines()]
-    assert [100, 1] in stated
-    assert "de: <begin>>>>ein Satz mit der Nummer 0<end><<<" in said
-    assert [1, 100] in stated  # pairs are equal on both sides
-    assert [1, 100, 3] in stated  # has one side that is 3 times as long
+    text = look(capsys, "data", "--recipe=translation", "--samples=1")["translation"]
+    numbers = numbers_of_lines(text)
+    assert [100, 1] in numbers
+    assert "de: <begin>>>>ein Satz mit der Nummer 0<end><<<" in text
+    assert [1, 100] in numbers  # pairs are equal on both sides
+    assert [1, 100, 3] in numbers  # has one side that is 3 times as long
 
 
 def write_chats(count: int) -> None:
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"{n} + 1?"},
-                {"role": "assistant", "content": f"{n + 1}"},
-            ]
-        }
-        for n in range(count)
-    ]
-    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = []
+    for number in range(count):
+        question = {"role": "user", "content": f"{number} + 1?"}
+        answer = {"role": "assistant", "content": f"{number + 1}"}
+        lines.append(json.dumps({"messages": [question, answer]}) + "\n")
+    Path("a.jsonl").write_text("".join(lines))
 
 
 def test_chats_show_the_template_and_the_tokens_that_the_loss_counts(
@@ -239,8 +247,8 @@ def test_chats_show_the_template_and_the_tokens_that_the_loss_counts(
 ) -> None:
     pytest.importorskip("transformers")
     write_chats(30)
-    said = printed(capsys, "a.jsonl", "--recipe=finetune", "--samples=1", "--data.val-fraction=0")
-    assert "User: 0 + 1?\n            Assistant:>>> 1<|endoftext|>" in said["finetune"]
+    parts = look(capsys, "a.jsonl", "--recipe=finetune", "--samples=1", "--data.val-fraction=0")
+    assert "User: 0 + 1?\n            Assistant:>>> 1<|endoftext|>" in parts["finetune"]
 
 
 def test_some_of_many_chats_are_laid_out(
@@ -249,10 +257,12 @@ def test_some_of_many_chats_are_laid_out(
     pytest.importorskip("transformers")
     monkeypatch.setattr("surefoot.recipes.finetune.look._LAID_OUT", 10)
     write_chats(41)
-    said = printed(capsys, "a.jsonl", "--recipe=finetune", "--data.val-fraction=0")["finetune"]
-    stated = [numbers_in(line) for line in said.splitlines()]
-    assert any(numbers[:1] == [41] for numbers in stated)  # rows
-    assert sum(9 in numbers for numbers in stated) >= 2  # laid out, and for training
+    text = look(capsys, "a.jsonl", "--recipe=finetune", "--data.val-fraction=0")["finetune"]
+    numbers = numbers_by_line(text)
+    rows = [of_line[0] for of_line in numbers]
+    assert 41 in rows
+    lines_with_9 = [of_line for of_line in numbers if 9 in of_line]
+    assert len(lines_with_9) >= 2  # laid out, and for training
 
 
 def test_chats_are_cut_at_the_context_of_the_model_and_an_old_run_changes_nothing(
@@ -265,20 +275,23 @@ def test_chats_are_cut_at_the_context_of_the_model_and_an_old_run_changes_nothin
     look._write_bytes(Path("model"))
     shape = {"n_positions": 20, "n_embd": 8, "n_layer": 1, "n_head": 1, "vocab_size": 257}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).save_pretrained("model")
-    asked = list[object]()
-    monkeypatch.setattr(
-        "surefoot.recipes.finetune.corpus.behavior_in", lambda path: asked.append(path) or 10
-    )
+    runs: list[object] = []
+
+    def behavior_in(run: object) -> int:
+        runs.append(run)
+        return 10
+
+    monkeypatch.setattr("surefoot.recipes.finetune.corpus.behavior_in", behavior_in)
     write_chats(10)
-    options = ["--recipe=finetune", "--model=model", "--data.val-fraction=0"]
     Path("a.jsonl").write_text(Path("a.jsonl").read_text().replace("+ 1?", "+ 1? " + "x" * 30))
-    with pytest.raises(SystemExit):
-        main(["data", "look", "a.jsonl", *options])
-    assert 20 in numbers_in(capsys.readouterr().err)
-    assert asked == [None]
-    with pytest.raises(SystemExit):
-        main(["data", "look", "a.jsonl", *options, "--data.max-tokens=21"])
-    assert 20 in numbers_in(capsys.readouterr().err)
+    look_at = ["data", "look", "a.jsonl"]
+    options = ["--recipe=finetune", "--model=model", "--data.val-fraction=0"]
+
+    message = error_of(capsys, *look_at, *options, status=3)
+    assert 20 in numbers_in(message)
+    assert runs == [None]
+    message = error_of(capsys, *look_at, *options, "--data.max-tokens=21")
+    assert 20 in numbers_in(message)
 
 
 def test_a_plan_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,9 +299,9 @@ def test_a_plan_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--model.layers=1", "--model.width=16", "--model.heads=2", "--model.context=8"]
     small += ["--batch-size=4", "--length=2 steps", "--cloze-questions=0", "--device=cpu"]
     main(["plan", "gpt", "--data.path=my text.txt", "--data.tokenizer=bytes", *small])
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     line = "surefoot data look 'my text.txt' --recipe gpt --data.tokenizer bytes\n"
-    assert line in said
+    assert line in text
 
 
 def test_the_command_of_a_plan_has_the_settings_of_the_data() -> None:
@@ -298,8 +311,8 @@ def test_the_command_of_a_plan_has_the_settings_of_the_data() -> None:
 
     data = translation.Data(path="pairs", source="fr", target="nl", max_source_tokens=64)
     line = _look_at(find_program("translation"), translation.Config(data=data))
-    wanted = "--data.source fr --data.target nl --data.max-source-tokens 64"
-    assert line == f"surefoot data look pairs --recipe translation {wanted}"
+    flags = "--data.source fr --data.target nl --data.max-source-tokens 64"
+    assert line == f"surefoot data look pairs --recipe translation {flags}"
     chats = finetune.Config(data=finetune.Data(path="a.jsonl"), model="my model")
     line = _look_at(find_program("finetune"), chats)
     assert line == "surefoot data look a.jsonl --recipe finetune --model 'my model'"
@@ -316,8 +329,5 @@ def test_a_plan_of_data_without_a_path_names_no_command(
 def test_a_link_to_nothing_stops_the_look(capsys: pytest.CaptureFixture[str]) -> None:
     Path("data").mkdir()
     Path("data", "a.txt").symlink_to("gone")
-    from surefoot.errors import DataError
-    from surefoot.recipes.data_look import contents
-
-    with refused("link-to-nothing", DataError):
+    with refused("link-to-nothing", sf.DataError):
         contents(Path("data"))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import surefoot as sf
+from command_line import error_of, output_of
 from in_one import in_one
 from stated import numbers_in
-from surefoot.cli.main import main
 from surefoot.cli.plan_schedules import schedules
 from surefoot.config.durations import Length
 from surefoot.config.extras import is_installed
@@ -39,9 +39,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: Capture, *arguments: str) -> list[str]:
-    main(["plan", *arguments])
-    return capsys.readouterr().out.splitlines()
+def plan(capsys: Capture, *arguments: str) -> list[str]:
+    return output_of(capsys, "plan", *arguments).splitlines()
 
 
 @pytest.fixture
@@ -53,15 +52,14 @@ def undrawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def refused(capsys: Capture, *arguments: str) -> list[str]:
-    with pytest.raises(SystemExit) as end:
-        main(["plan", *arguments])
-    assert end.value.code == 2
+def error_of_plan(capsys: Capture, *arguments: str) -> list[str]:
+    """The lines of an error, before which nothing was drawn."""
+    message = error_of(capsys, "plan", *arguments)
     assert list(Path().glob("*.svg")) == []
-    return capsys.readouterr().err.splitlines()
+    return message.splitlines()
 
 
-def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
+def read_schedules(text: str, **shared: Any) -> list[Schedule | Joined]:
     return list(schedules(text, LENGTH, shared=shared).values())
 
 
@@ -112,57 +110,56 @@ def meant(text: str, **shared: Any) -> list[Schedule | Joined]:
     ],
 )
 def test_a_schedule_is_read_as_it_is_written(text: str, schedule: Schedule | Joined) -> None:
-    (found,) = meant(text)
-    expected = schedule.factors(LENGTH)
-    factor = found.factors(LENGTH)
-    assert [factor(step) for step in range(1000)] == [expected(step) for step in range(1000)]
+    (from_text,) = read_schedules(text)
+    factor = from_text.factors(LENGTH)
+    expected_factor = schedule.factors(LENGTH)
+    for step in range(1000):
+        assert factor(step) == expected_factor(step)
 
 
 def test_what_is_shared_is_taken_by_those_that_take_it_and_do_not_say_otherwise() -> None:
-    found = meant(
+    constant, linear, cosine, one_cycle, wsd = read_schedules(
         "constant,linear,cosine:min_lr_ratio=0.3,one_cycle,wsd",
         warmup="10%",
         min_lr_ratio=0.1,
         cooldown="40%",
     )
-    assert [schedule.warmup for schedule in found] == ["10%", "10%", "10%", None, "10%"]
-    assert [schedule.min_lr_ratio for schedule in found if isinstance(schedule, Schedule)] == [
-        None,
-        0.1,
-        0.3,
-        0.1,
-        0.1,
-    ]
-    assert isinstance(found[-1], Schedule)
-    assert found[-1].cooldown == "40%"
+    for schedule in (constant, linear, cosine, wsd):
+        assert schedule.warmup == "10%"
+    assert one_cycle.warmup is None
+    assert minimum_ratio(constant) is None
+    for schedule in (linear, one_cycle, wsd):
+        assert minimum_ratio(schedule) == 0.1
+    assert minimum_ratio(cosine) == 0.3
+    assert isinstance(wsd, Schedule)
+    assert wsd.cooldown == "40%"
+
+
+def minimum_ratio(schedule: Schedule | Joined) -> float | None:
+    assert isinstance(schedule, Schedule)
+    return schedule.min_lr_ratio
 
 
 def test_all_is_every_shape() -> None:
-    assert [schedule.shape for schedule in meant("all") if isinstance(schedule, Schedule)] == list(
-        SHAPES
-    )
+    shapes = [getattr(schedule, "shape", None) for schedule in read_schedules("all")]
+    assert shapes == list(SHAPES)
 
 
 def test_without_a_recipe_it_is_a_run_of_a_thousand_steps(here: Path, capsys: Capture) -> None:
-    lines = said(capsys, "--schedules", "cosine,linear:min_lr_ratio=0.1")
+    lines = plan(capsys, "--schedules", "cosine,linear:min_lr_ratio=0.1")
     assert numbers_in(lines[0]) == [1000]
     assert [line.split()[0] for line in lines[3:5]] == ["cosine", "linear:min_lr_ratio=0.1"]
-    drawn = sorted(path.name for path in here.iterdir())
-    assert drawn == (["schedules.png"] if is_installed(RASTERIZER) else []) + ["schedules.svg"]
-    assert lines[-1] == drawn_line(drawn)
+    files = sorted(path.name for path in here.iterdir())
+    if is_installed(RASTERIZER):
+        assert files == ["schedules.png", "schedules.svg"]
+    else:
+        assert files == ["schedules.svg"]
+    assert lines[-1] == drawn_line(files)
 
 
 def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) -> None:
-    lines = said(
-        capsys,
-        "--schedules=linear,constant",
-        "--length",
-        "80 steps",
-        "--schedule.warmup",
-        "10%",
-        "--out",
-        "x/y",
-    )
+    flags = ["--length=80 steps", "--schedule.warmup=10%", "--out=x/y"]
+    lines = plan(capsys, "--schedules=linear,constant", *flags)
     assert numbers_in(lines[0]) == [80]
     assert all("step 8 " in f"{line} " for line in lines[3:5])
     assert "x/y.svg" in lines[-1]
@@ -170,16 +167,8 @@ def test_length_and_common_settings_may_be_given(here: Path, capsys: Capture) ->
 
 
 def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: Capture) -> None:
-    lines = said(
-        capsys,
-        "gpt",
-        "--schedules",
-        "cosine,linear:min_lr_ratio=0",
-        "--preset",
-        "small",
-        "--optimizer.lr",
-        "2e-3",
-    )
+    flags = ["--preset=small", "--optimizer.lr=2e-3"]
+    lines = plan(capsys, "gpt", "--schedules=cosine,linear:min_lr_ratio=0", *flags)
     assert numbers_in(lines[0]) == [10_000, 0.002]
     assert "0.002, step 500" in lines[3]
     assert "0.0002, step 9,999" in lines[3]
@@ -189,7 +178,7 @@ def test_a_recipe_gives_its_length_warmup_floor_and_rate(undrawn: Path, capsys: 
 
 def test_a_length_in_passes_is_that_of_the_recipes_data(undrawn: Path, capsys: Capture) -> None:
     flags = ["--length", "2 epochs", "--batch-size", "64"]
-    lines = said(capsys, "images", "--schedules", "constant", *flags)
+    lines = plan(capsys, "images", "--schedules", "constant", *flags)
     run = images.build(images.Config(length="2 epochs", batch_size=64, run_dir=None))
     steps, _ = numbers_in(lines[0])  # and the base learning rate
     assert steps == run.parts.length.steps
@@ -197,29 +186,22 @@ def test_a_length_in_passes_is_that_of_the_recipes_data(undrawn: Path, capsys: C
 
 def test_a_run_of_ones_own_gives_what_its_schedule_has(undrawn: Path, capsys: Capture) -> None:
     (undrawn / "mine.py").write_text(PROGRAM)
-    lines = said(capsys, "--schedules", "cosine,constant", "mine.py:build")
+    lines = plan(capsys, "--schedules", "cosine,constant", "mine.py:build")
     assert numbers_in(lines[0]) == [40, 0.25]
-    assert lines[3].split()[:-1] == [
-        "cosine",
-        "step",
-        "8",
-        "0.25,",
-        "step",
-        "8",
-        "0.125,",
-        "step",
-        "39",
-    ]
-    assert lines[4].split()[:3] == ["constant", "step", "8"]
+    cosine, constant = lines[3:5]
+    *words, _ = cosine.split()
+    assert " ".join(words) == "cosine step 8 0.25, step 8 0.125, step 39"
+    assert constant.split()[:3] == ["constant", "step", "8"]
 
 
-def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys: Capture) -> None:
-    lines = refused(
+def test_everything_that_is_wrong_with_a_list_is_named_at_once(here: Path, capsys: Capture) -> None:
+    lines = error_of_plan(
         capsys,
         "--schedules",
         "cosin,linear:min_lr_ratio=x,wsd:coldown=3%,linear:floor,linear:power=2,a+b",
     )
-    expected = [
+    codes = [line.strip() for line in lines if line.startswith("  [")]
+    assert codes == [
         "[schedule-unknown]",
         "[setting-out-of-range]",
         "[setting-out-of-range]",
@@ -227,11 +209,10 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
         "[schedule-setting-foreign]",
         "[schedule-unknown]",
     ]
-    assert [line.strip() for line in lines if line.startswith("  [")] == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "reason"),
     [
         (["--schedules", ""], "[schedule-unknown]"),
         (["gpt", "--schedules="], "[schedule-unknown]"),
@@ -252,9 +233,9 @@ def test_everything_that_is_wrong_with_a_list_is_told_at_once(here: Path, capsys
         (["--schedules", "cosine", "--shedules", "x"], "[setting-unknown]"),
     ],
 )
-def test_a_mistake_is_told_and_nothing_is_drawn(
-    arguments: list[str], says: str, here: Path, capsys: Capture
+def test_a_mistake_is_refused_and_nothing_is_drawn(
+    arguments: list[str], reason: str, here: Path, capsys: Capture
 ) -> None:
-    lines = refused(capsys, *arguments)
-    assert says in "\n".join(lines)
+    lines = error_of_plan(capsys, *arguments)
+    assert reason in "\n".join(lines)
     assert len(lines) <= 5

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import error_of, output_of
 from surefoot.cli.main import main
 
 SMALL = [
@@ -19,6 +20,11 @@ SMALL = [
     "--model.heads=2",
     "--model.context=16",
     "--data.vocab-size=280",
+    "--length=20 steps",
+    "--evaluate-every=10 steps",
+    "--report=false",
+    "--cloze-questions=0",
+    "--ema=0.9",
 ]
 TEXT = "the cat sat on the mat, café au lait; " * 300
 
@@ -26,46 +32,33 @@ TEXT = "the cat sat on the mat, café au lait; " * 300
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("predict")
-    (place / "text.txt").write_text(TEXT)
-    run_dir = ["--run-dir", str(place / "run"), "--data.path", str(place / "text.txt")]
-    main(
-        [
-            "train",
-            "gpt",
-            *run_dir,
-            *SMALL,
-            "--length=20 steps",
-            "--evaluate-every=10 steps",
-            "--report=false",
-            "--cloze-questions=0",
-            "--ema=0.9",
-        ]
-    )
-    (place / "text.txt").unlink()  # nothing but the run's directory is needed from here on
+    text = place / "text.txt"
+    text.write_text(TEXT)
+    main(["train", "gpt", *SMALL, "--run-dir", str(place / "run"), "--data.path", str(text)])
+    text.unlink()  # nothing but the run's directory is needed from here on
     return place / "run"
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    main(["predict", *arguments])
-    return capsys.readouterr().out
+def predict(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> str:
+    return output_of(capsys, "predict", str(run), *arguments)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["predict", *arguments])
-    assert end.value.code == status
-    return capsys.readouterr().err
+def predict_lines(
+    capsys: pytest.CaptureFixture[str], run: Path, *arguments: str
+) -> list[dict[str, str]]:
+    """The answers to several prompts."""
+    return [json.loads(line) for line in predict(capsys, run, *arguments).split("\n")[:-1]]
 
 
 def test_a_prompt_is_continued_and_the_same_seed_gives_the_same_text(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = said(capsys, str(trained), "the cat", "--max-new-tokens", "30")
-    assert first.startswith("the cat")
-    assert len(first.encode()) > 30  # a token may be a byte of a character
-    assert said(capsys, str(trained), "the cat", "--max-new-tokens", "30") == first
-    assert said(capsys, str(trained), "the cat", "--max-new-tokens", "30", "--seed", "1") != first
+    arguments = ["the cat", "--max-new-tokens", "30"]
+    text = predict(capsys, trained, *arguments)
+    assert text.startswith("the cat")
+    assert len(text.encode()) > 30  # a token may be a byte of a character
+    assert predict(capsys, trained, *arguments) == text
+    assert predict(capsys, trained, *arguments, "--seed", "1") != text
 
 
 def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
@@ -74,19 +67,14 @@ def test_prompts_of_a_file_are_answered_one_a_line_as_each_alone(
     prompts = ["the cat", "on the", "café", "mat, the"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts))
     flags = ["--max-new-tokens", "12", "--temperature", "0"]
-    lines = [
-        json.loads(line)
-        for line in said(
-            capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), *flags
-        ).splitlines()
-    ]
-    assert [line["prompt"] for line in lines] == prompts
-    alone = [said(capsys, str(trained), prompt, *flags).removesuffix("\n") for prompt in prompts]
-    assert [line["prompt"] + line["continuation"] for line in lines] == alone
-    several = [
-        json.loads(line) for line in said(capsys, str(trained), *prompts, *flags).splitlines()
-    ]
-    assert several == lines
+
+    answers = predict_lines(capsys, trained, "--file", str(tmp_path / "prompts.txt"), *flags)
+
+    for answer, prompt in zip(answers, prompts, strict=True):
+        assert answer["prompt"] == prompt
+        alone = predict(capsys, trained, prompt, *flags).removesuffix("\n")
+        assert prompt + answer["continuation"] == alone
+    assert predict_lines(capsys, trained, *prompts, *flags) == answers
 
 
 def test_a_prompt_may_come_from_standard_input(
@@ -94,13 +82,13 @@ def test_a_prompt_may_come_from_standard_input(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(b"the cat"), encoding="utf-8"))
     flags = ["--max-new-tokens", "5"]
-    assert said(capsys, str(trained), "-", *flags) == said(capsys, str(trained), "the cat", *flags)
+    assert predict(capsys, trained, "-", *flags) == predict(capsys, trained, "the cat", *flags)
 
 
 def test_without_a_prompt_it_says_what_the_run_sampled(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, str(trained), "--max-new-tokens", "5").startswith("\n")
+    assert predict(capsys, trained, "--max-new-tokens", "5").startswith("\n")
 
 
 def test_characters_of_several_tokens_come_out_whole(
@@ -118,13 +106,13 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--max-new-tokens", "20"]
-    newest = said(capsys, str(trained), "the", *flags)
-    assert said(capsys, str(trained), "the", *flags, "--checkpoint", "20") == newest
-    assert said(capsys, str(trained), "the", *flags, "--checkpoint", "0") != newest
+    newest = predict(capsys, trained, "the", *flags)
+    assert predict(capsys, trained, "the", *flags, "--checkpoint", "20") == newest
+    assert predict(capsys, trained, "the", *flags, "--checkpoint", "0") != newest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "code"),
     [
         (["the", "--temperature", "-1"], "[setting-out-of-range]"),
         (["the", "--top-p", "2"], "[setting-out-of-range]"),
@@ -134,16 +122,18 @@ def test_the_best_checkpoint_or_that_of_a_step_can_be_asked(
         (["the", "--checkpoint", "\u00b2"], "[checkpoint-unknown]"),
     ],
 )
-def test_a_mistake_is_told_shortly(
-    arguments: list[str], says: str, trained: Path, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_is_refused(
+    arguments: list[str], code: str, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert says in refused(capsys, str(trained), *arguments)
+    assert code in error_of(capsys, "predict", str(trained), *arguments)
 
 
 def test_a_file_of_prompts_that_is_missing_is_a_data_error(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "nowhere.txt" in refused(capsys, str(trained), "--file", "nowhere.txt", status=3)
+    assert "nowhere.txt" in error_of(
+        capsys, "predict", str(trained), "--file", "nowhere.txt", status=3
+    )
 
 
 def test_a_file_without_a_prompt_is_a_data_error(
@@ -151,8 +141,8 @@ def test_a_file_without_a_prompt_is_a_data_error(
 ) -> None:
     """It must not be answered with the default prompt."""
     (tmp_path / "empty.txt").write_text("\n\n")
-    assert "[file-without-prompts]" in refused(
-        capsys, str(trained), "--file", str(tmp_path / "empty.txt"), status=3
+    assert "[file-without-prompts]" in error_of(
+        capsys, "predict", str(trained), "--file", str(tmp_path / "empty.txt"), status=3
     )
 
 
@@ -164,23 +154,18 @@ def test_the_device_is_that_of_now_and_not_of_the_training(
     text = (copy / "config.toml").read_text()
     (copy / "config.toml").write_text(text.replace('device = "auto"', 'device = "cuda"'))
     assert 'device = "cuda"' in (copy / "config.toml").read_text()
-    expected = said(capsys, str(trained), "the cat", "--max-new-tokens", "5", "--device", "cpu")
-    assert (
-        said(capsys, str(copy), "the cat", "--max-new-tokens", "5", "--device", "cpu") == expected
-    )
+    flags = ["--max-new-tokens", "5", "--device", "cpu"]
+    text = predict(capsys, trained, "the cat", *flags)
+    assert predict(capsys, copy, "the cat", *flags) == text
 
 
 def test_a_prompt_ends_at_a_line_end_and_nowhere_else(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "prompts.txt").write_bytes("one\u2028and\x0cmore\r\ntwo\x85\n".encode())
-    lines = said(
-        capsys, str(trained), "--file", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1"
-    ).split("\n")
-    assert [json.loads(line)["prompt"] for line in lines[:-1]] == [
-        "one\u2028and\x0cmore",
-        "two\x85",
-    ]
+    flags = ["--file", str(tmp_path / "prompts.txt"), "--max-new-tokens", "1"]
+    prompts = [answer["prompt"] for answer in predict_lines(capsys, trained, *flags)]
+    assert prompts == ["one\u2028and\x0cmore", "two\x85"]
 
 
 def test_wrong_settings_are_refused_before_the_prompt_is_shown(
@@ -216,10 +201,10 @@ def test_a_reader_that_goes_away_ends_it_quietly(trained: Path) -> None:
 def test_a_checkpoint_is_not_a_run_and_what_to_type_is_said(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = trained / "checkpoints" / "step-00000020"
-    said = refused(capsys, str(place), "the")
-    assert f" {trained}, " in said
-    assert "--checkpoint 20" in said
+    checkpoint = trained / "checkpoints" / "step-00000020"
+    message = error_of(capsys, "predict", str(checkpoint), "the")
+    assert f" {trained}, " in message
+    assert "--checkpoint 20" in message
 
 
 def test_a_program_that_predicts_nothing_says_so(
@@ -235,6 +220,6 @@ def test_a_program_that_predicts_nothing_says_so(
         "                  optimizer=sf.optim.adamw(lr=0.1), run_dir='runs/a')\n"
     )
     main(["train", "program.py:build"])
-    said = refused(capsys, "a", "x")
-    assert "[program-without-predict]" in said
-    assert "sf.load('runs/a').load_model(model)" in said
+    message = error_of(capsys, "predict", "a", "x")
+    assert "[program-without-predict]" in message
+    assert "sf.load('runs/a').load_model(model)" in message

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import error_of, output_of
 from surefoot.cli.main import main
 
 SMALL = [
@@ -20,8 +21,6 @@ SMALL = [
     "--model.width=16",
     "--model.heads=2",
     "--model.mlp-width=32",
-]
-SMALL += [
     "--data.vocab-size=300",
     "--length=20 steps",
     "--evaluate-every=20 steps",
@@ -47,17 +46,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "run"
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    capsys.readouterr()
-    main(["predict", *arguments])
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["predict", *arguments])
-    assert end.value.code == status
-    return capsys.readouterr().err
+def translate(capsys: pytest.CaptureFixture[str], run: Path, *arguments: str) -> str:
+    return output_of(capsys, "predict", str(run), *arguments)
 
 
 def test_the_recipes_perplexity_is_of_an_unsmoothed_loss_and_no_finding_while_training(
@@ -71,8 +61,9 @@ def test_the_recipes_perplexity_is_of_an_unsmoothed_loss_and_no_finding_while_tr
 def test_inputs_are_answered_one_a_line_as_each_alone(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    together = said(capsys, str(trained), *SENTENCES)
-    assert together == "".join(said(capsys, str(trained), one) for one in SENTENCES)
+    together = translate(capsys, trained, *SENTENCES)
+    alone = [translate(capsys, trained, sentence) for sentence in SENTENCES]
+    assert together == "".join(alone)
     assert together.count("\n") == 4
 
 
@@ -80,9 +71,9 @@ def test_a_file_is_answered_by_as_many_lines(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.txt").write_text("\n".join([SENTENCES[0], "", *SENTENCES[1:]]))
-    found = said(capsys, str(trained), "--file", str(tmp_path / "in.txt"))
-    plain = said(capsys, str(trained), *SENTENCES).splitlines()
-    assert found.split("\n") == [plain[0], "", *plain[1:], ""]
+    first, *others = translate(capsys, trained, *SENTENCES).splitlines()
+    lines = translate(capsys, trained, "--file", str(tmp_path / "in.txt")).split("\n")
+    assert lines == [first, "", *others, ""]
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]], ids=str)
@@ -92,12 +83,12 @@ def test_standard_input_is_answered_line_by_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    expected = said(capsys, str(trained), *SENTENCES)
-    monkeypatch.setattr(sys, "stdin", typed_in("\n".join(SENTENCES).encode() + b"\n"))
-    assert said(capsys, str(trained), *arguments) == expected
+    expected = translate(capsys, trained, *SENTENCES)
+    monkeypatch.setattr(sys, "stdin", stdin_of("\n".join(SENTENCES).encode() + b"\n"))
+    assert translate(capsys, trained, *arguments) == expected
 
 
-def typed_in(data: bytes) -> TextIOWrapper:
+def stdin_of(data: bytes) -> TextIOWrapper:
     """Standard input that holds these bytes."""
     return TextIOWrapper(BytesIO(data), encoding="utf-8")
 
@@ -109,28 +100,35 @@ def test_only_a_line_feed_ends_a_line_of_standard_input_and_none_is_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", typed_in(b"cat 12\rcat 7\ncat\n"))
-    assert said(capsys, str(trained), *arguments).count("\n") == 2
-    monkeypatch.setattr(sys, "stdin", typed_in(b"cat\n\xff\n"))
-    assert "standard input, line 2 is not UTF-8" in refused(
-        capsys, str(trained), *arguments, status=3
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"cat 12\rcat 7\ncat\n"))
+    assert translate(capsys, trained, *arguments).count("\n") == 2
+    monkeypatch.setattr(sys, "stdin", stdin_of(b"cat\n\xff\n"))
+    assert "standard input, line 2 is not UTF-8" in error_of(
+        capsys, "predict", str(trained), *arguments, status=3
     )
-    monkeypatch.setattr(sys, "stdin", typed_in(b""))
-    assert said(capsys, str(trained), *arguments) == ""
+    monkeypatch.setattr(sys, "stdin", stdin_of(b""))
+    assert translate(capsys, trained, *arguments) == ""
 
 
 def test_white_space_around_a_sentence_changes_nothing(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert said(capsys, str(trained), "  cat 12\t") == said(capsys, str(trained), "cat 12")
+    assert translate(capsys, trained, "  cat 12\t") == translate(capsys, trained, "cat 12")
 
 
 def test_a_long_sentence_is_named_by_its_line_in_a_long_file(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.txt").write_text("\n" * 40 + "cat " * 600)
-    error = refused(
-        capsys, str(trained), "--file", str(tmp_path / "in.txt"), "--batch-size", "1", status=3
+    error = error_of(
+        capsys,
+        "predict",
+        str(trained),
+        "--file",
+        str(tmp_path / "in.txt"),
+        "--batch-size",
+        "1",
+        status=3,
     )
     assert "in.txt, line 41 has" in error
 
@@ -140,43 +138,44 @@ def test_what_cannot_be_translated_has_an_empty_line_among_the_answers(
 ) -> None:
     """One bad line of a thousand must not cost the other answers."""
     (tmp_path / "in.txt").write_bytes(b"cat 12\n" + b"cat " * 600 + b"\ntw\xff\ncat 7\n")
-    expected = [said(capsys, str(trained), one) for one in ("cat 12", "cat 7")]
+    first = translate(capsys, trained, "cat 12")
+    last = translate(capsys, trained, "cat 7")
     with pytest.raises(SystemExit) as end:
         main(["predict", str(trained), "--file", str(tmp_path / "in.txt")])
-    answered = capsys.readouterr()
+    printed = capsys.readouterr()
     assert end.value.code == 3
-    assert answered.out == f"{expected[0]}\n\n{expected[1]}"
-    assert "in.txt, line 2 has 600 tokens" in answered.err
-    assert "in.txt, line 3 is not UTF-8 text" in answered.err
-    assert answered.err.endswith("[lines-not-translated]\n")
+    assert printed.out == f"{first}\n\n{last}"
+    assert "in.txt, line 2 has 600 tokens" in printed.err
+    assert "in.txt, line 3 is not UTF-8 text" in printed.err
+    assert printed.err.endswith("[lines-not-translated]\n")
 
 
 def test_an_empty_input_is_answered_by_an_empty_line(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = said(capsys, str(trained), "cat 12")
-    assert said(capsys, str(trained), "") == "\n"
-    assert said(capsys, str(trained), "cat 12", "", "cat 12") == f"{answer}\n{answer}"
+    answer = translate(capsys, trained, "cat 12")
+    assert translate(capsys, trained, "") == "\n"
+    assert translate(capsys, trained, "cat 12", "", "cat 12") == f"{answer}\n{answer}"
 
 
 def test_a_file_in_utf_16_is_called_that(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.txt").write_text("cat 12\n", encoding="utf-16")
-    assert "iconv -f utf-16 -t utf-8" in refused(
-        capsys, str(trained), "--file", str(tmp_path / "in.txt"), status=3
+    assert "iconv -f utf-16 -t utf-8" in error_of(
+        capsys, "predict", str(trained), "--file", str(tmp_path / "in.txt"), status=3
     )
 
 
 def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = said(capsys, str(trained), *SENTENCES)
+    own = translate(capsys, trained, *SENTENCES)
     assert (
-        said(capsys, str(trained), *SENTENCES, "--beam-size", "2", "--length-penalty", "1.0") == own
+        translate(capsys, trained, *SENTENCES, "--beam-size", "2", "--length-penalty", "1.0") == own
     )
-    assert said(capsys, str(trained), *SENTENCES, "--batch-size", "1") == own
-    assert said(capsys, str(trained), *SENTENCES, "--checkpoint", "0") != own
+    assert translate(capsys, trained, *SENTENCES, "--batch-size", "1") == own
+    assert translate(capsys, trained, *SENTENCES, "--checkpoint", "0") != own
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_the_beam_and_the_length_penalty_are_the_run_s_where_none_are_given(
 def test_what_cannot_be_translated_is_one_clear_error(
     arguments: list[str], status: int, says: str, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = refused(capsys, str(trained), *arguments, status=status)
+    error = error_of(capsys, "predict", str(trained), *arguments, status=status)
     assert says in error
     assert len(error.splitlines()) <= 5
 
@@ -202,8 +201,8 @@ def test_a_file_that_is_no_text_is_told_by_its_line(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in.txt").write_bytes(b"one\ntw\xff\n")
-    assert "in.txt, line 2 is not UTF-8 text" in refused(
-        capsys, str(trained), "--file", str(tmp_path / "in.txt"), status=3
+    assert "in.txt, line 2 is not UTF-8 text" in error_of(
+        capsys, "predict", str(trained), "--file", str(tmp_path / "in.txt"), status=3
     )
 
 
@@ -211,7 +210,7 @@ def test_nothing_to_translate_is_told_where_somebody_sits_before_a_terminal(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    assert "[predict-without-input]" in refused(capsys, str(trained), status=2)
+    assert "[predict-without-input]" in error_of(capsys, "predict", str(trained), status=2)
 
 
 def test_the_recipe_s_help_needs_no_torch() -> None:
