@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -37,6 +36,10 @@ def gradients(output: Tensor, inputs: list[Tensor], outer: Tensor) -> tuple[Tens
     return torch.autograd.grad(output, inputs, outer)
 
 
+def query_key_value(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(numbers(*shape, seed=seed, dtype=dtype) for seed in range(3))
+
+
 def test_rms_norm_and_its_gradient_are_torchs() -> None:
     x = numbers(3, 5, 8).requires_grad_()
     outer = numbers(3, 5, 8, seed=1)
@@ -62,8 +65,10 @@ def test_under_autocast_a_norm_hands_on_what_the_next_product_takes_and_its_grad
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = rms_norm(x)
     assert found.dtype == torch.bfloat16
-    (gradient,) = gradients(found, [x], found.detach().roll(1, dims=-1))
-    expected = gradients(rms_norm(x), [x], found.detach().roll(1, dims=-1).float())[0]
+    outer = found.detach().roll(1, dims=-1)
+    (gradient,) = gradients(found, [x], outer)
+
+    (expected,) = gradients(rms_norm(x), [x], outer.float())
     assert gradient.dtype == torch.float32
     assert_close(gradient, expected)
 
@@ -109,7 +114,8 @@ def test_norm_and_rotation_together_are_one_after_the_other(heads: int) -> None:
 def test_with_weights_in_bfloat16_norm_and_rotation_are_rounded_once() -> None:
     x_BTHD = numbers(2, 5, 4, 8).bfloat16()
     turns = tuple(part.bfloat16() for part in rotations(5, 8))
-    wide = rotate(rms_norm(x_BTHD.float()).transpose(1, 2), *(part.float() for part in turns))
+    wide_turns = tuple(part.float() for part in turns)
+    wide = rotate(rms_norm(x_BTHD.float()).transpose(1, 2), *wide_turns)
     assert_close(norm_and_rotate(x_BTHD, *turns).float(), wide, rtol=2**-8, atol=1e-7)
 
 
@@ -119,21 +125,30 @@ def test_with_weights_in_bfloat16_norm_and_rotation_are_rounded_once() -> None:
 def test_attention_in_tiles_and_its_gradients_are_torchs(
     time: int, tiles: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    q, k, v = (
-        numbers(2, 3, time, 8, seed=seed, dtype=torch.float32).requires_grad_() for seed in range(3)
-    )
+    inputs = [tensor.requires_grad_() for tensor in query_key_value(2, 3, time, 8)]
     outer = numbers(2, 3, time, 8, seed=3, dtype=torch.float32)
+
     with tiles():
-        found = tiled_attention(q, k, v)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        found = tiled_attention(*inputs)
+
+    expected = F.scaled_dot_product_attention(*inputs, is_causal=True)
     assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    pairs = zip(
-        gradients(found, [q, k, v], outer), gradients(expected, [q, k, v], outer), strict=True
-    )
-    for ours, theirs in pairs:
-        assert_close(
-            ours, theirs, rtol=1e-4, atol=1e-5
-        )  # sums of up to 200 products in another order
+    # sums of up to 200 products in another order
+    found_gradients = gradients(found, inputs, outer)
+    assert_close(found_gradients, gradients(expected, inputs, outer), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def tiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of positions for which attention went in tiles."""
+    calls: list[int] = []
+
+    def noting(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        calls.append(q.shape[2])
+        return tiled_attention(q, k, v)
+
+    monkeypatch.setattr(attention, "tiled_attention", noting)
+    return calls
 
 
 @pytest.mark.parametrize(
@@ -150,49 +165,51 @@ def test_attention_goes_in_tiles_where_it_is_narrow_causal_and_nothing_is_droppe
     drop_fraction: float,
     most: int,
     tiled: bool,
+    tiled_calls: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls: list[int] = []
-
-    def spy(*parts: Tensor) -> Tensor:
-        calls.append(1)
-        return tiled_attention(*parts)
-
-    monkeypatch.setattr(attention, "tiled_attention", spy)
     monkeypatch.setitem(attention._TILED, 16, most)
-    q, k, v = (numbers(2, 3, 16, 8, seed=seed, dtype=dtype) for seed in range(3))  # type: ignore[arg-type]
-    assert causal_attention(q, k, v, drop_fraction=drop_fraction).dtype == dtype
-    assert bool(calls) == tiled
+    q, k, v = query_key_value(2, 3, 16, 8, dtype=dtype)
+
+    output = causal_attention(q, k, v, drop_fraction=drop_fraction)
+
+    assert output.dtype == dtype
+    assert tiled_calls == ([16] if tiled else [])
 
 
 @pytest.mark.parametrize(("time", "tiled"), [(191, False), (192, True), (512, True), (513, False)])
 def test_attention_in_float32_goes_in_tiles_for_192_to_512_positions_of_64_channels(
-    time: int, tiled: bool, monkeypatch: pytest.MonkeyPatch
+    time: int, tiled: bool, tiled_calls: list[int]
 ) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(
-        attention, "tiled_attention", lambda *parts: calls.append(1) or tiled_attention(*parts)
-    )
-    q, k, v = (numbers(1, 1, time, 64, seed=seed, dtype=torch.float32) for seed in range(3))
-    assert_close(
-        causal_attention(q, k, v, drop_fraction=0.0),
-        F.scaled_dot_product_attention(q, k, v, is_causal=True),
-    )
-    assert bool(calls) == tiled
-    calls.clear()
-    causal_attention(q[:, :, -1:], k, v, drop_fraction=0.0)  # one new token
-    assert not calls
+    q, k, v = query_key_value(1, 1, time, 64)
+
+    output = causal_attention(q, k, v, drop_fraction=0.0)
+
+    assert_close(output, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert tiled_calls == ([time] if tiled else [])
+
+
+def test_attention_of_one_new_token_takes_no_tiles(tiled_calls: list[int]) -> None:
+    q, k, v = query_key_value(1, 1, 192, 64)
+    causal_attention(q[:, :, -1:], k, v, drop_fraction=0.0)
+    assert tiled_calls == []
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kernel under vmap
-def test_attention_in_float32_takes_no_tiles_inside_torch_func_and_stays_wide_under_autocast() -> (
-    None
-):
-    q, k, v = (numbers(2, 1, 192, 64, seed=seed, dtype=torch.float32) for seed in range(3))
-    attend = partial(causal_attention, drop_fraction=0.0)
-    alone = torch.func.vmap(lambda *parts: attend(*(part[None] for part in parts))[0])(q, k, v)
+def test_attention_in_float32_takes_no_tiles_inside_torch_func(tiled_calls: list[int]) -> None:
+    q, k, v = query_key_value(2, 1, 192, 64)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return causal_attention(q[None], k[None], v[None], drop_fraction=0.0)[0]
+
+    output = torch.func.vmap(attend)(q, k, v)
+
+    assert_close(output, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert tiled_calls == []
+
+
+def test_attention_in_float32_stays_wide_under_autocast() -> None:
+    q, k, v = query_key_value(2, 1, 192, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = attend(q, k, v)
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    for each in (alone, found):
-        assert_close(each, expected)
+        output = causal_attention(q, k, v, drop_fraction=0.0)
+    assert_close(output, F.scaled_dot_product_attention(q, k, v, is_causal=True))

@@ -62,30 +62,34 @@ def test_a_changed_token_changes_all_logits_from_its_place_on(place, shape):
     before = tokens(1, 16)
     after = before.clone()
     after[:, place] = (after[:, place] + 1) % SMALL.vocab_size
-    assert (
-        (model(after) - model(before)).abs().amax(dim=(0, 2)) > 1e-4
-    ).nonzero().flatten().tolist() == list(range(place, 16))
+
+    change = (model(after) - model(before)).abs().amax(dim=(0, 2))
+
+    changed_places = (change > 1e-4).nonzero().flatten().tolist()
+    assert changed_places == list(range(place, 16))
 
 
 def test_logits_do_not_depend_on_how_much_follows():
     model = gpt(trained=True)
     whole = tokens(2, 16)
-    assert_close(
-        model(whole[:, :6]), model(whole)[:, :6], rtol=1e-5, atol=1e-5
-    )  # other matrix sizes, other order
+    # other matrix sizes, other order
+    assert_close(model(whole[:, :6]), model(whole)[:, :6], rtol=1e-5, atol=1e-5)
 
 
 def test_rows_of_a_batch_do_not_see_each_other():
     model = gpt(trained=True)
     rows = tokens(4, 16)
-    assert_close(model(rows), torch.cat([model(row[None]) for row in rows]), rtol=1e-5, atol=1e-5)
+    one_by_one = torch.cat([model(row[None]) for row in rows])
+    assert_close(model(rows), one_by_one, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shift", [1, 3, 8])
 def test_rotated_products_depend_only_on_the_distance(shift):
     cos_TD, sin_TD = rotations(16, 8)
     q_D, k_D = torch.randn(2, 8, generator=torch.Generator().manual_seed(1)).unbind()
-    q_TD, k_TD = (rotate(x_D.expand(16, 8), cos_TD, sin_TD) for x_D in (q_D, k_D))
+    q_TD = rotate(q_D.expand(16, 8), cos_TD, sin_TD)
+    k_TD = rotate(k_D.expand(16, 8), cos_TD, sin_TD)
+
     products_TT = q_TD @ k_TD.T
     assert_close(products_TT[shift:, shift:], products_TT[:-shift, :-shift], rtol=1e-4, atol=1e-5)
     assert (products_TT[0] - products_TT[0, 0]).abs().max() > 0.1  # and they do depend on it
@@ -113,8 +117,6 @@ def test_smear_adds_shares_of_the_previous_embeddings_of_the_row(smear):
     """In float64, for rows shorter than the number of previous tokens too."""
     model = gpt(replace(SMALL, smear=smear)).double()
     tokens_BT = tokens(2, 16)
-    start = model.smear.detach().view(smear, 32)
-    assert not start.any() if smear == 1 else len(start.unique()) == start.numel()
     torch.nn.init.normal_(model.smear)
     for time in (1, 2, 16):
         embedded_BTC = model.embedding(tokens_BT[:, :time])
@@ -124,6 +126,17 @@ def test_smear_adds_shares_of_the_previous_embeddings_of_the_row(smear):
                 share_C = model.smear[(back - 1) * 32 : back * 32]
                 expected_BTC[:, place] += share_C * embedded_BTC[:, place - back]
         assert_close(model._embedded(tokens_BT[:, :time], None), expected_BTC)
+
+
+def test_smear_of_one_token_starts_at_zero():
+    assert not gpt(replace(SMALL, smear=1)).smear.any()
+
+
+@pytest.mark.parametrize("smear", [3, 20])
+def test_smear_of_several_tokens_starts_with_a_value_of_its_own_for_each(smear):
+    start = gpt(replace(SMALL, smear=smear)).double().smear
+    assert start.numel() == smear * 32
+    assert len(start.unique()) == start.numel()
 
 
 def test_first_loss_is_ln_of_the_vocabulary():
@@ -143,26 +156,28 @@ def test_first_loss_of_a_tied_model_is_close_to_ln_of_the_vocabulary(width, fami
 def test_matrices_start_with_the_documented_deviations():
     model = gpt(replace(SMALL, width=256, vocab_size=300))
     block = model.blocks[1]
-    found = {
-        "embedding": model.embedding.weight.std(),
-        "qkv": block.attention.qkv.weight.std(),
-        "up": block.mlp.up.weight.std(),
+    deviations = {
+        "embedding": model.embedding.weight.std().item(),
+        "qkv": block.attention.qkv.weight.std().item(),
+        "up": block.mlp.up.weight.std().item(),
     }
+    expected = {"embedding": 1.0, "qkv": 1 / 16, "up": 1 / 16}
     # 3 % is over ten standard errors of a deviation taken over 76,800 values or more
-    assert_close(
-        {name: std.item() for name, std in found.items()},
-        {"embedding": 1.0, "qkv": 1 / 16, "up": 1 / 16},
-        rtol=0.03,
-        atol=0,
-    )
-    assert all(not part.weight.any() for part in (block.attention.out, block.mlp.down, model.head))
+    assert_close(deviations, expected, rtol=0.03, atol=0)
+
+
+def test_matrices_that_write_to_the_stream_start_at_zero():
+    model = gpt()
+    block = model.blocks[1]
+    for layer in (block.attention.out, block.mlp.down, model.head):
+        assert not layer.weight.any()
 
 
 def test_queries_values_and_mlp_start_with_unit_size_at_any_width():
     model = gpt(replace(SMALL, width=512))
-    normed_BTC = F.rms_norm(
-        torch.randn(8, 16, 512, generator=torch.Generator().manual_seed(2)), (512,)
-    )
+    x_BTC = torch.randn(8, 16, 512, generator=torch.Generator().manual_seed(2))
+    normed_BTC = F.rms_norm(x_BTC, (512,))
+
     assert_close(model.blocks[0].attention.qkv(normed_BTC).std().item(), 1.0, rtol=0.05, atol=0)
     assert_close(model.blocks[0].mlp.up(normed_BTC).std().item(), 1.0, rtol=0.05, atol=0)
 
@@ -176,25 +191,29 @@ def test_every_block_starts_as_identity():
 def test_gpt2_starts_with_the_documented_deviations():
     model = gpt(replace(SMALL, layers=8, width=256, vocab_size=300, family="gpt2"))
     block = model.blocks[1]
-    found = {
-        "embedding": model.embedding.weight.std(),
-        "positions": model.positions.weight.std(),
-        "qkv": block.attention.qkv.weight.std(),
-        "out": block.attention.out.weight.std(),
-        "down": block.mlp.down.weight.std(),
+    deviations = {
+        "embedding": model.embedding.weight.std().item(),
+        "positions": model.positions.weight.std().item(),
+        "qkv": block.attention.qkv.weight.std().item(),
+        "out": block.attention.out.weight.std().item(),
+        "down": block.mlp.down.weight.std().item(),
     }
     expected = {"embedding": 0.02, "positions": 0.02, "qkv": 0.02, "out": 0.005, "down": 0.005}
     # 6 % is over five standard errors of a deviation taken over 4,096 values or more
-    assert_close({name: std.item() for name, std in found.items()}, expected, rtol=0.06, atol=0)
-    assert [
-        name for name, parameter in model.named_parameters() if "bias" in name and parameter.any()
-    ] == []
+    assert_close(deviations, expected, rtol=0.06, atol=0)
+
+
+def test_gpt2_starts_without_biases():
+    model = gpt(replace(SMALL, family="gpt2"))
+    biases = {name: bias for name, bias in model.named_parameters() if "bias" in name}
+    assert biases
+    assert [name for name, bias in biases.items() if bias.any()] == []
 
 
 @every_kind
 @pytest.mark.parametrize("how", ["blocks", "selective"])
 def test_computing_blocks_again_changes_no_bit_of_the_gradient(shape, how):
-    def gradients(again):
+    def gradients(*, again):
         model = gpt(replace(shape, dropout=0.3), trained=True)
         if again:
             compute_again({"model": model}, how)
@@ -202,10 +221,8 @@ def test_computing_blocks_again_changes_no_bit_of_the_gradient(shape, how):
         cross_entropy(model(tokens(4, 16)), tokens(4, 16).flip(0)).value.backward()
         return [parameter.grad for parameter in model.parameters()]
 
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(gradients(True), gradients(False), strict=True)
-    )
+    for again, kept in zip(gradients(again=True), gradients(again=False), strict=True):
+        assert torch.equal(again, kept)
 
 
 @every_kind
@@ -241,12 +258,12 @@ def test_parameter_count_is_the_closed_form(size, tied, parts):
 def test_tied_head_is_the_embedding_and_gets_both_gradients():
     model = gpt(replace(SMALL, tie_embeddings=True))
     cross_entropy(model(tokens(2, 16)), tokens(2, 16).flip(0)).value.backward()
+
     assert model.head.weight is model.embedding.weight
     assert [name for name, _ in model.named_parameters() if "head" in name] == []
     unseen = [token for token in range(SMALL.vocab_size) if token not in tokens(2, 16)]
-    assert (
-        model.embedding.weight.grad[unseen].any(dim=1).all()
-    )  # through the head, which every token takes part in
+    through_the_head = model.embedding.weight.grad[unseen]
+    assert through_the_head.any(dim=1).all()
 
 
 def test_head_of_the_hidden_states_is_the_forward_pass():
@@ -278,7 +295,9 @@ def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_
     model = gpt(trained=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BTV = model(tokens(2, 16))
-        assert (dtypes, logits_BTV.dtype) == ([], torch.bfloat16)
+        assert logits_BTV.dtype == torch.bfloat16
+        assert dtypes == []
+
         monkeypatch.setitem(_TILED, 16, 15)
         monkeypatch.setattr("surefoot.models.attention._WRITTEN_OUT", 15)
         model(tokens(2, 16))
@@ -288,20 +307,23 @@ def test_attention_under_bfloat16_autocast_is_our_own_on_the_cpu_and_in_float32_
 @pytest.mark.parametrize(("time", "so_far"), [(9, 9), (3, 9), (1, 9)])
 def test_attention_written_out_is_torchs_own(time, so_far):
     q_BHTD = torch.randn(2, 3, time, 8, dtype=torch.bfloat16)
-    k_BHSD, v_BHSD = (torch.randn(2, 3, so_far, 8, dtype=torch.bfloat16) for _ in range(2))
+    k_BHSD = torch.randn(2, 3, so_far, 8, dtype=torch.bfloat16)
+    v_BHSD = torch.randn(2, 3, so_far, 8, dtype=torch.bfloat16)
+
+    def of_torch(mask):
+        return F.scaled_dot_product_attention(
+            q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=mask
+        )
+
+    # weights and values have 8 bits
+    causal = causal_attention(q_BHTD, k_BHSD, v_BHSD, drop_fraction=0.0)
     mask_TS = torch.ones(time, so_far, dtype=torch.bool).tril(so_far - time)
-    expected = F.scaled_dot_product_attention(
-        q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=mask_TS
-    )
-    found = causal_attention(q_BHTD, k_BHSD, v_BHSD, drop_fraction=0.0)
-    assert found.dtype == torch.bfloat16
-    assert_close(found.float(), expected, rtol=0, atol=0.03)  # weights and values have 8 bits
-    places = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])[:, None, None]
-    expected = F.scaled_dot_product_attention(
-        q_BHTD.float(), k_BHSD.float(), v_BHSD.float(), attn_mask=places
-    )
-    found = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=places, drop_fraction=0.0)
-    assert_close(found.float(), expected, rtol=0, atol=0.03)
+    assert causal.dtype == torch.bfloat16
+    assert_close(causal.float(), of_torch(mask_TS), rtol=0, atol=0.03)
+
+    mask = torch.tensor([[True] * 9, [True] * 4 + [False] * 5])[:, None, None]
+    masked = masked_attention(q_BHTD, k_BHSD, v_BHSD, mask=mask, drop_fraction=0.0)
+    assert_close(masked.float(), of_torch(mask), rtol=0, atol=0.03)
 
 
 def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():
@@ -317,21 +339,22 @@ def test_bfloat16_autocast_gives_the_float32_gradients_to_its_precision():
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
     exact = gradient(enabled=False)
-    assert (
-        gradient() - exact
-    ).norm() < 0.05 * exact.norm()  # 8 bits a rounding, some ten of them in a row
+    rounded = gradient()
+
+    # 8 bits a rounding, some ten of them in a row
+    assert (rounded - exact).norm() < 0.05 * exact.norm()
 
 
 def test_float64_stays_float64_through_attention(monkeypatch):
     dtypes = attention_dtypes(monkeypatch)
     model = gpt(trained=True).double()
-    assert (model(tokens(2, 16)).dtype, set(dtypes)) == (torch.float64, {torch.float64})
+    assert model(tokens(2, 16)).dtype == torch.float64
+    assert set(dtypes) == {torch.float64}
 
 
 def test_attention_is_the_formula():
-    q_BHTD, k_BHTD, v_BHTD = (
-        torch.randn(3, 2, 2, 6, 8, generator=torch.Generator().manual_seed(4)).double().unbind()
-    )
+    generator = torch.Generator().manual_seed(4)
+    q_BHTD, k_BHTD, v_BHTD = torch.randn(3, 2, 2, 6, 8, generator=generator).double()
     scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / math.sqrt(8)
     later_TT = torch.ones(6, 6, dtype=torch.bool).triu(1)
     expected = scores_BHTT.masked_fill(later_TT, float("-inf")).softmax(dim=-1) @ v_BHTD
@@ -346,20 +369,24 @@ def test_dropout_acts_in_training_only():
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "value"),
     [
-        {"activation": "swiglu", "family": "gpt2"},
-        {"heads": 3},
-        {"width": 2},
-        {"layers": 0},
-        {"dropout": 1.0},
-        {"dropout": -0.1},
-        {"context": 0},
+        ("heads", 3),
+        ("width", 2),
+        ("layers", 0),
+        ("dropout", 1.0),
+        ("dropout", -0.1),
+        ("context", 0),
     ],
 )
-def test_a_shape_that_cannot_be_built_is_refused_by_name(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        replace(SMALL, **wrong)
+def test_a_shape_that_cannot_be_built_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=name):
+        replace(SMALL, **{name: value})
+
+
+def test_the_gpt2_family_has_no_swiglu():
+    with pytest.raises(ValueError, match="activation"):
+        replace(SMALL, family="gpt2", activation="swiglu")
 
 
 def test_more_tokens_than_the_context_are_refused_with_both_numbers():
@@ -376,6 +403,7 @@ def test_a_few_steps_learn_to_count():
         optimizer.zero_grad()
         cross_entropy(model(counting[:, :-1]), counting[:, 1:]).value.backward()
         optimizer.step()
-    assert sample(model, [4], max_new_tokens=30, context=16, temperature=0) == [
-        (4 + place) % 10 for place in range(31)
-    ]
+
+    sampled = sample(model, [4], max_new_tokens=30, context=16, temperature=0)
+
+    assert sampled == [(4 + place) % 10 for place in range(31)]

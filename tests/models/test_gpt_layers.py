@@ -19,7 +19,8 @@ def test_every_pair_has_a_row_of_its_own_where_the_table_holds_them_all() -> Non
     rows = ngrams.rows(pairs, length=2)
     starts = rows[:, 0].unique()
     ends = rows[:, 1].unique()
-    assert (len(starts), len(ends)) == (5, 25)  # the first token of a row has nothing before it
+    assert len(starts) == 5  # the first token of a row has nothing before it
+    assert len(ends) == 25
     assert not set(starts.tolist()) & set(ends.tolist())
     assert int(rows.max()) < 36 == ngrams.tables[0].num_embeddings
 
@@ -46,8 +47,10 @@ def test_an_embedding_depends_on_as_many_tokens_as_it_says_and_no_more(
     tokens = torch.randint(10, (1, 12))
     changed = tokens.clone()
     changed[0, 5] = (changed[0, 5] + 1) % 10
-    differs = (ngrams(tokens) != ngrams(changed)).any(dim=2)[0].nonzero().flatten().tolist()
-    assert differs == list(range(5, 6 + back))
+
+    differs = (ngrams(tokens) != ngrams(changed)).any(dim=2)[0]
+
+    assert differs.nonzero().flatten().tolist() == list(range(5, 6 + back))
 
 
 def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
@@ -58,7 +61,7 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "words"),
     [
         ({"smear": -1}, "^smear = -1 .* 0 "),
         ({"ngrams": 0}, "^ngrams = 0 .* 1 to 4$"),
@@ -71,9 +74,9 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_and_all_that_is_foreign_to_a_gpt2_at_once(
-    wrong: dict[str, object], said: str
+    wrong: dict[str, object], words: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=words):
         GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, **wrong)  # type: ignore[arg-type]
 
 
@@ -81,6 +84,6 @@ def test_tokens_of_32_bits_have_the_rows_of_those_of_64() -> None:
     ngrams = Ngrams(longest=4, rows=97, vocab_size=50257, width=2)
     tokens = torch.randint(50257, (2, 20), generator=torch.Generator().manual_seed(0))
     for length in (2, 3, 4):
-        assert torch.equal(
-            ngrams.rows(tokens.int(), length=length), ngrams.rows(tokens, length=length)
-        )
+        narrow = ngrams.rows(tokens.int(), length=length)
+        wide = ngrams.rows(tokens, length=length)
+        assert torch.equal(narrow, wide)

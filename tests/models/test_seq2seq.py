@@ -74,35 +74,39 @@ def test_logits_do_not_depend_on_how_far_a_row_is_filled_up(longer, shape):
 @every_kind
 def test_logits_of_a_pair_do_not_depend_on_what_it_is_batched_beside(shape):
     model = seq2seq(shape)
-    alone = [
-        (tokens(1, places)[:, :places], tokens(1, other))
-        for places, other in [(3, 9), (8, 2), (5, 5)]
+    pairs = [
+        (tokens(1, 3), tokens(1, 9)),
+        (tokens(1, 8), tokens(1, 2)),
+        (tokens(1, 5), tokens(1, 5)),
     ]
-    source = torch.cat([filled(one, 8 - one.shape[1]) for one, _ in alone])
-    target = torch.cat([filled(one, 9 - one.shape[1]) for _, one in alone])
-    together = model(source, target)
-    for row, (one_source, one_target) in enumerate(alone):
-        places = one_target.shape[1]
-        assert_close(
-            together[row : row + 1, :places], model(one_source, one_target), rtol=1e-12, atol=1e-12
-        )
+    sources = torch.cat([filled(source, 8 - source.shape[1]) for source, _ in pairs])
+    targets = torch.cat([filled(target, 9 - target.shape[1]) for _, target in pairs])
+
+    together = model(sources, targets)
+
+    for row, (source, target) in enumerate(pairs):
+        beside_others = together[row : row + 1, : target.shape[1]]
+        assert_close(beside_others, model(source, target), rtol=1e-12, atol=1e-12)
 
 
-def test_so_it_is_in_float32_to_1e_6_and_under_bfloat16_autocast_to_its_rounding():
-    shape = replace(SMALL, context=64)
+def logits_filled_up_and_plain():
+    """Of a model in float32, for rows that are filled up and for the same rows as they are."""
     torch.manual_seed(1)
-    model = Seq2Seq(shape)
+    model = Seq2Seq(replace(SMALL, context=64))
     source = tokens(3, 6)
     target = tokens(3, 5)
-    assert_close(
-        model(filled(source, 9), filled(target, 9))[:, :5],
-        model(source, target),
-        rtol=1e-6,
-        atol=1e-6,
-    )
+    return model(filled(source, 9), filled(target, 9))[:, :5], model(source, target)
+
+
+def test_logits_of_filled_rows_in_float32_differ_by_1e_6():
+    long, plain = logits_filled_up_and_plain()
+    assert_close(long, plain, rtol=1e-6, atol=1e-6)
+
+
+def test_logits_of_filled_rows_under_autocast_differ_by_the_rounding_of_bfloat16():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        long = model(filled(source, 9), filled(target, 9))[:, :5]
-        assert_close(long.float(), model(source, target).float(), rtol=0.02, atol=0.02)
+        long, plain = logits_filled_up_and_plain()
+    assert_close(long.float(), plain.float(), rtol=0.02, atol=0.02)
 
 
 @every_kind
@@ -126,7 +130,10 @@ def test_a_changed_source_token_changes_all_logits(place, shape):
     target = tokens(1, 6)
     after = before.clone()
     after[0, place] = after[0, place] % 39 + 1
-    assert ((model(after, target) - model(before, target)).abs().amax(dim=2) > 1e-6).all()
+
+    change = (model(after, target) - model(before, target)).abs().amax(dim=2)
+
+    assert (change > 1e-6).all()
 
 
 @every_kind
@@ -134,7 +141,8 @@ def test_the_order_of_the_source_matters(shape):
     model = seq2seq(shape)
     source = tokens(1, 5)
     target = tokens(1, 4)
-    assert (model(source.flip(1), target) - model(source, target)).abs().max() > 1e-4
+    change = model(source.flip(1), target) - model(source, target)
+    assert change.abs().max() > 1e-4
 
 
 def test_padding_gets_no_gradient_from_the_source_side():
@@ -159,14 +167,15 @@ def of_torch(model: Seq2Seq) -> nn.Transformer:
         "dropout": 0.0,
         "activation": shape.activation,
     }
+    sizes = (shape.width, shape.heads, shape.mlp_width)
     encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(shape.width, shape.heads, shape.mlp_width, **settings),
+        nn.TransformerEncoderLayer(*sizes, **settings),
         shape.encoder_layers,
         norm=nn.LayerNorm(shape.width) if pre else None,
         enable_nested_tensor=False,
     )
     decoder = nn.TransformerDecoder(
-        nn.TransformerDecoderLayer(shape.width, shape.heads, shape.mlp_width, **settings),
+        nn.TransformerDecoderLayer(*sizes, **settings),
         shape.decoder_layers,
         norm=nn.LayerNorm(shape.width) if pre else None,
     )
@@ -186,10 +195,9 @@ def of_torch(model: Seq2Seq) -> nn.Transformer:
         attention.in_proj_bias.data.copy_(bias.data)
         attention.out_proj.load_state_dict(ours.out.state_dict())
 
-    for layer, block in [
-        *zip(encoder.layers, model.encoder, strict=True),
-        *zip(decoder.layers, model.decoder, strict=True),
-    ]:
+    their_layers = [*encoder.layers, *decoder.layers]
+    our_blocks = [*model.encoder, *model.decoder]
+    for layer, block in zip(their_layers, our_blocks, strict=True):
         take(layer.self_attn, block.attention)
         layer.linear1.load_state_dict(block.mlp.up.state_dict())
         layer.linear2.load_state_dict(block.mlp.down.state_dict())
@@ -197,8 +205,8 @@ def of_torch(model: Seq2Seq) -> nn.Transformer:
         if isinstance(block, DecoderBlock):
             take(layer.multihead_attn, block.cross)
             sums.insert(1, block.cross_sum)
-        for place, held in enumerate(sums, start=1):
-            getattr(layer, f"norm{place}").load_state_dict(held.norm.state_dict())
+        for place, residual_sum in enumerate(sums, start=1):
+            getattr(layer, f"norm{place}").load_state_dict(residual_sum.norm.state_dict())
     if pre:
         encoder.norm.load_state_dict(model.encoder_norm.state_dict())
         decoder.norm.load_state_dict(model.decoder_norm.state_dict())
@@ -212,22 +220,22 @@ def test_it_is_torch_s_transformer_at_equal_weights(norm):
     theirs = of_torch(ours).eval()
     source = filled(tokens(3, 6), 3)
     target = tokens(3, 5)
-    padding = source == 0
+    padding = torch.zeros(source.shape).masked_fill(source == 0, -math.inf)
     causal = nn.Transformer.generate_square_subsequent_mask(5)
 
     def embedded(rows):
-        return (
-            ours.embedding(rows) * math.sqrt(shape.width) + waves(32, shape.width)[: rows.shape[1]]
-        )
+        positions = waves(32, shape.width)[: rows.shape[1]]
+        return ours.embedding(rows) * math.sqrt(shape.width) + positions
 
     out = theirs(
         embedded(source),
         embedded(target),
         tgt_mask=causal,
         tgt_is_causal=True,
-        src_key_padding_mask=torch.zeros(padding.shape).masked_fill(padding, -math.inf),
-        memory_key_padding_mask=torch.zeros(padding.shape).masked_fill(padding, -math.inf),
+        src_key_padding_mask=padding,
+        memory_key_padding_mask=padding,
     )
+
     assert_close(ours(source, target), ours.head(out), rtol=1e-5, atol=1e-5)
 
 
@@ -255,14 +263,14 @@ def test_chosen_hypotheses_go_on_with_what_their_parents_were():
     sources = torch.tensor([0, 2])
     parents = torch.tensor([[1, 1, 0], [0, 1, 1]])
     following = tokens(2, 3)
+
     decoding.select(sources, parents)
-    found = decoding.logits(following)
-    rows = torch.stack(
-        [target[source][parent] for source, parent in zip(sources, parents, strict=True)]
-    )
-    whole = torch.cat([rows, following[:, :, None]], dim=2).flatten(0, 1)
+    logits = decoding.logits(following)
+
+    chosen = torch.stack([target[0][parents[0]], target[2][parents[1]]])
+    whole = torch.cat([chosen, following[:, :, None]], dim=2).flatten(0, 1)
     expected = model(source[sources].repeat_interleave(3, dim=0), whole)[:, -1]
-    assert_close(found.flatten(0, 1), expected, rtol=1e-12, atol=1e-12)
+    assert_close(logits.flatten(0, 1), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_cache_keeps_the_rows_that_are_chosen():
@@ -302,12 +310,13 @@ def test_each_of_stacked_matrices_starts_as_one_by_itself():
 
 def test_waves_are_the_published_ones():
     """Vaswani et al. 2017, section 3.5, one by one."""
-    found = waves(40, 16)
-    for place, channel in [(0, 0), (1, 0), (1, 1), (39, 6), (39, 15)]:
-        angle = place / 10000 ** ((channel - channel % 2) / 16)
-        assert found[place, channel].item() == pytest.approx(
-            math.cos(angle) if channel % 2 else math.sin(angle), abs=1e-6
-        )
+    waves_TC = waves(40, 16)
+    for place, pair in [(0, 0), (1, 0), (39, 3), (39, 7)]:
+        angle = place / 10000 ** (2 * pair / 16)
+        sine = waves_TC[place, 2 * pair].item()
+        cosine = waves_TC[place, 2 * pair + 1].item()
+        assert sine == pytest.approx(math.sin(angle), abs=1e-6)
+        assert cosine == pytest.approx(math.cos(angle), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -345,11 +354,13 @@ def test_rotary_positions_know_distances_only():
     attention = model.encoder[0].attention
     x_BTC = torch.randn(2, 5, 32, dtype=torch.float64)
     everywhere = torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    here = attention(x_BTC, everywhere, model.rotation(0, 5))
-    assert_close(
-        attention(x_BTC, everywhere, model.rotation(20, 25)), here, rtol=1e-6, atol=1e-6
-    )  # float32 angles
-    assert (attention(x_BTC, everywhere) - here).abs().max() > 1e-3
+
+    from_0 = attention(x_BTC, everywhere, model.rotation(0, 5))
+    from_20 = attention(x_BTC, everywhere, model.rotation(20, 25))
+    without_positions = attention(x_BTC, everywhere)
+
+    assert_close(from_20, from_0, rtol=1e-6, atol=1e-6)  # float32 angles
+    assert (without_positions - from_0).abs().max() > 1e-3
 
 
 def test_queries_and_keys_that_are_normed_have_a_size_of_their_own():
@@ -369,11 +380,8 @@ def test_blocks_that_start_at_zero_start_as_identity():
     torch.manual_seed(0)
     model = Seq2Seq(replace(SMALL, zero_init_residual=True, positions="rotary", norm="rms"))
     target = tokens(2, 5)
-    own = model.embedding.weight[target]
-    expected = (
-        own
-        / own.square().mean(-1, keepdim=True).add(1e-6 / 32).sqrt()
-        / 32**0.5
-        @ model.embedding.weight.T
-    )
+    embedded = model.embedding.weight[target]
+    size = embedded.square().mean(-1, keepdim=True).add(1e-6 / 32).sqrt()
+    normed = embedded / size / 32**0.5
+    expected = normed @ model.embedding.weight.T
     assert_close(model(tokens(2, 4), target), expected, rtol=1e-5, atol=1e-5)

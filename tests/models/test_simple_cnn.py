@@ -34,13 +34,15 @@ def test_images_of_any_size_have_logits(height, width):
 def test_parameters_are_three_blocks_of_two_convolutions_with_norms_and_a_head(
     channels, width, classes
 ):
-    sizes = [channels, width, 2 * width, 4 * width]
-    blocks = sum(9 * before * after + 9 * after**2 + 4 * after for before, after in pairwise(sizes))
+    expected = (4 * width + 1) * classes
+    for before, after in pairwise([channels, width, 2 * width, 4 * width]):
+        convolutions = 9 * before * after + 9 * after**2
+        norms = 4 * after
+        expected += convolutions + norms
+
     model = SimpleCNN(channels=channels, classes=classes, width=width)
-    assert (
-        sum(parameter.numel() for parameter in model.parameters())
-        == blocks + (4 * width + 1) * classes
-    )
+
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
 def test_the_first_loss_is_that_of_equally_likely_classes():
@@ -49,12 +51,12 @@ def test_the_first_loss_is_that_of_equally_likely_classes():
 
 
 def test_each_block_halves_both_sides():
-    seen = []
+    shapes = []
     model = network()
     for block in model.blocks:
-        block.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape[1:])))
+        block.register_forward_hook(lambda _, __, output: shapes.append(tuple(output.shape[1:])))
     model(images(side=28))
-    assert seen == [(4, 14, 14), (8, 7, 7), (16, 4, 4)]
+    assert shapes == [(4, 14, 14), (8, 7, 7), (16, 4, 4)]
 
 
 @pytest.mark.parametrize("channels", [1, 3])  # of one channel both layouts are one to torch
@@ -63,18 +65,20 @@ def test_channels_last_changes_the_layout_and_nothing_else(channels):
     turned = network(channels=channels, channels_last=True)
     torch.nn.init.normal_(plain.head.weight, generator=torch.Generator().manual_seed(1))
     turned.load_state_dict(plain.state_dict())
-    assert_close(
-        turned(images(channels=channels)), plain(images(channels=channels)), rtol=1e-5, atol=1e-5
-    )
-    layouts = []
+    outputs_of_blocks = []
     for model in (plain, turned):
         model.blocks[0].register_forward_hook(
-            lambda _, __, output: layouts.append(
-                output.is_contiguous(memory_format=torch.channels_last)
-            )
+            lambda _, __, output: outputs_of_blocks.append(output)
         )
-        model(images(channels=channels))
-    assert layouts == [False, True]
+    x = images(channels=channels)
+
+    of_plain = plain(x)
+    of_turned = turned(x)
+
+    assert_close(of_turned, of_plain, rtol=1e-5, atol=1e-5)
+    in_plain, in_turned = outputs_of_blocks
+    assert not in_plain.is_contiguous(memory_format=torch.channels_last)
+    assert in_turned.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.9])
@@ -88,11 +92,12 @@ def test_dropout_drops_in_training_only(dropout):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"channels": 0}, {"classes": 0}, {"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
+    ("name", "value"),
+    [("channels", 0), ("classes", 0), ("width", 0), ("dropout", 1.0), ("dropout", -0.1)],
 )
-def test_sizes_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        network(**wrong)
+def test_sizes_that_cannot_be_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        network(**{name: value})
 
 
 def run_of(x, y, *, micro_batch_size):
@@ -110,8 +115,8 @@ def run_of(x, y, *, micro_batch_size):
     )
 
 
-def buffers(model):
-    return {name: held for name, held in model.named_buffers() if held.is_floating_point()}
+def statistics(model):
+    return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 
 def test_statistics_of_four_micro_batches_in_turn_are_those_of_four_side_by_side():
@@ -124,12 +129,13 @@ def test_statistics_of_four_micro_batches_in_turn_are_those_of_four_side_by_side
         alone = network().double()
         alone.load_state_dict(run.state.models["model"].state_dict())
         alone(micro_batch.batch[0])
-        side_by_side.append(buffers(alone))
+        side_by_side.append(statistics(alone))
+
     run.train()
-    for name, held in buffers(run.state.models["model"]).items():
-        assert_close(
-            held, torch.stack([one[name] for one in side_by_side]).mean(0), rtol=1e-9, atol=1e-9
-        )
+
+    for name, in_turn in statistics(run.state.models["model"]).items():
+        mean = torch.stack([alone[name] for alone in side_by_side]).mean(0)
+        assert_close(in_turn, mean, rtol=1e-9, atol=1e-9)
 
 
 def test_the_same_micro_batch_four_times_leaves_the_statistics_of_once():
@@ -138,7 +144,10 @@ def test_the_same_micro_batch_four_times_leaves_the_statistics_of_once():
     y = torch.zeros(4, dtype=torch.long)
     once = run_of(x[:1], y[:1], micro_batch_size=1)
     four_times = run_of(x, y, micro_batch_size=1)
+
     once.train()
     four_times.train()
-    for name, held in buffers(four_times.state.models["model"]).items():
-        assert_close(held, buffers(once.state.models["model"])[name], rtol=1e-9, atol=1e-9)
+
+    of_once = statistics(once.state.models["model"])
+    of_four_times = statistics(four_times.state.models["model"])
+    assert_close(of_four_times, of_once, rtol=1e-9, atol=1e-9)

@@ -4,7 +4,6 @@ changes nothing; 10 seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import typing
@@ -42,29 +41,29 @@ ONES = {
 
 
 def words(number: int, language: str) -> str:
+    """A number digit by digit, in German backwards."""
     names = ONES[language].split()
-    return (
-        " ".join(
-            names[int(digit)] for digit in (str(number) if language == "en" else str(number)[::-1])
-        )
-        + "."
-    )
+    digits = str(number) if language == "en" else str(number)[::-1]
+    return " ".join(names[int(digit)] for digit in digits) + "."
+
+
+VAL_NUMBERS = range(1, 120, 3)
+VAL_PAIRS = [(words(number, "en"), words(number, "de")) for number in VAL_NUMBERS]
 
 
 def write(folder: Path, name: str, numbers: range) -> None:
     for language in ("en", "de"):
-        (folder / f"{name}.{language}").write_text(
-            "".join(f"{words(n, language)}\n" for n in numbers)
-        )
+        lines = [words(number, language) for number in numbers]
+        (folder / f"{name}.{language}").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Numbers digit by digit, in German backwards: a text that nobody has to download."""
+    """Pairs of numbers in words: a text that nobody has to download."""
     place = tmp_path / "numbers"
     place.mkdir()
     write(place, "train", range(0, 3000, 3))
-    write(place, "val", range(1, 120, 3))
+    write(place, "val", VAL_NUMBERS)
     write(place, "test", range(2, 90, 3))
     return place
 
@@ -90,20 +89,38 @@ def config(folder: Path | None, **changes: Any) -> translation.Config:
     return layered(translation.Config, [("test", small | changes)])[0]
 
 
-def trained(asked: translation.Config) -> sf.Run:
-    run = translation.build(asked)
+def build(folder: Path | None, **changes: Any) -> sf.Run:
+    return translation.build(config(folder, **changes))
+
+
+def train(folder: Path, **changes: Any) -> sf.Run:
+    run = build(folder, **changes)
     run.train()
     return run
+
+
+def tokenizer_of(run: sf.Run) -> sf.tokenizers.SubwordTokenizer:
+    return sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
+
+
+def header_of(run: sf.Run) -> str:
+    """The header of a run, on one line."""
+    return " ".join(header(run.parts, resumed=False).split())
 
 
 def weights(run: sf.Run) -> dict[str, torch.Tensor]:
     return run.state.models["model"].state_dict()
 
 
+def assert_equal_bits(some: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    assert some.keys() == others.keys()
+    assert [name for name in some if not torch.equal(some[name], others[name])] == []
+
+
 # --- loss and scores ------------------------------------------------------------------------------
 
 
-def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
+def build_model_and_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
     """A model in float64, and a padded batch; `longer`: padded further."""
     torch.manual_seed(3)
     shape = sf.models.Seq2SeqConfig(
@@ -111,8 +128,8 @@ def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
     )
     pairs = sf.data.TokenPairs([[5, 6, 7], [9], [4, 4]], [[8], [7, 6, 5, 4], [3, 9]])
     source_BS, target_BT = pairs.gather(torch.arange(3).numpy(), torch.zeros(3).numpy())
-    source_BS, target_BT = F.pad(source_BS, (0, longer)), F.pad(target_BT, (0, longer))
-    return sf.models.Seq2Seq(shape).double(), source_BS, target_BT
+    model = sf.models.Seq2Seq(shape).double()
+    return model, F.pad(source_BS, (0, longer)), F.pad(target_BT, (0, longer))
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
@@ -120,84 +137,82 @@ def a_batch(*, longer: int = 0) -> tuple[Any, Any, Any]:
 def test_the_loss_is_the_mean_over_real_target_tokens_however_they_are_padded(
     longer: int, label_smoothing: float
 ) -> None:
-    model, source_BS, target_BT = a_batch(longer=longer)
-    found = corpus.cross_entropy(label_smoothing)(model, (source_BS, target_BT))
-    rows = [  # one pair at a time, without padding
-        F.cross_entropy(
-            model(source[source != 0][None], target[target != 0][None, :-1])[0],
-            target[target != 0][1:],
-            label_smoothing=label_smoothing,
-            reduction="sum",
+    model, source_BS, target_BT = build_model_and_batch(longer=longer)
+
+    loss = corpus.cross_entropy(label_smoothing)(model, (source_BS, target_BT))
+
+    total = 0.0
+    for padded_source, padded_target in zip(source_BS, target_BT, strict=True):
+        source = padded_source[padded_source != 0]
+        target = padded_target[padded_target != 0]
+        logits = model(source[None], target[None, :-1])[0]
+        total += F.cross_entropy(
+            logits, target[1:], label_smoothing=label_smoothing, reduction="sum"
         )
-        for source, target in zip(source_BS, target_BT, strict=True)
-    ]
-    assert int(found.count) == 2 + 5 + 3 == corpus.targets_of((source_BS, target_BT))
-    assert_close(found.value, sum(rows) / 10, rtol=1e-12, atol=1e-12)
+    assert int(loss.count) == 2 + 5 + 3 == corpus.targets_of((source_BS, target_BT))
+    assert_close(loss.value, total / 10, rtol=1e-12, atol=1e-12)
 
 
 def test_metrics_are_without_smoothing_and_over_real_tokens() -> None:
-    model, source_BS, target_BT = a_batch(longer=3)
+    model, source_BS, target_BT = build_model_and_batch(longer=3)
+
     loss, means = corpus.cross_entropy(0.1)(model.eval(), (source_BS, target_BT))
+
     logits = model(source_BS, target_BT[:, :-1])
     targets = target_BT[:, 1:]
     real = targets != 0
+    is_right = (logits.argmax(-1) == targets)[real]
     assert_close(loss.value, F.cross_entropy(logits[real], targets[real]), rtol=1e-12, atol=1e-12)
-    assert_close(
-        means["accuracy"].value.double(), (logits.argmax(-1) == targets)[real].double().mean()
-    )
+    assert_close(means["accuracy"].value.double(), is_right.double().mean())
 
 
 def test_off_the_cpu_the_padding_is_ignored_where_it_stands() -> None:
     """There its places cannot be counted without waiting: the loss must give the same with them."""
-    model, source_BS, target_BT = a_batch(longer=3)
-    gathered = corpus.cross_entropy(0.1)(model, (source_BS, target_BT))
-    whole = model(
-        source_BS,
-        target_BT[:, :-1],
-        loss=lambda hidden, head: sf.losses.linear_cross_entropy(
+    model, source_BS, target_BT = build_model_and_batch(longer=3)
+
+    def with_padding(hidden: Any, head: Any) -> Any:
+        return sf.losses.linear_cross_entropy(
             hidden, head, target_BT[:, 1:], ignore_index=0, label_smoothing=0.1
-        ),
-    )
-    assert_close(whole.value, gathered.value, rtol=1e-12, atol=1e-12)
+        )
+
+    without_padding = corpus.cross_entropy(0.1)(model, (source_BS, target_BT))
+    whole = model(source_BS, target_BT[:, :-1], loss=with_padding)
+
+    assert_close(whole.value, without_padding.value, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
 def test_micro_batches_change_no_update(folder: Path) -> None:
-    plain = {"optimizer.name": "sgd", "optimizer.lr": 0.1}
-    whole, cut = (
-        weights(trained(config(folder, micro_batch_size=size, **plain))) for size in (16, 4)
-    )
+    sgd = {"optimizer.name": "sgd", "optimizer.lr": 0.1}
+    whole = weights(train(folder, micro_batch_size=16, **sgd))
+    cut = weights(train(folder, micro_batch_size=4, **sgd))
     assert_close(whole, cut, rtol=1e-4, atol=1e-5)
 
 
 def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> None:
     """BLEU and chrF by sacrebleu's own functions; loss pair by pair."""
-    run = trained(
-        config(
-            folder,
-            length="20 steps",
-            evaluate_every="20 steps",
-            **{"optimizer.lr": 2e-2, "val_beam_size": 2},
-        )
-    )
+    steps = {"length": "20 steps", "evaluate_every": "20 steps"}
+    run = train(folder, **steps, **{"optimizer.lr": 2e-2, "val_beam_size": 2})
+
     scores = run.evaluate()
+
     model = run.state.models["model"].eval()
-    tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
-    sentences = [(words(n, "en"), words(n, "de")) for n in range(1, 120, 3)]
+    tokenizer = tokenizer_of(run)
     search = TranslationSearch(tokenizer, tokenizer, beam_size=2, length_penalty=1.0)
-    said = [translate(model, [one], search)[0] for one, _ in sentences]
-    references = [other for _, other in sentences]
-    assert scores["val/bleu"] == pytest.approx(
-        corpus_bleu(said, [references], force=True).score, abs=1e-9
-    )
-    assert scores["val/chrf"] == pytest.approx(corpus_chrf(said, [references]).score, abs=1e-9)
-    nats = count = 0.0
-    for one, other in sentences:
-        target = torch.tensor([BEGIN, *tokenizer.encode(other).tolist(), END])
+    outputs = [translate(model, [source], search)[0] for source, _ in VAL_PAIRS]
+    references = [reference for _, reference in VAL_PAIRS]
+    bleu = corpus_bleu(outputs, [references], force=True).score
+    chrf = corpus_chrf(outputs, [references]).score
+    assert scores["val/bleu"] == pytest.approx(bleu, abs=1e-9)
+    assert scores["val/chrf"] == pytest.approx(chrf, abs=1e-9)
+
+    nats = 0.0
+    count = 0
+    for source, reference in VAL_PAIRS:
+        source_tokens = torch.tensor([[*tokenizer.encode(source).tolist(), END]])
+        target = torch.tensor([BEGIN, *tokenizer.encode(reference).tolist(), END])
         with torch.no_grad():
-            logits = model(
-                torch.tensor([[*tokenizer.encode(one).tolist(), END]]), target[None, :-1]
-            )
+            logits = model(source_tokens, target[None, :-1])
         nats += float(F.cross_entropy(logits[0].double(), target[1:], reduction="sum"))
         count += len(target) - 1
     assert scores["val/loss"] == pytest.approx(nats / count, rel=1e-5)
@@ -206,35 +221,38 @@ def test_the_scores_of_a_run_are_those_of_its_own_translations(folder: Path) -> 
 
 def test_a_translation_is_judged_by_its_own_reference_in_any_order_and_part(folder: Path) -> None:
     """`surefoot compare` scores drawn parts of a split."""
-    split = translation.build(config(folder)).parts.evaluator.splits["val"]
-    pairs = sorted(
-        ((words(n, "en"), words(n, "de")) for n in range(1, 120, 3)),
-        key=lambda pair: (len(pair[0]), pair),
-    )
-    drawn = torch.randint(len(pairs), (60,), generator=torch.Generator().manual_seed(0)).numpy()
-    targets = split.data.gather(drawn, drawn)[1].tolist()
+    split = build(folder).parts.evaluator.splits["val"]
     ((_, metric),) = named_metrics(split.metrics)
-    scored = metric.whole([pairs[index][1] for index in drawn], targets)  # type: ignore[union-attr]
-    assert (scored["exact"], scored["bleu"]) == (1.0, pytest.approx(100.0))
+    sorted_by_length = sorted(VAL_PAIRS, key=lambda pair: (len(pair[0]), pair))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(VAL_PAIRS), (60,), generator=generator).numpy()
+    _, targets = split.data.gather(drawn, drawn)
+    references = [sorted_by_length[index][1] for index in drawn]
+
+    scores = metric.whole(references, targets.tolist())  # type: ignore[union-attr]
+
+    assert scores["exact"] == 1.0
+    assert scores["bleu"] == pytest.approx(100.0)
 
 
 def test_a_reference_may_have_the_token_of_padding(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text may spell it out. Rows are told apart by their other tokens."""
-    gathered = corpus.Bilingual.pairs
+    pairs_of = corpus.Bilingual.pairs
 
     def with_padding(self: corpus.Bilingual, sentences: list[tuple[str, str]]) -> Any:
-        pairs = gathered(self, sentences)
+        pairs = pairs_of(self, sentences)
         pairs.target[pairs.target_starts[0] + 1] = corpus.PADDING
         return pairs
 
     monkeypatch.setattr(corpus.Bilingual, "pairs", with_padding)
-    split = translation.build(config(folder)).parts.evaluator.splits["val"]
+    split = build(folder).parts.evaluator.splits["val"]
+    ((_, metric),) = named_metrics(split.metrics)
     first = torch.zeros(1, dtype=torch.long).numpy()
     targets = split.data.gather(first, first)[1].tolist()
     assert corpus.PADDING in targets[0]
-    ((_, metric),) = named_metrics(split.metrics)
+
     metric.whole(["eins"], targets)  # type: ignore[union-attr]
 
 
@@ -244,8 +262,7 @@ def test_a_training_record_has_the_accuracy_and_the_perplexity_without_smoothing
 ) -> None:
     """Of the first step, by the initial weights."""
     plain = {"label_smoothing": label_smoothing, "model.dropout": 0.0, "run_dir": str(tmp_path)}
-    asked = config(folder, length="1 steps", log_every="1 steps", **plain)
-    run = translation.build(asked)
+    run = build(folder, length="1 steps", log_every="1 steps", **plain)
     model = run.state.models["model"].eval()
     source_BS, target_BT = run.parts.pipeline.first(0).batch
     with torch.no_grad():
@@ -253,51 +270,65 @@ def test_a_training_record_has_the_accuracy_and_the_perplexity_without_smoothing
     targets_BT = target_BT[:, 1:]
     real = targets_BT != corpus.PADDING
     nats = float(F.cross_entropy(logits_BTV[real], targets_BT[real]))
-    right = float((logits_BTV.argmax(dim=-1) == targets_BT)[real].double().mean())
+    is_right = (logits_BTV.argmax(dim=-1) == targets_BT)[real]
+    accuracy = float(is_right.double().mean())
     model.train()
+
     run.train()
-    (record,) = [each for each in records(tmp_path / "metrics.jsonl") if each["kind"] == "train"]
-    assert record["accuracy"] == pytest.approx(right)
+
+    all_records = records(tmp_path / "metrics.jsonl")
+    (record,) = [record for record in all_records if record["kind"] == "train"]
+    assert record["accuracy"] == pytest.approx(accuracy)
     assert record["perplexity"] == pytest.approx(math.exp(nats), rel=1e-4)
     if label_smoothing:
         assert record["unsmoothed_loss"] == pytest.approx(nats, rel=1e-5)
         assert record["loss"] != record["unsmoothed_loss"]
 
 
-def test_the_header_counts_the_pairs_of_an_evaluation(folder: Path) -> None:
-    for pairs, said in ((None, "40 validation pairs"), (7, "7 of 40 validation pairs")):
-        run = translation.build(config(folder, val_pairs=pairs))
-        header_text = " ".join(header(run.parts, resumed=False).split())
-        assert said in header_text
+@pytest.mark.parametrize(
+    ("val_pairs", "text"), [(None, "40 validation pairs"), (7, "7 of 40 validation pairs")]
+)
+def test_the_header_counts_the_pairs_of_an_evaluation(
+    val_pairs: int | None, text: str, folder: Path
+) -> None:
+    assert text in header_of(build(folder, val_pairs=val_pairs))
 
 
-def test_translations_are_judged_by_the_tokenizer_that_their_language_needs() -> None:
-    same = corpus_metrics(
-        ["eins zwei drei vier.", "fünf"], ["eins zwei drei vier.", "sechs"], language="de"
-    )
-    assert same["exact"] == 0.5
-    assert "tok:13a" in str(same["bleu_signature"])
-    assert "version:" in str(same["chrf_signature"])
-    chinese = corpus_metrics(["十二月十六日星期四"], ["十二月十六日星期四"], language="zh_Hant")
-    assert chinese["bleu"] == pytest.approx(100.0)
-    assert "tok:zh" in str(chinese["bleu_signature"])
-    assert "tok:char" in str(
-        corpus_metrics(["2021年12月16日"], ["x"], language="ja")["bleu_signature"]
-    )
+@pytest.mark.parametrize(
+    ("language", "sentence", "tokenizer"),
+    [
+        ("de", "eins zwei drei vier.", "tok:13a"),
+        ("zh_Hant", "十二月十六日星期四", "tok:zh"),
+        ("ja", "2021年12月16日", "tok:char"),
+    ],
+)
+def test_translations_are_judged_by_the_tokenizer_that_their_language_needs(
+    language: str, sentence: str, tokenizer: str
+) -> None:
+    scores = corpus_metrics([sentence], [sentence], language=language)
+    assert scores["bleu"] == pytest.approx(100.0)
+    assert tokenizer in str(scores["bleu_signature"])
+    assert "version:" in str(scores["chrf_signature"])
+
+
+def test_one_of_two_translations_is_exact() -> None:
+    outputs = ["eins zwei drei vier.", "fünf"]
+    references = ["eins zwei drei vier.", "sechs"]
+    assert corpus_metrics(outputs, references, language="de")["exact"] == 0.5
 
 
 def test_the_test_part_is_scored_once_with_the_best_weights_and_the_signature_stands_in_the_records(
     folder: Path, tmp_path: Path
 ) -> None:
-    trained(config(folder, run_dir=str(tmp_path / "run"), evaluate_every="2 steps"))
-    found = list(records(tmp_path / "run" / "metrics.jsonl"))
-    scored = [line for line in found if line["kind"] == "eval"]
-    assert len(scored) == 3
-    assert not any("test/bleu" in line for line in scored)
-    ends = [line for line in found if line["kind"] == "final_eval"]
-    assert len(ends) == 1
-    assert ends[0]["test/bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
-    assert 0 <= ends[0]["test/bleu"] <= 100
+    train(folder, run_dir=str(tmp_path / "run"), evaluate_every="2 steps")
+
+    all_records = list(records(tmp_path / "run" / "metrics.jsonl"))
+    evaluations = [record for record in all_records if record["kind"] == "eval"]
+    assert len(evaluations) == 3
+    assert not any("test/bleu" in record for record in evaluations)
+    (final,) = [record for record in all_records if record["kind"] == "final_eval"]
+    assert final["test/bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
+    assert 0 <= final["test/bleu"] <= 100
 
 
 @pytest.mark.slow
@@ -308,9 +339,10 @@ def test_it_learns_to_translate(folder: Path) -> None:
         "optimizer.lr": 1e-2,
         "schedule.name": "cosine",
     }
-    scores = trained(
-        config(folder, length="200 steps", evaluate_every="200 steps", batch_size=32, **changes)
-    ).evaluate()
+    steps = {"length": "200 steps", "evaluate_every": "200 steps"}
+
+    scores = train(folder, **steps, batch_size=32, **changes).evaluate()
+
     assert scores["val/exact"] > 0.25  # by guessing less than one in a hundred
     assert scores["val/accuracy"] > 0.8
 
@@ -326,100 +358,97 @@ def test_it_learns_to_translate(folder: Path) -> None:
 )
 def test_translating_meanwhile_changes_no_bit(changes: dict[str, Any], folder: Path) -> None:
     noisy = {"model.dropout": 0.2, "model.attention_dropout": 0.1, "model.activation_dropout": 0.1}
-    plain = weights(trained(config(folder, **noisy)))
-    watched = weights(trained(config(folder, **noisy, **changes)))
-    assert [name for name in plain if not torch.equal(plain[name], watched[name])] == []
+    plain = weights(train(folder, **noisy))
+    watched = weights(train(folder, **noisy, **changes))
+    assert_equal_bits(plain, watched)
 
 
 def test_a_sample_shows_source_reference_and_translation(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained(config(folder))
-    said = capsys.readouterr().out
-    assert said.count("  reference: ") == said.count("  output:    ") == 3
-    assert f"{words(1, 'en')}\n  reference: {words(1, 'de')}\n  output:    " in said
+    train(folder)
+
+    text = capsys.readouterr().out
+    source, reference = VAL_PAIRS[0]
+    assert text.count("  reference: ") == text.count("  output:    ") == 3
+    assert f"{source}\n  reference: {reference}\n  output:    " in text
 
 
 # --- tokenizers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "files"),
     [
-        {},
-        *(
-            pytest.param(more, marks=pytest.mark.slow)
-            for more in ({"data.shared_vocab": False}, {"data.tokenizer": "unigram"})
+        pytest.param({}, ["tokenizer.json"], id="shared"),
+        pytest.param(
+            {"data.shared_vocab": False},
+            ["tokenizer.json", "tokenizer.target.json"],
+            marks=pytest.mark.slow,
+            id="of each language",
+        ),
+        pytest.param(
+            {"data.tokenizer": "unigram"}, ["tokenizer.json"], marks=pytest.mark.slow, id="unigram"
         ),
     ],
-    ids=str,
 )
 def test_a_run_goes_on_to_the_same_bits_with_the_tokenizers_it_began_with(
-    changes: dict[str, Any], folder: Path, tmp_path: Path
+    changes: dict[str, Any], files: list[str], folder: Path, tmp_path: Path
 ) -> None:
-    noisy = changes | {"model.dropout": 0.1, "batch_size": "256 tokens"}
-    whole = weights(trained(config(folder, **noisy)))
-    asked = config(folder, run_dir=str(tmp_path / "run"), stop_after="3 steps", **noisy)
-    trained(asked)
-    files = sorted(path.name for path in (tmp_path / "run").glob("tokenizer*"))
-    assert files == [
-        "tokenizer.json",
-        *(["tokenizer.target.json"] if "data.shared_vocab" in changes else []),
-    ]
-    resumed = weights(trained(dataclasses.replace(asked, stop_after=None)))
-    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
-    (tmp_path / "run" / files[-1]).write_text("{")
-    with refused("run-file-damaged", sf.CheckpointError, path=tmp_path / "run" / files[-1]):
-        translation.build(asked)
+    run_dir = tmp_path / "run"
+    settings = changes | {"model.dropout": 0.1, "batch_size": "256 tokens"}
+    whole = weights(train(folder, **settings))
+    settings["run_dir"] = str(run_dir)
+
+    train(folder, stop_after="3 steps", **settings)
+    assert sorted(path.name for path in run_dir.glob("tokenizer*")) == files
+    resumed = weights(train(folder, **settings))
+    assert_equal_bits(whole, resumed)
+
+    damaged = run_dir / files[-1]
+    damaged.write_text("{")
+    with refused("run-file-damaged", sf.CheckpointError, path=damaged):
+        build(folder, **settings)
 
 
 def test_another_tokenizer_at_resume_is_refused_by_its_name(folder: Path, tmp_path: Path) -> None:
-    trained(config(folder, run_dir=str(tmp_path / "run"), stop_after="2 steps"))
+    run_dir = str(tmp_path / "run")
+    train(folder, run_dir=run_dir, stop_after="2 steps")
     with refused_change("identity.data.tokenizer", "'bpe, 300 tokens'", "'unigram, 300 tokens'"):
-        trained(config(folder, run_dir=str(tmp_path / "run"), **{"data.tokenizer": "unigram"}))
+        train(folder, run_dir=run_dir, **{"data.tokenizer": "unigram"})
 
 
 @pytest.mark.slow
 def test_loaded_weights_keep_the_tokenizer_that_gives_them_their_meaning(
     folder: Path, tmp_path: Path
 ) -> None:
-    first = trained(config(folder, run_dir=str(tmp_path / "first")))
+    first_dir = str(tmp_path / "first")
+    first = train(folder, run_dir=first_dir)
     write(folder, "train", range(7000, 9000))
-    with refused("vocab-size-without-effect", value=300):
-        translation.build(config(folder, init_from=str(tmp_path / "first")))
-    second = translation.build(
-        config(folder, init_from=str(tmp_path / "first"), **{"data.vocab_size": None})
-    )
+    loaded: dict[str, Any] = {"init_from": first_dir, "data.vocab_size": None}
+
+    second = build(folder, **loaded)
+
     assert second.parts.files == first.parts.files
+    with refused("vocab-size-without-effect", value=300):
+        build(folder, init_from=first_dir)
     with refused("tokenizer-unlike-that-of-weights", setting="data.shared_vocab", expected=True):
-        translation.build(
-            config(
-                folder,
-                init_from=str(tmp_path / "first"),
-                **{"data.vocab_size": None, "data.shared_vocab": False},
-            )
-        )
+        build(folder, **loaded, **{"data.shared_vocab": False})
     with refused("tokenizer-unlike-that-of-weights", value="unigram", expected="bpe"):
-        translation.build(
-            config(
-                folder,
-                init_from=str(tmp_path / "first"),
-                **{"data.vocab_size": None, "data.tokenizer": "unigram"},
-            )
-        )
+        build(folder, **loaded, **{"data.tokenizer": "unigram"})
 
 
 def test_the_tokenizer_is_made_from_what_is_trained_on_alone(folder: Path) -> None:
     for language in ("en", "de"):
         file = folder / f"val.{language}"
         file.write_text(file.read_text().replace(".", "zzqzzqzzq"))
-    assert "zzq" not in translation.build(config(folder)).parts.files["tokenizer.json"]
+    assert "zzq" not in build(folder).parts.files["tokenizer.json"]
 
 
 def test_pairs_that_are_too_long_are_told_once_and_all_are_scored(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = translation.build(config(folder, **{"data.max_source_tokens": 4}))
+    run = build(folder, **{"data.max_source_tokens": 4})
     (note,) = lines_naming(capsys.readouterr().err, "note: ", "data.max_source_tokens")
     left_out = 1000 - len(run.parts.pipeline.dataset)
     assert numbers_in(note) == [left_out, 1000, 4, 128]
@@ -433,70 +462,77 @@ def test_a_pair_of_a_validation_file_that_the_model_cannot_take_is_named_by_its_
     lines = val.read_text().splitlines()
     val.write_text("\n".join([*lines[:6], "one " * 40, *lines[7:]]))
     with refused("pair-exceeds-context", sf.DataError, context=32) as error:
-        translation.build(config(folder, **SHORT))
+        build(folder, **SHORT)
     assert "val.en, line 7" in str(error.value.problem)
 
 
 def test_a_long_pair_held_out_of_the_training_file_is_neither_trained_on_nor_scored(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sides = [(folder / f"train.{language}").read_text().splitlines() for language in ("en", "de")]
-    pairs = [f"{one}\t{other}" for one, other in zip(*sides, strict=True)]
-    (folder / "own.tsv").write_text("\n".join(pairs) + "\n")
-    before = translation.build(
-        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1})
-    )
+    file = folder / "own.tsv"
+    settings = SHORT | {"data.path": str(file), "data.val_fraction": 0.1}
+    pairs = [f"{source}\t{target}" for source, target in training_pairs(folder)]
+    long_pairs = [f"{number} {'one ' * 40}\tx" for number in range(99)]
+    file.write_text("\n".join(pairs) + "\n")
+    without_long = build(folder, **settings)
     capsys.readouterr()
-    (folder / "own.tsv").write_text(
-        "\n".join([*pairs, *(f"{number} {'one ' * 40}\tx" for number in range(99))]) + "\n"
-    )
-    run = translation.build(
-        config(folder, **SHORT, **{"data.path": str(folder / "own.tsv"), "data.val_fraction": 0.1})
-    )
+
+    file.write_text("\n".join([*pairs, *long_pairs]) + "\n")
+    with_long = build(folder, **settings)
+
     (note,) = lines_naming(capsys.readouterr().err, "note: ", "(model.context)")
     assert numbers_in(note)[-1] == 32
-    splits = [len(made.parts.evaluator.splits["val"].data) for made in (before, run)]
-    assert splits[0] == splits[1]
-    assert run.evaluate()["val/bleu"] >= 0  # as many translations as references
+    val_pairs = len(with_long.parts.evaluator.splits["val"].data)
+    assert val_pairs == len(without_long.parts.evaluator.splits["val"].data)
+    assert with_long.evaluate()["val/bleu"] >= 0  # as many translations as references
 
 
 SHORT = {"model.context": 32, "data.max_source_tokens": 32, "data.max_target_tokens": 32}
 
 
+def training_pairs(folder: Path) -> list[tuple[str, str]]:
+    sources = (folder / "train.en").read_text().splitlines()
+    targets = (folder / "train.de").read_text().splitlines()
+    return list(zip(sources, targets, strict=True))
+
+
 def test_pairs_with_an_empty_side_are_counted_and_can_be_left_out(folder: Path) -> None:
-    train = folder / "train.de"
-    lines = train.read_text().splitlines()
-    train.write_text("\n".join(["", *lines[1:6], " ", *lines[7:9], "", "", *lines[11:]]))
+    file = folder / "train.de"
+    lines = file.read_text().splitlines()
+    lines[0] = ""
+    lines[6] = " "
+    lines[9] = ""
+    lines[10] = ""
+    file.write_text("\n".join(lines))
+
     with refused("pairs-side-empty", sf.DataError, count=4, lines=[1, 7, 10]) as caught:
-        translation.build(config(folder))
+        build(folder)
     assert Setting("data.on_empty", "skip") in caught.value.remedies
-    run = translation.build(config(folder, **{"data.on_empty": "skip"}))
-    assert [4] in map(numbers_in, run.parts.settings.data_summary[0].split("; "))
+
+    run = build(folder, **{"data.on_empty": "skip"})
+    facts = run.parts.settings.data_summary[0].split("; ")
+    assert [4] in [numbers_in(fact) for fact in facts]
     assert len(run.parts.pipeline.dataset) == 996
 
 
 def test_the_header_says_how_pairs_were_read(folder: Path, tmp_path: Path) -> None:
-    pairs = zip(
-        (folder / "train.en").read_text().splitlines(),
-        (folder / "train.de").read_text().splitlines(),
-        strict=True,
-    )
-    rows = [f"{number}\t{one}\t{other}" for number, (one, other) in enumerate(pairs)]
-    (tmp_path / "own.tsv").write_text("\n".join(["id\tEnglish\tGerman", *rows]) + "\n")
-    run = translation.build(
-        config(folder, **{"data.path": str(tmp_path / "own.tsv"), "data.val_fraction": 0.1})
-    )
-    said = " ".join(header(run.parts, resumed=False).split())
-    (of_file,) = [fact for fact in said.split("; ") if "own.tsv: " in fact]
-    of_header, of_columns = of_file.partition("own.tsv: ")[2].split(", ")[:2]
-    assert (numbers_in(of_header), numbers_in(of_columns)) == ([1], [2, 3, 3])
+    rows = ["id\tEnglish\tGerman"]
+    for number, (source, target) in enumerate(training_pairs(folder)):
+        rows.append(f"{number}\t{source}\t{target}")
+    (tmp_path / "own.tsv").write_text("\n".join(rows) + "\n")
+
+    run = build(folder, **{"data.path": str(tmp_path / "own.tsv"), "data.val_fraction": 0.1})
+
+    (of_file,) = [fact for fact in header_of(run).split("; ") if "own.tsv: " in fact]
+    of_header_line, of_columns = of_file.partition("own.tsv: ")[2].split(", ")[:2]
+    assert numbers_in(of_header_line) == [1]
+    assert numbers_in(of_columns) == [2, 3, 3]
 
 
 @pytest.mark.parametrize("name", ["multi30k", "multi30k-fast", "base", "big"])
 def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
-    asked = layered(
-        translation.Config, [("preset", translation.PRESETS[name]), ("flag", {"preset": name})]
-    )[0]
+    sources = [("preset", translation.PRESETS[name]), ("flag", {"preset": name})]
+    asked = layered(translation.Config, sources)[0]
     with refused("preset-without-data", value=name):
         translation.build(asked)
 
@@ -504,30 +540,32 @@ def test_a_preset_for_other_data_does_not_train_on_phrases(name: str) -> None:
 # --- what is given to predict ---------------------------------------------------------------------
 
 
-def test_every_line_is_answered_by_a_line(folder: Path, tmp_path: Path) -> None:
-    run = trained(config(folder))
-    tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
+def test_every_line_is_answered_by_a_line(folder: Path) -> None:
+    run = train(folder)
+    model = run.state.models["model"]
+    tokenizer = tokenizer_of(run)
     search = TranslationSearch(tokenizer, tokenizer, beam_size=2, length_penalty=0.6)
     sentences = ["one two.", "", "three.", "  ", "four five six."]
-    found = translate(run.state.models["model"], sentences, search, batch_size=2)
-    assert len(found) == 5
-    assert found[1] == found[3] == ""
-    alone = [translate(run.state.models["model"], [one], search)[0] for one in sentences]
-    assert found == alone
+
+    answers = translate(model, sentences, search, batch_size=2)
+
+    assert len(answers) == 5
+    assert answers[1] == answers[3] == ""
+    assert answers == [translate(model, [sentence], search)[0] for sentence in sentences]
+
+
+def test_lines_of_arguments_and_of_a_file_are_sentences(tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes(b"a\r\nb\n\nc")
-    read = sentences_of(["x\ny\n", "", "z"], str(tmp_path / "in.txt"))
-    assert [one.text for one in read] == ["x", "y", "", "z", "a", "b", "", "c"]
+    sentences = sentences_of(["x\ny\n", "", "z"], str(tmp_path / "in.txt"))
+    assert [sentence.text for sentence in sentences] == ["x", "y", "", "z", "a", "b", "", "c"]
 
 
 def test_a_sentence_that_is_too_long_is_told(folder: Path) -> None:
-    run = translation.build(config(folder))
-    tokenizer = sf.tokenizers.SubwordTokenizer.from_json(run.parts.files["tokenizer.json"])
+    run = build(folder)
+    tokenizer = tokenizer_of(run)
+    search = TranslationSearch(tokenizer, tokenizer, beam_size=1, length_penalty=1.0)
     with refused("sentence-too-long", sf.DataError, sentence=2):
-        translate(
-            run.state.models["model"],
-            ["one.", "one " * 600],
-            TranslationSearch(tokenizer, tokenizer, 1, 1.0),
-        )
+        translate(run.state.models["model"], ["one.", "one " * 600], search)
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -547,46 +585,41 @@ def test_all_that_is_wrong_is_told_at_once_before_the_text_is_read(tmp_path: Pat
         "length_penalty": -1.0,
     }
     with pytest.raises(sf.ConfigError) as caught:
-        translation.build(config(tmp_path / "no such file", **wrong))
-    said = str(caught.value)
+        build(tmp_path / "no such file", **wrong)
+    message = str(caught.value)
     names = [name.split(".")[-1] for name in wrong]
-    assert [name for name in names if name not in said] == []
+    assert [name for name in names if name not in message] == []
 
 
 @pytest.mark.parametrize(("name", "betas"), [("adamw", [0.9, 0.98]), ("sgd", None)])
 def test_betas_are_the_published_ones_where_the_optimizer_has_any(
     name: str, betas: Any, folder: Path
 ) -> None:
-    run = translation.build(config(folder, **{"optimizer.name": name}))
-    assert json.loads(json.dumps(run.parts.plan.identity["optimizer"])).get(
-        "betas"
-    ) == betas or betas in [
-        one.get("betas")
-        for one in run.parts.plan.identity["optimizer"].values()
-        if isinstance(one, dict)
-    ]
+    run = build(folder, **{"optimizer.name": name})
+    optimizer = json.loads(json.dumps(run.parts.plan.identity["optimizer"]))
+    assert optimizer["name"] == name
+    assert optimizer.get("betas") == betas
 
 
-def test_a_checkpoint_is_the_best_by_what_was_asked_for(folder: Path) -> None:
-    watched = {
-        best: translation.build(
-            config(folder, best=best, **{"early_stopping.patience": 2})
-        ).parts.run_state.best
-        for best in ("bleu", "loss")
-    }
-    assert watched["bleu"] is not None
-    assert watched["loss"] is not None
-    assert (watched["bleu"].direction, watched["bleu"].score) == ("max", "val/bleu")
-    assert (watched["loss"].direction, watched["loss"].score) == ("min", "val/loss")
+@pytest.mark.parametrize(
+    ("best", "direction", "score"), [("bleu", "max", "val/bleu"), ("loss", "min", "val/loss")]
+)
+def test_a_checkpoint_is_the_best_by_what_was_asked_for(
+    best: str, direction: str, score: str, folder: Path
+) -> None:
+    monitor = build(folder, best=best, **{"early_stopping.patience": 2}).parts.run_state.best
+    assert monitor is not None
+    assert (monitor.direction, monitor.score) == (direction, score)
 
 
 def test_phrases_are_what_there_is_without_a_path() -> None:
-    run = translation.build(
-        config(None, **{"data.phrase_count": 400, "data.target": "fr", "data.vocab_size": None})
-    )
+    run = build(None, **{"data.phrase_count": 400, "data.target": "fr", "data.vocab_size": None})
     assert 350 < len(run.parts.pipeline.dataset) < 400
+
+
+def test_a_language_without_phrases_is_refused() -> None:
     with refused("language-unknown", value="frr_X"):
-        translation.build(config(None, **{"data.target": "frr_X"}))
+        build(None, **{"data.target": "frr_X"})
 
 
 @pytest.mark.parametrize("name", translation.PRESETS)
