@@ -71,9 +71,8 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, config = CASES[name]()
-    if (
-        recipe is gpt
-    ):  # norms, rotations and squared ReLU as they are on other devices: the CPU's own keep less
+    if recipe is gpt:
+        # norms, rotations and squared ReLU as they are on other devices: the CPU's own keep less
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     run = recipe.build(config)
     with on_meta(1):
@@ -88,16 +87,16 @@ def test_a_pass_keeps_and_takes_what_it_does_on_paper(
     # the largest difference, 3.3 %, is of what the CPU does otherwise: its translation loss leaves
     # padding out before the head
     assert computed.samples == len(micro_batch.sample_ids)
-    if (
-        run.parts.computed_again is None
-    ):  # else what is kept is a part of what is measured: the most at any time
+    if run.parts.computed_again is None:
+        # else what is kept is a part of what is measured: the most at any time
         assert computed.kept_bytes == pytest.approx(kept, rel=0.05)
     assert computed.peak_bytes == pytest.approx(most.memory_bytes, rel=0.05)
 
 
 # --- closed forms ---------------------------------------------------------------------------------
 
-ROWS, WIDE = 10, 64
+ROWS = 10
+WIDE = 64
 
 
 def mlp_run(**changes: Any) -> sf.Run:
@@ -114,8 +113,7 @@ def mlp_run(**changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def pass_of(**changes: Any) -> Any:
-    rows, weights_narrow = changes.pop("rows", None), changes.pop("weights_narrow", False)
+def pass_of(*, rows: int | None = None, weights_narrow: bool = False, **changes: Any) -> Any:
     with on_meta(1):
         run = mlp_run(**changes)
     return dry_pass(run.parts, rows=rows, weights_narrow=weights_narrow)
@@ -135,26 +133,30 @@ class Encoding(UserDict[str, Tensor]):
 
 @pytest.mark.parametrize("rows", [None, 40])
 def test_a_pass_is_the_same_for_every_kind_of_batch(rows: int | None) -> None:
-    samples = [(torch.randn(32), torch.tensor(3)) for _ in range(20)]
-    plain = pass_of(train_data=samples, rows=rows)
+    tuples = [(torch.randn(32), torch.tensor(3)) for _ in range(20)]
+    dataclasses = [Fields(x, y) for x, y in tuples]
+    encodings = [Encoding(x=x, y=y) for x, y in tuples]
+
+    def of_fields(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.y)
+
+    def of_keys(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    plain = pass_of(train_data=tuples, rows=rows)
     assert plain.samples == (rows or ROWS)
-    loss = lambda model, batch: F.cross_entropy(model(batch.x), batch.y)  # noqa: E731
-    assert (
-        pass_of(train_data=[Fields(*sample) for sample in samples], loss=loss, rows=rows) == plain
-    )
-    loss = lambda model, batch: F.cross_entropy(model(batch["x"]), batch["y"])  # noqa: E731
-    assert (
-        pass_of(train_data=[Encoding(x=x, y=y) for x, y in samples], loss=loss, rows=rows) == plain
-    )
+    assert pass_of(train_data=dataclasses, loss=of_fields, rows=rows) == plain
+    assert pass_of(train_data=encodings, loss=of_keys, rows=rows) == plain
 
 
 def test_arithmetic_is_two_for_each_number_forward_and_backward_for_inputs_and_weights() -> None:
     first = 2 * ROWS * 32 * WIDE
     second = 2 * ROWS * WIDE * 16
-    assert pass_of().flops == (
-        first + second,
-        first + 2 * second,
-    )  # the inputs' own gradient is not asked for
+
+    forward, backward = pass_of().flops
+
+    assert forward == first + second
+    assert backward == first + 2 * second  # the inputs' own gradient is not asked for
 
 
 def test_kept_are_inputs_of_products_and_what_the_loss_keeps() -> None:
@@ -162,14 +164,15 @@ def test_kept_are_inputs_of_products_and_what_the_loss_keeps() -> None:
     hidden = ROWS * WIDE * 4
     logits = ROWS * 16 * 4
     labels = ROWS * 8
-    assert (
-        pass_of().kept_bytes == inputs + hidden + logits + labels + 4
-    )  # and the weight of the loss
+    weight_of_loss = 4
+    assert pass_of().kept_bytes == inputs + hidden + logits + labels + weight_of_loss
 
 
 def test_all_grows_with_the_rows() -> None:
-    one, three = pass_of(rows=100), pass_of(rows=300)
-    assert (one.samples, three.samples) == (100, 300)
+    one = pass_of(rows=100)
+    three = pass_of(rows=300)
+    assert one.samples == 100
+    assert three.samples == 300
     assert three.flops == (3 * one.flops[0], 3 * one.flops[1])
     assert three.kept_bytes == pytest.approx(3 * one.kept_bytes, abs=8)
 
@@ -194,43 +197,52 @@ class Conv(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = self.down(F.relu(self.norm(self.conv(images))).flatten(1))
-        made: Tensor = self.twice(self.twice(hidden)) @ self.twice.weight
-        return made
+        logits: Tensor = self.twice(self.twice(hidden)) @ self.twice.weight
+        return logits
 
 
 def test_what_autocast_casts_is_cast_on_paper_and_a_weight_once() -> None:
-    def kept(mode: Any) -> tuple[list[tuple[str, tuple[int, ...]]], int]:
+    def saved(mode: Any) -> tuple[list[tuple[str, tuple[int, ...]]], int]:
+        """What a pass saves for the backward pass: types and shapes, and in how many places."""
         torch.manual_seed(0)
         model = Conv()
-        found = list[Tensor]()
+        tensors = list[Tensor]()
 
-        def packed(tensor: Tensor) -> Tensor:
-            found.append(tensor)
+        def note(tensor: Tensor) -> Tensor:
+            tensors.append(tensor)
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor), mode:
-            loss = F.cross_entropy(model(torch.randn(4, 3, 8, 8)), torch.zeros(4, dtype=torch.long))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), mode:
+            logits = model(torch.randn(4, 3, 8, 8))
+            loss = F.cross_entropy(logits, torch.zeros(4, dtype=torch.long))
         loss.backward()
-        places = {tensor.untyped_storage().data_ptr() for tensor in found}
-        return sorted((str(tensor.dtype), tuple(tensor.shape)) for tensor in found), len(places)
+        places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        shapes = sorted((str(tensor.dtype), tuple(tensor.shape)) for tensor in tensors)
+        return shapes, len(places)
 
-    assert kept(MetaMode(torch.bfloat16)) == kept(torch.autocast("cpu", dtype=torch.bfloat16))
+    assert saved(MetaMode(torch.bfloat16)) == saved(torch.autocast("cpu", dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("mask", [False, True])
 def test_attention_on_paper_keeps_no_weights(mask: bool) -> None:
-    def kept(time: int) -> int:
+    def saved_bytes(time: int) -> int:
         q, k, v = (torch.empty(2, 4, time, 8, device="meta", requires_grad=True) for _ in range(3))
-        found: dict[int, Tensor] = {}
-        hooks = torch.autograd.graph.saved_tensors_hooks(
-            lambda held: found.setdefault(id(held), held), lambda held: held
-        )
-        with hooks, MetaMode(None):
-            where = torch.ones(2, 1, 1, time, dtype=torch.bool, device="meta") if mask else None
-            F.scaled_dot_product_attention(q, k, v, attn_mask=where, is_causal=not mask)
-        return sum(held.untyped_storage().nbytes() for held in found.values())
+        tensors: dict[int, Tensor] = {}
 
-    assert kept(512) < 4.2 * kept(128)  # with weights it would be more than 12 times as much
+        def note(tensor: Tensor) -> Tensor:
+            return tensors.setdefault(id(tensor), tensor)
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with hooks, MetaMode(None):
+            if mask:
+                places = torch.ones(2, 1, 1, time, dtype=torch.bool, device="meta")
+                F.scaled_dot_product_attention(q, k, v, attn_mask=places)
+            else:
+                F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+
+    # with weights it would be more than 12 times as much
+    assert saved_bytes(512) < 4.2 * saved_bytes(128)
 
 
 @pytest.mark.parametrize(
@@ -249,22 +261,27 @@ def test_a_loss_that_needs_numbers_is_refused_in_words(loss: Any) -> None:
 @pytest.mark.slow
 def test_a_run_on_paper_allocates_nothing_and_keeps_no_gradient() -> None:
     shape = sf.models.GPTConfig(layers=32, heads=32, width=4096, context=64, vocab_size=50_257)
+    tokens = torch.zeros(200, dtype=torch.long).numpy()
+
+    def loss(model: Any, batch: Any) -> Any:
+        def of_hidden(hidden: Tensor, head: Tensor) -> Any:
+            return sf.losses.linear_cross_entropy(hidden, head, batch[1])
+
+        return model(batch[0], loss=of_hidden)
+
     with on_meta(512):
         run = mlp_run(
             model=lambda: sf.models.GPT(shape),
-            loss=lambda model, batch: model(
-                batch[0], loss=lambda h, w: sf.losses.linear_cross_entropy(h, w, batch[1])
-            ),
-            train_data=sf.data.TrainWindows(
-                torch.zeros(200, dtype=torch.long).numpy(), context=64, seed=0
-            ),
+            loss=loss,
+            train_data=sf.data.TrainWindows(tokens, context=64, seed=0),
             batch_size=1,
             ema=0.9,
         )
     assert dry_pass(run.parts).peak_bytes > 1e9
+
     (average,) = run.state.ema_models.values()
-    assert {held.device.type for held in (*run.state.parameters, *average.model.parameters())} == {
-        "meta"
-    }
-    assert all(held.grad is None for held in run.state.parameters)
-    assert sum(held.numel() for held in run.state.parameters) == shape.parameters > 6.8e9
+    parameters = list(run.state.parameters)
+    devices = {parameter.device.type for parameter in [*parameters, *average.model.parameters()]}
+    assert devices == {"meta"}
+    assert all(parameter.grad is None for parameter in parameters)
+    assert sum(parameter.numel() for parameter in parameters) == shape.parameters > 6.8e9

@@ -26,22 +26,19 @@ SOME: dict[str, Schedule | Joined] = {
 }
 
 
-def drawn(
-    out: Path, schedules: dict[str, Schedule | Joined] | None = None, rate: float | None = None
-) -> list[Path]:
-    return sf.plan.plot_schedules(
-        SOME if schedules is None else schedules, "200 steps", out=out, rate=rate
-    )
+def draw_some(out: Path, *, rate: float | None = None) -> list[Path]:
+    return sf.plan.plot_schedules(SOME, "200 steps", out=out, rate=rate)
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The picture of `SOME`."""
-    return drawn(tmp_path_factory.mktemp("pictures") / "one")
+    return draw_some(tmp_path_factory.mktemp("pictures") / "one")
 
 
 def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path) -> None:
-    other = drawn(tmp_path / "two" / "other.svg")
+    other = draw_some(tmp_path / "two" / "other.svg")
+
     names = ["one.png", "one.svg", "other.png", "other.svg"]
     if not is_installed(RASTERIZER):
         names = ["one.svg", "other.svg"]
@@ -54,29 +51,28 @@ def test_the_same_schedules_give_the_same_bytes(one: list[Path], tmp_path: Path)
 def test_each_schedule_is_told_with_its_marks(
     rate: float | None, one: list[Path], tmp_path: Path
 ) -> None:
-    text = (one if rate is None else drawn(tmp_path / "it", rate=rate))[-1].read_text()
-    told = re.findall(r">([^<>\n]+)</text>", text)
+    files = one if rate is None else draw_some(tmp_path / "it", rate=rate)
+    texts = re.findall(r">([^<>\n]+)</text>", files[-1].read_text())
     unit = rate or 1.0
+
     for trace in trace_schedules(SOME, Length(steps=200, samples_per_epoch=1, batch_size=1)):
-        (peak_step, peak) = trace.peak
-        (lowest_step, lowest) = trace.lowest
-        assert told.count(trace.name) == 2  # in the legend, and above its own field
-        assert f"mean factor {trace.mean:.3f}, warm-up to {trace.warmup}" in told
-        assert (
-            f"peak {peak * unit:.3g} at {peak_step}, lowest {lowest * unit:.3g} at {lowest_step}"
-            in told
-        )
-    assert ("learning rate (base 0.004)" in told) == (rate is not None)
+        peak_step, peak = trace.peak
+        lowest_step, lowest = trace.lowest
+        at_peak = f"peak {peak * unit:.3g} at {peak_step}"
+        at_lowest = f"lowest {lowest * unit:.3g} at {lowest_step}"
+        assert texts.count(trace.name) == 2  # in the legend, and above its own field
+        assert f"mean factor {trace.mean:.3f}, warm-up to {trace.warmup}" in texts
+        assert f"{at_peak}, {at_lowest}" in texts
+    assert ("learning rate (base 0.004)" in texts) == (rate is not None)
 
 
 def test_both_sides_of_a_jump_are_drawn_however_few_the_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedule_plot, "_POINTS", 10)
-    (trace,) = trace_schedules(
-        {"step": sf.schedules.multistep(50)},
-        Length(steps=100_000, samples_per_epoch=1, batch_size=1),
-    )
+    length = Length(steps=100_000, samples_per_epoch=1, batch_size=1)
+    (trace,) = trace_schedules({"step": sf.schedules.multistep(50)}, length)
+
     (chart,) = schedule_plot.charts([trace], rate=1.0)
     points = dict(chart.lines[0].points)
     assert {50, 49_999, 50_000, 74_999, 75_000, 99_999} <= points.keys()
@@ -94,7 +90,8 @@ assert "torch" not in sys.modules
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
 
 
 def test_a_png_that_is_asked_for_by_name_needs_its_rasterizer(
@@ -102,7 +99,7 @@ def test_a_png_that_is_asked_for_by_name_needs_its_rasterizer(
 ) -> None:
     monkeypatch.setattr("surefoot.config.extras.is_installed", lambda module: False)
     with pytest.raises(sf.ConfigError):
-        drawn(tmp_path / "it.png")
+        draw_some(tmp_path / "it.png")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,8 +21,8 @@ def of_steps(steps: int) -> Length:
 
 
 def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
-    (found,) = trace_schedules({"it": schedule}, of_steps(steps))
-    return found
+    (traced,) = trace_schedules({"it": schedule}, of_steps(steps))
+    return traced
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,8 @@ def trace(schedule: Schedule | Joined, steps: int = 1000) -> Trace:
         (sf.schedules.constant(), 1.0),
         (sf.schedules.linear(), (1000 + 1) / 2 / 1000),  # 1, 0.999, ..., 0.001
         (sf.schedules.linear(min_lr_ratio=0.5), 0.75),
-        (
-            sf.schedules.cosine(),
-            (1000 + 1) / 2 / 1000,
-        ),  # half a cosine is odd about its middle, as a line is
+        # half a cosine is odd about its middle, as a line is
+        (sf.schedules.cosine(), (1000 + 1) / 2 / 1000),
         (sf.schedules.constant(99), (99 * 50 / 100 + 901) / 1000),  # 0.01, 0.02, ..., 0.99
         (sf.schedules.multistep(milestones=("50%",), gamma=0.25), 0.625),
         (
@@ -54,13 +52,16 @@ def test_peak_lowest_and_mean_are_those_of_every_factor_of_the_run(shape: str, s
     schedule = Schedule(shape, warmup=2)  # type: ignore[arg-type]  # the shapes are those that there are
     factor = schedule.factors(of_steps(steps))
     factors = [factor(step) for step in range(steps)]
-    found = trace(schedule, steps)
-    peak = factors.index(max(factors))
-    later = factors[peak:]
-    assert found.peak == (peak, max(factors))
-    assert found.lowest == (peak + later.index(min(later)), min(later))
-    assert found.mean == pytest.approx(math.fsum(factors) / steps, rel=1e-12)
-    assert found.warmup == 2
+
+    traced = trace(schedule, steps)
+
+    peak_step = factors.index(max(factors))
+    later = factors[peak_step:]
+    lowest_step = peak_step + later.index(min(later))
+    assert traced.peak == (peak_step, max(factors))
+    assert traced.lowest == (lowest_step, min(later))
+    assert traced.mean == pytest.approx(math.fsum(factors) / steps, rel=1e-12)
+    assert traced.warmup == 2
 
 
 def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_are(
@@ -76,36 +77,29 @@ def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_ar
 
 
 def test_a_table_has_a_row_for_each_schedule_in_rates_where_the_base_is_known() -> None:
-    found = trace_schedules(
-        {"flat": sf.schedules.constant(), "linear": sf.schedules.linear(10, min_lr_ratio=0.5)},
-        of_steps(100),
-    )
-    lines = table(found, rate=0.02).splitlines()
-    assert lines[0].split() == ["schedule", "warm-up", "ends", "peak", "lowest", "mean", "factor"]
-    assert lines[1].split() == ["flat", "none", "0.02,", "step", "0", "0.02,", "step", "0", "1.000"]
-    assert lines[2].split()[:10] == [
-        "linear",
-        "step",
-        "10",
-        "0.02,",
-        "step",
-        "10",
-        "0.01,",
-        "step",
-        "99",
-        lines[2][-5:],
-    ]
-    assert "1, step 0" in table(found)
+    schedules = {
+        "flat": sf.schedules.constant(),
+        "linear": sf.schedules.linear(10, min_lr_ratio=0.5),
+    }
+    traces = trace_schedules(schedules, of_steps(100))
+
+    rows = [" ".join(line.split()) for line in table(traces, rate=0.02).splitlines()]
+
+    head, flat, linear, *_ = rows
+    assert head == "schedule warm-up ends peak lowest mean factor"
+    assert flat == "flat none 0.02, step 0 0.02, step 0 1.000"
+    linear, _, mean = linear.rpartition(" ")
+    assert linear == "linear step 10 0.02, step 10 0.01, step 99"
+    assert float(mean) == pytest.approx(traces[1].mean, abs=5e-4)
+    assert "1, step 0" in table(traces)  # factors, without a base
 
 
 def test_all_schedules_that_do_not_fit_are_named() -> None:
+    schedules = {
+        "one": sf.schedules.constant(30),
+        "two": sf.schedules.linear(),
+        "three": sf.schedules.wsd(15, cooldown=10),
+    }
     with pytest.raises(sf.ConfigError) as refused:
-        trace_schedules(
-            {
-                "one": sf.schedules.constant(30),
-                "two": sf.schedules.linear(),
-                "three": sf.schedules.wsd(15, cooldown=10),
-            },
-            of_steps(20),
-        )
+        trace_schedules(schedules, of_steps(20))
     assert [problem.places for problem in refused.value.problems] == [("one",), ("three",)]

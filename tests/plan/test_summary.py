@@ -4,6 +4,8 @@ loss contract; 3 seconds.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 import re
 import sys
@@ -55,12 +57,22 @@ def run_of(**changes: Any) -> sf.Run:
     return sf.Run(**(settings | changes))
 
 
-def said(run: sf.Run) -> str:
+def plan_of(run: sf.Run) -> str:
+    """What `surefoot plan` prints of a run."""
     return "\n".join(str(section) for section in summary.sections(run.parts))
 
 
+def state_of(run: sf.Run) -> dict[str, Tensor]:
+    state = run.state.models["model"].state_dict()
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def assert_equal_bits(some: dict[str, Tensor], others: dict[str, Tensor]) -> None:
+    assert [name for name in some if not torch.equal(some[name], others[name])] == []
+
+
 def test_parameters_add_up_by_module_and_by_group() -> None:
-    text = said(run_of())
+    text = plan_of(run_of())
     words = [line.split() for line in text.splitlines()]
     assert ["0", "Linear", "2,112"] in words
     assert ["2", "Linear", "650"] in words
@@ -69,23 +81,33 @@ def test_parameters_add_up_by_module_and_by_group() -> None:
     assert "group 1: 2 tensors, 74 elements, lr 0.01, weight decay 0" in text
 
 
-def test_stalled_passes_do_not_count_and_slow_ones_are_printed_in_seconds(
+def time_passes(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> tuple[str, int]:
+    """What a plan says of the time if passes take so long, and how many of them it did not need."""
+    left = iter((0.0, *seconds))  # the first counts the memory and warms up
+    monkeypatch.setattr(measure, "timed_pass", lambda *_: (next(left), 10))
+    run = run_of()
+    line = measure.memory_and_time(run.parts, measure.measure(run.parts))[-2]
+    return line, len(list(left))
+
+
+def test_stalled_passes_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, _ = time_passes(monkeypatch, 0.05, 30.5, 30.5)
+    assert numbers_in(line) == [50, 200]  # ms of a pass, and of a step
+
+
+def test_slow_passes_are_printed_in_seconds_and_two_are_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def with_passes_of(*seconds: float) -> tuple[str, int]:
-        rest = iter((0.0, *seconds))  # the first counts the memory and warms up
-        monkeypatch.setattr(measure, "timed_pass", lambda *_: (next(rest), 10))
-        run = run_of()
-        return measure.memory_and_time(run.parts, measure.measure(run.parts))[-2], len(list(rest))
+    line, left = time_passes(monkeypatch, 31.0, 30.5, 32.0, 1.0)
+    assert line.startswith("30.5 s ")
+    assert left == 2
 
-    stalled, _ = with_passes_of(0.05, 30.5, 30.5)
-    assert numbers_in(stalled) == [50, 200]  # ms of a pass, and of a step
-    slow, left = with_passes_of(31.0, 30.5, 32.0, 1.0)
-    assert slow.startswith("30.5 s ")
-    assert left == 2, "two slow passes are enough"
-    fast, left = with_passes_of(*[0.005] * 3, 0.002, *[0.005] * 8)
-    assert fast.startswith("2 ms ")
-    assert left == 5, "no pass begins after 30 ms"
+
+def test_no_pass_begins_after_30_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+    five_ms = [0.005] * 8
+    line, left = time_passes(monkeypatch, 0.005, 0.005, 0.005, 0.002, *five_ms)
+    assert line.startswith("2 ms ")
+    assert left == 5
 
 
 def time_lines(**changes: Any) -> list[str]:
@@ -138,10 +160,10 @@ def test_each_parameter_group_has_its_relative_rate() -> None:
 
 
 def test_the_split_between_muon_and_adamw_is_printed() -> None:
-    model = lambda: sf.models.GPT(  # noqa: E731
-        sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16)
-    )
-    run = run_of(model=model, optimizer=sf.optim.muon(1e-2, adamw_lr=1e-3), loss=None)
+    shape = sf.models.GPTConfig(layers=3, heads=2, width=8, context=8, vocab_size=16)
+    muon = sf.optim.muon(1e-2, adamw_lr=1e-3)
+    run = run_of(model=lambda: sf.models.GPT(shape), optimizer=muon, loss=None)
+
     lines = summary.parameters_by_group(run.parts)
 
     assert lines[1].endswith(
@@ -153,7 +175,7 @@ def test_the_split_between_muon_and_adamw_is_printed() -> None:
 
 
 def test_batches_steps_and_passes_are_those_of_the_run() -> None:
-    text = said(run_of())
+    text = plan_of(run_of())
     stated = numbers_by_line(text)
     assert [40, 1, 4, 10] in stated  # samples of a step: ranks, micro-batches, samples of each
     assert [200, 5, 60, 12] in stated  # samples of an epoch, its steps; steps, their epochs
@@ -163,20 +185,25 @@ def test_batches_steps_and_passes_are_those_of_the_run() -> None:
 
 def test_the_plan_of_two_ranks_says_what_rank_0_sends_and_where_sums_depend_on_the_ranks() -> None:
     with planned_for(2):
-        exact, other = run_of(), run_of(exact_sums=False)
-    gradients = sum(parameter.nbytes for parameter in exact.parts.state.parameters)
-    kilobytes, *_ = numbers_in(in_words(gradients))
+        exact = run_of()
+        inexact = run_of(exact_sums=False)
+    gradient_bytes = sum(parameter.nbytes for parameter in exact.parts.state.parameters)
+    kilobytes, *_ = numbers_in(in_words(gradient_bytes))
+
+    of_exact = numbers_by_line(plan_of(exact))
+    of_inexact = numbers_by_line(plan_of(inexact))
+
     copies = [1, kilobytes, 0, kilobytes]  # and what rank 0 sends
-    assert numbers_by_line(said(exact)).count(copies) == 1
-    of_others = [line for line in numbers_by_line(said(exact)) if line != copies]
-    assert len(numbers_by_line(said(other))) == len(of_others)
+    assert of_exact.count(copies) == 1
+    assert len(of_inexact) == len(of_exact) - 1
 
 
 def test_a_plan_of_several_ranks_has_a_micro_batch_for_each() -> None:
     with planned_for(2):
         parts = small_runs.build(None, micro_batch_size=None).parts
-    whole = parts.pipeline.sizes.batch_size
-    assert numbers_in(summary.batch_arithmetic(parts, None)[0]) == [whole, 2, 1, whole // 2]
+    batch_size = parts.pipeline.sizes.batch_size
+    line = summary.batch_arithmetic(parts, None)[0]
+    assert numbers_in(line) == [batch_size, 2, 1, batch_size // 2]
 
 
 def test_targets_are_those_that_the_loss_counts() -> None:
@@ -188,84 +215,97 @@ def test_targets_are_those_that_the_loss_counts() -> None:
         batch_size=12,
         micro_batch_size=12,
     )
-    assert [counted_targets(data)] in numbers_by_line(said(run))
+    assert [counted_targets(data)] in numbers_by_line(plan_of(run))
 
 
 def test_learning_rates_are_those_of_the_schedule() -> None:
-    factors = run_of().parts.task.factors
-    lines = summary.learning_rates(run_of().parts)
-    assert lines[0] == "cosine, warmup 6, min_lr_ratio 0.1"
-    found = {line.split()[0]: (int(line.split()[2]), float(line.split()[3])) for line in lines[1:]}
-    assert {name: step for name, (step, _) in found.items()} == {
-        "first": 0,
-        "highest": 6,
-        "middle": 30,
-        "last": 59,
-    }
-    for step, rate in found.values():
-        assert rate == pytest.approx(1e-2 * factors(step), rel=1e-3)
+    run = run_of()
+
+    schedule, *lines = summary.learning_rates(run.parts)
+
+    assert schedule == "cosine, warmup 6, min_lr_ratio 0.1"
+    steps = {}
+    for line in lines:
+        name, _, step, rate = line.split()[:4]
+        steps[name] = int(step)
+        assert float(rate) == pytest.approx(1e-2 * run.parts.task.factors(int(step)), rel=1e-3)
+    assert steps == {"first": 0, "highest": 6, "middle": 30, "last": 59}
 
 
 def test_memory_is_that_of_weights_gradients_state_and_what_the_backward_pass_holds() -> None:
-    text = said(run_of())
-    assert "weights 11 kB, gradients 11 kB, optimizer 22.1 kB" in text
-    small, large = (
-        measure.measure(run_of(micro_batch_size=size, batch_size=40).parts).activation_bytes
-        for size in (10, 40)
-    )
+    assert "weights 11 kB, gradients 11 kB, optimizer 22.1 kB" in plan_of(run_of())
+    assert "averages 11 kB" in plan_of(run_of(ema=0.9))
+
+    def activation_bytes(micro_batch_size: int) -> int:
+        run = run_of(micro_batch_size=micro_batch_size, batch_size=40)
+        return measure.measure(run.parts).activation_bytes
+
     # of each sample: 32 inputs, 64 units after ReLU, 10 log-probabilities in float32, a label of 8
     # bytes; and the sums
-    assert small >= 10 * (32 + 64 + 10) * 4
-    assert large == pytest.approx(4 * small, rel=0.05)
-    assert "averages 11 kB" in said(run_of(ema=0.9))
+    assert activation_bytes(10) >= 10 * (32 + 64 + 10) * 4
+    assert activation_bytes(40) == pytest.approx(4 * activation_bytes(10), rel=0.05)
 
 
 def test_planning_changes_nothing_and_writes_nothing(tmp_path: Path) -> None:
+    def generators() -> tuple[Any, ...]:
+        of_numpy = np.random.get_state()[1].tolist()  # type: ignore[index]
+        return random.getstate(), of_numpy, torch.get_rng_state().tolist()
+
     run = small_runs.build(tmp_path / "run")
-    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
-    generators = (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )  # type: ignore[index]
-    said(run)
+    state_before = state_of(run)
+    generators_before = generators()
+
+    plan_of(run)
     assert loss_contract(run.parts).holds
-    after = run.state.models["model"].state_dict()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
-    assert (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    ) == generators  # type: ignore[index]
+
+    assert_equal_bits(state_before, state_of(run))
+    assert generators() == generators_before
     assert all(parameter.grad is None for parameter in run.state.parameters)
     assert run.state.models["model"].training
     assert list(tmp_path.iterdir()) == []
-    run.train()
+
+
+def test_a_run_that_was_planned_trains_to_the_same_bits() -> None:
+    planned = small_runs.build(None)
+    plan_of(planned)
+    assert loss_contract(planned.parts).holds
     plain = small_runs.build(None)
+
+    planned.train()
     plain.train()
-    weights, expected = (each.state.models["model"].state_dict() for each in (run, plain))
-    assert [name for name in expected if not torch.equal(weights[name], expected[name])] == []
+
+    assert_equal_bits(state_of(plain), state_of(planned))
 
 
-def test_a_run_that_is_there_already_is_said_to_go_on_or_not(tmp_path: Path) -> None:
-    small_runs.build(tmp_path / "run", stop_after="4 steps").train()
-    line = f"{tmp_path / 'run'} "
-    (standing,) = [
-        each for each in said(small_runs.build(tmp_path / "run")).splitlines() if line in each
-    ]
-    assert numbers_in(standing.partition(line)[2]) == [4]
-    another = said(small_runs.build(tmp_path / "run", seed=5))
-    assert "[settings-changed]" in another
-    of_seed = [numbers_in(line) for line in another.splitlines() if " seed " in line]
+def test_a_run_that_is_there_already_is_said_to_go_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    small_runs.build(run_dir, stop_after="4 steps").train()
+
+    text = plan_of(small_runs.build(run_dir))
+
+    (line,) = [line for line in text.splitlines() if f"{run_dir} " in line]
+    assert numbers_in(line.partition(f"{run_dir} ")[2]) == [4]
+
+
+def test_a_run_with_other_settings_is_said_not_to_go_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    small_runs.build(run_dir, stop_after="4 steps").train()
+
+    text = plan_of(small_runs.build(run_dir, seed=5))
+
+    assert "[settings-changed]" in text
+    of_seed = [numbers_in(line) for line in text.splitlines() if " seed " in line]
     assert [0, 5] in of_seed
 
 
 def test_given_settings_are_listed_with_their_values_and_objects_are_not() -> None:
     run = run_of(predict_example="", loss_note="a", derived={"twice": lambda values: 2.0})
-    (given, *_) = summary.settings_by_origin(run.parts)
-    assert "loss_note a" in given
-    for name in ("predict_example", "derived", "model"):
-        assert name not in given.replace(",", "").split()
+
+    line = summary.settings_by_origin(run.parts)[0]
+
+    assert "loss_note a" in line
+    words = line.replace(",", "").split()
+    assert not {"predict_example", "derived", "model"} & set(words)
 
 
 def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
@@ -276,7 +316,8 @@ def test_tied_parameters_are_counted_once_in_each_of_several_models() -> None:
 
     lines = summary.parameters_by_module({"a": tied(), "b": tied()})
     numbers = [int(line.split()[-1].replace(",", "")) for line in lines]
-    assert sum(numbers[:-1]) == numbers[-1] == 30
+    *of_modules, total = numbers
+    assert sum(of_modules) == total == 30
 
 
 def test_the_fastest_step_of_a_long_run_is_found() -> None:
@@ -337,16 +378,20 @@ def test_what_cannot_be_cut_is_not_checked_and_says_so(micro_batch_size: int) ->
         def __getitem__(self, sample: int) -> Any:
             return {"x": torch.full((32,), float(sample)), "label": sample % 10}
 
+    def squared(model: Any, batch: Any) -> Tensor:
+        inputs = torch.stack([row["x"] for row in batch[0]])
+        return model(inputs).square().mean()
+
     run = run_of(
         train_data=Texts(),
         collate_fn=lambda rows: [rows],
         count_fn=lambda batch: len(batch[0]),
         micro_batch_size=micro_batch_size,
-        loss=lambda model, batch: (
-            model(torch.stack([row["x"] for row in batch[0]])).square().mean()
-        ),
+        loss=squared,
     )
+
     contract = loss_contract(run.parts)
+
     assert contract.holds
     assert not contract.is_checked
 
@@ -368,9 +413,10 @@ def noisy(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0] + torch.randn_like(batch[0])), batch[1])
 
 
-def started(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[str]:
-    """What a run prints."""
-    run_of(**({"console": True, "length": "2 steps", "precision": "fp32"} | changes)).train()
+def print_run(capsys: pytest.CaptureFixture[str], **changes: Any) -> list[str]:
+    """Train a run. Returns the lines that it prints."""
+    settings: dict[str, Any] = {"console": True, "length": "2 steps", "precision": "fp32"}
+    run_of(**(settings | changes)).train()
     return capsys.readouterr().out.splitlines()
 
 
@@ -397,14 +443,17 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(
 ) -> None:
     run = run_of(loss=contrastive)
     model = run.state.models["model"]
-    inputs = run.parts.pipeline.again(0)[0].batch[0]
+    # half of the batch, and its halves: as many samples as it has
+    inputs = run.parts.pipeline.again(0)[0].batch[0][:5]
     with torch.no_grad():
-        inputs = inputs[:5]  # half of the batch, and its halves: as many samples as it has
         whole = float(contrastive(model, (inputs, None)))
-        first, second = (float(contrastive(model, (half, None))) for half in inputs.split([2, 3]))
-        halves = (2 * first + 3 * second) / 5
+        first = float(contrastive(model, (inputs[:2], None)))
+        second = float(contrastive(model, (inputs[2:], None)))
+    halves = (2 * first + 3 * second) / 5
     assert whole > 1.5 * halves
-    lines = started(capsys, loss=contrastive)
+
+    lines = print_run(capsys, loss=contrastive)
+
     (warning,) = warnings_of(lines)
     assert numbers_in(warning)[:4] == [float(f"{whole:.6g}"), float(f"{halves:.6g}"), 2, 3]
     assert contracts_of(lines) == []
@@ -413,26 +462,29 @@ def test_a_contrastive_loss_that_is_cut_is_warned_of_with_its_figures(
     assert any("sf.losses.whole_batch" in line for line in error)
 
 
-@pytest.mark.parametrize("loss", [contrastive, None])
+@pytest.mark.parametrize("changes", [{"loss": contrastive}, {}], ids=["contrastive", "a mean"])
 def test_a_batch_that_is_not_cut_has_no_contract(
-    loss: Any, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = started(capsys, micro_batch_size=None, **({} if loss is None else {"loss": loss}))
-    assert (contracts_of(lines), warnings_of(lines)) == ([], [])
+    lines = print_run(capsys, micro_batch_size=None, **changes)
+    assert contracts_of(lines) == []
+    assert warnings_of(lines) == []
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_batch_statistics_and_dropout_break_no_contract(
     precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_holds(started(capsys, model=Normalised, precision=precision))
+    assert_holds(print_run(capsys, model=Normalised, precision=precision))
 
 
 def test_a_loss_that_draws_in_evaluation_mode_too_is_not_checked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    lines = started(capsys, loss=noisy)
-    assert (contracts_of(lines), warnings_of(lines)) == ([[]], [])  # a line without figures
+    lines = print_run(capsys, loss=noisy)
+    assert contracts_of(lines) == [[]]  # a line without figures
+    assert warnings_of(lines) == []
+
     contract = loss_contract(run_of(loss=noisy).parts)
     assert contract.holds
     assert not contract.is_checked
@@ -442,8 +494,10 @@ def test_the_contract_is_looked_at_once_in_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings: dict[str, Any] = {"run_dir": tmp_path / "run", "length": "3 steps"}
-    assert_holds(started(capsys, **settings, stop_after="2 steps"))
-    assert contracts_of(started(capsys, **settings)) == []
+    first_session = print_run(capsys, **settings, stop_after="2 steps")
+    second_session = print_run(capsys, **settings)
+    assert_holds(first_session)
+    assert contracts_of(second_session) == []
 
 
 def test_looking_at_the_contract_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
@@ -455,7 +509,7 @@ def test_looking_at_the_contract_leaves_no_trace(capsys: pytest.CaptureFixture[s
         batch[0].mul_(2)
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    assert_holds(started(capsys, loss=counted))
+    assert_holds(print_run(capsys, loss=counted))
     assert calls == 2 * 4
 
 
@@ -481,22 +535,21 @@ class Remembers(nn.Linear):
 def test_looking_at_the_contract_changes_neither_weights_nor_buffers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seen: list[list[float]] = []
+    before_passes: list[list[float]] = []
 
     def noting(model: Any, batch: Any) -> Tensor:
-        seen.append([float(model.teacher[0]), float(model.calls), float(model.last)])
+        before_passes.append([float(model.teacher[0]), float(model.calls), float(model.last)])
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    # which lets a pass write the teacher
-    assert_holds(started(capsys, model=Remembers, loss=noting, check_state=False))
-    assert len(seen) == 2 * 4, "what was noted before the first step was put back too"
-    assert seen[0] == [0.0, 1.0, 1.0]
+    # without the check of the state, which refuses a pass that writes the teacher
+    lines = print_run(capsys, model=Remembers, loss=noting, check_state=False)
+
+    assert_holds(lines)
+    assert len(before_passes) == 2 * 4  # what was noted before the first step was put back too
+    assert before_passes[0] == [0.0, 1.0, 1.0]
 
 
-def begun_on_ranks(run_dir: str) -> str:
-    import contextlib
-    import io
-
+def print_run_on_rank(run_dir: str) -> str:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         run_of(
@@ -511,7 +564,7 @@ def begun_on_ranks(run_dir: str) -> str:
 
 
 def test_the_contract_is_looked_at_where_ranks_cut_the_batch(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = ranks(2, begun_on_ranks, run_dir=str(tmp_path / "run"))
+    first, second = ranks(2, print_run_on_rank, run_dir=str(tmp_path / "run"))
     (warning,) = [line for line in first.splitlines() if line.startswith("warning: ")]
     assert numbers_in(warning)[2:4] == [5, 5]  # the counts of the halves
     assert second == ""
@@ -584,30 +637,33 @@ def test_the_time_of_evaluations_is_estimated_from_a_few_batches_spread_over_eac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = (torch.arange(200.0)[:, None].expand(200, 32), torch.zeros(200, dtype=torch.int64))
-    seen = list[list[int]]()
-    monkeypatch.setattr(
-        scorer, "perf_counter", lambda: 0.005 * sum(map(len, seen))
-    )  # 5 ms a sample
+    scored_batches = list[list[int]]()
 
     def slow(outputs: Any, targets: Any) -> sf.Mean:
-        seen.append(outputs[:, 0].int().tolist())
+        scored_batches.append(outputs[:, 0].int().tolist())
         return sf.Mean(torch.zeros(()), len(outputs))
 
+    def now_s() -> float:
+        return 0.005 * sum(len(batch) for batch in scored_batches)  # 5 ms a sample
+
+    monkeypatch.setattr(scorer, "perf_counter", now_s)
     settings: dict[str, Any] = {"metrics": slow, "predict": lambda model, batch: tuple(batch)}
     splits = {
         "often": sf.Split(data, batch_size=10, **settings),
         "once": sf.Split(data, at_end=True, **settings),
     }
     run = run_of(splits=splits, evaluate_every="3 epochs")
-    for limit_s, batches in ((1.0, [33, 99, 165]), (0.02, [33, 99])):  # a batch takes 15 ms
-        seen.clear()
-        assert run.parts.evaluator.seconds("often", limit_s=limit_s) == pytest.approx(
-            1.0
-        )  # 200 samples
-        assert seen == [[first, first + 1, first + 2] for first in batches], (
-            "a CPU needs no full batch of 10"
-        )
-    text = said(run)
+    # a CPU needs no full batch of 10
+    first, second, third = [33, 34, 35], [99, 100, 101], [165, 166, 167]
+
+    assert run.parts.evaluator.seconds("often", limit_s=1.0) == pytest.approx(1.0)  # 200 samples
+    assert scored_batches == [first, second, third]
+
+    scored_batches.clear()  # a batch takes 15 ms
+    assert run.parts.evaluator.seconds("often", limit_s=0.02) == pytest.approx(1.0)
+    assert scored_batches == [first, second]
+
+    text = plan_of(run)
     (often,) = [line for line in text.splitlines() if " often," in line]
     assert numbers_in(often) == [1, 4, 4]  # s of an evaluation, of all, their number
     assert " once," in text
@@ -619,14 +675,12 @@ def test_a_metric_that_is_not_a_counted_mean_is_found_by_a_plan() -> None:
 
     split = sf.Split((torch.zeros(9, 32), torch.zeros(9, dtype=torch.int64)), metrics=right)
     with refused("metric-not-a-mean"):
-        said(run_of(splits={"val": split}))
+        plan_of(run_of(splits={"val": split}))
 
 
 def test_a_plan_says_which_data_these_are() -> None:
-    about = ["text of somebody", "a tenth of it is held out"]
-    assert "data\n  text of somebody\n  a tenth of it is held out\n" in said(
-        run_of(data_summary=about)
-    )
+    run = run_of(data_summary=["text of somebody", "a tenth of it is held out"])
+    assert "data\n  text of somebody\n  a tenth of it is held out\n" in plan_of(run)
 
 
 class OwnNotes(Dataset):  # type: ignore[type-arg]
@@ -650,46 +704,59 @@ def notes_of_csv(text: str) -> list[list[float]]:
     return [numbers_in(clause) for clause in clauses]
 
 
-def test_plan_and_header_say_which_files_were_not_read_below_subsets_and_parts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def write_table(file: Path, *, rows: int) -> None:
+    """Rows of 32 inputs `x` and a label `y`."""
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = pytest.importorskip("pyarrow").table({"x": [[0.5] * 32] * 80, "y": [*range(10)] * 8})
-    parquet.write_table(table, tmp_path / "a.parquet")
+    labels = [row % 10 for row in range(rows)]
+    table = pytest.importorskip("pyarrow").table({"x": [[0.5] * 32] * rows, "y": labels})
+    parquet.write_table(table, file)
+
+
+def of_rows(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch["x"].float()), batch["y"])
+
+
+def subset_of(rows: Any) -> Any:
+    return Subset(rows, range(40))
+
+
+def parts_of(rows: Any) -> Any:
+    return ConcatDataset([Subset(rows, range(40)), rows])
+
+
+@pytest.mark.parametrize("data_of", [subset_of, parts_of])
+def test_plan_and_header_say_which_files_were_not_read_below_subsets_and_parts(
+    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_table(tmp_path / "a.parquet", rows=80)
     (tmp_path / "b.csv").write_text("x,y")
     rows = sf.data.Table(tmp_path)
-    for data in (Subset(rows, range(40)), ConcatDataset([Subset(rows, range(40)), rows])):
-        run = run_of(
-            train_data=data,
-            loss=lambda model, batch: F.cross_entropy(model(batch["x"].float()), batch["y"]),
-            splits={"val": sf.Split(OwnNotes(rows))},
-            length="1 step",
-            console=True,
-        )
-        assert notes_of_csv(said(run)) == [[1, 2, 1]]
-        run.train()
-        assert notes_of_csv(capsys.readouterr().out) == [[1, 2, 1]]
+    run = run_of(
+        train_data=data_of(rows),
+        loss=of_rows,
+        splits={"val": sf.Split(OwnNotes(rows))},
+        length="1 step",
+        console=True,
+    )
+
+    assert notes_of_csv(plan_of(run)) == [[1, 2, 1]]
+    run.train()
+    assert notes_of_csv(capsys.readouterr().out) == [[1, 2, 1]]
 
 
 def test_plan_and_header_say_a_note_of_two_directories_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = pytest.importorskip("pyarrow").table({"x": [[0.5] * 32] * 20, "y": [*range(10)] * 2})
     for directory in (tmp_path / "a", tmp_path / "b"):
         directory.mkdir()
-        for part in ("test", "train"):
-            parquet.write_table(table, directory / f"{part}.parquet")
+        write_table(directory / "test.parquet", rows=20)
+        write_table(directory / "train.parquet", rows=20)
     rows = sf.data.Table([tmp_path / "a", tmp_path / "b"])
     note, again = rows.reading_notes
     assert note == again
-    run = run_of(
-        train_data=rows,
-        loss=lambda model, batch: F.cross_entropy(model(batch["x"].float()), batch["y"]),
-        length="1 step",
-        console=True,
-    )
-    assert said(run).count(note) == 1
+    run = run_of(train_data=rows, loss=of_rows, length="1 step", console=True)
+
+    assert plan_of(run).count(note) == 1
     run.train()
     header = " ".join(capsys.readouterr().out.split())
     assert header.count(note) == 1
@@ -699,16 +766,15 @@ def test_a_recipe_says_where_its_text_is_from_and_what_of_it_is_held_out(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("text.txt").write_text("the cat sat on the mat; " * 500)
-    main(
-        [
-            "plan",
-            "gpt",
-            "--data.path=text.txt",
-            "--data.tokenizer=bytes",
-            "--model.layers=1",
-            "--cloze-questions=0",
-        ]
-    )
+    flags = [
+        "--data.path=text.txt",
+        "--data.tokenizer=bytes",
+        "--model.layers=1",
+        "--cloze-questions=0",
+    ]
+
+    main(["plan", "gpt", *flags])
+
     lines = capsys.readouterr().out.splitlines()
     first = lines.index("data") + 1
     assert "text.txt" in lines[first]
