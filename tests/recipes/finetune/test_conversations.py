@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,20 @@ CALL = [{"type": "function", "function": {"name": "w", "arguments": {"at": "x"}}
 CALLING = {"role": "assistant", "content": None, "tool_calls": CALL}
 
 
-def read(tmp_path: Path, *rows: Any, name: str = "chat.jsonl") -> Chats:
-    return read_conversations(str(write_chat(tmp_path / name, list(rows))), setting="data.path")
+def read_path(path: Path, **options: Any) -> Chats:
+    return read_conversations(str(path), setting="data.path", **options)
+
+
+def read(tmp_path: Path, *rows: Any) -> Chats:
+    return read_path(write_chat(tmp_path / "chat.jsonl", list(rows)))
+
+
+def contents(chat: Any) -> list[str]:
+    return [message["content"] for message in chat.messages]
+
+
+def roles(chat: Any) -> list[str]:
+    return [message["role"] for message in chat.messages]
 
 
 # --- forms ----------------------------------------------------------------------------------------
@@ -35,9 +48,10 @@ def read(tmp_path: Path, *rows: Any, name: str = "chat.jsonl") -> Chats:
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_the_example_of_each_form_has_this_form(form: Any, tmp_path: Path) -> None:
     chats = read(tmp_path, json.loads(form.example))
+
     (row,) = chats
-    assert [message["role"] for message in row.messages][-2:] == ["user", "assistant"]
-    assert row.messages[-1]["content"] == "4"
+    assert roles(row)[-2:] == ["user", "assistant"]
+    assert contents(row)[-1] == "4"
     (counts,) = chats.counts.values()
     assert dict(counts.forms) == {form.name: 1}
     assert not counts.unused
@@ -57,70 +71,97 @@ SAME_AS_PAIR: dict[str, Any] = {
 @pytest.mark.parametrize("name", SAME_AS_PAIR)
 def test_a_usual_form_is_the_conversation_that_it_means(name: str, tmp_path: Path) -> None:
     (row,) = read(tmp_path, SAME_AS_PAIR[name])
-    assert (row.messages, row.tools, row.trained_answers("answers")) == (PAIR, None, [1])
+    assert row.messages == PAIR
+    assert row.tools is None
+    assert row.trained_answers("answers") == [1]
 
 
-def test_a_row_with_an_input_asks_for_both(tmp_path: Path) -> None:
-    for key in ("input", "context"):
-        (row,) = read(tmp_path, {"instruction": "a", key: "b", "response": "c"})
-        assert [message["content"] for message in row.messages] == ["a\n\nb", "c"]
+@pytest.mark.parametrize("key", ["input", "context"])
+def test_a_row_with_an_input_asks_for_both(key: str, tmp_path: Path) -> None:
+    (row,) = read(tmp_path, {"instruction": "a", key: "b", "response": "c"})
+    assert contents(row) == ["a\n\nb", "c"]
 
 
 def test_history_and_system_come_before_the_instruction(tmp_path: Path) -> None:
-    row = {"system": "s", "history": [["p", "q"]], "instruction": "a", "output": "b"}
-    (read_row,) = read(tmp_path, row)
-    assert [message["content"] for message in read_row.messages] == ["s", "p", "q", "a", "b"]
-    assert read_row.messages[0]["role"] == "system"
-    assert read_row.trained_answers("answers") == [2, 4]
+    fields = {"system": "s", "history": [["p", "q"]], "instruction": "a", "output": "b"}
+    (row,) = read(tmp_path, fields)
+    assert contents(row) == ["s", "p", "q", "a", "b"]
+    assert roles(row)[0] == "system"
+    assert row.trained_answers("answers") == [2, 4]
 
 
 def test_system_of_a_row_yields_to_a_system_message(tmp_path: Path) -> None:
     """The key is not used then, and named."""
-    own = {"role": "system", "content": "own"}
-    chats = read(
-        tmp_path, {"messages": [own, *PAIR], "system": "s"}, {"messages": PAIR, "system": "s"}
-    )
+    message = {"role": "system", "content": "own"}
+    with_message = {"messages": [message, *PAIR], "system": "s"}
+    without_message = {"messages": PAIR, "system": "s"}
+
+    chats = read(tmp_path, with_message, without_message)
+
     first, second = chats
-    assert first.messages == [own, *PAIR]
+    assert first.messages == [message, *PAIR]
     assert second.messages == [{"role": "system", "content": "s"}, *PAIR]
     assert chats.lines()[-1].endswith(": system (1 row)")
 
 
-def test_messages_stay_whole(tmp_path: Path) -> None:
+TOOLS = [{"type": "function", "function": {"name": "w", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)], ids=["a list", "a text of JSON"])
+def test_messages_stay_whole(tools: Any, tmp_path: Path) -> None:
     thinking = ANSWER | {"reasoning_content": "why", "name": "n"}
-    tools = [{"type": "function", "function": {"name": "w", "parameters": {}}}]
     result = {"role": "tool", "content": "12", "tool_call_id": "1"}
-    for written in (tools, json.dumps(tools)):
-        messages = [USER, CALLING, result, thinking]
-        (row,) = read(tmp_path, {"messages": messages, "tools": written})
-        assert row.messages == messages
-        assert row.tools == tools
-        assert row.trained_answers("answers") == [1, 3]
+    messages = [USER, CALLING, result, thinking]
+
+    (row,) = read(tmp_path, {"messages": messages, "tools": tools})
+
+    assert row.messages == messages
+    assert row.tools == TOOLS
+    assert row.trained_answers("answers") == [1, 3]
 
 
-def test_calls_as_texts_of_json_are_what_they_say(tmp_path: Path) -> None:
+CALL_OF_OPENAI = {"name": "w", "arguments": json.dumps({"at": "x"})}
+CALLS_OF_OPENAI = [{"type": "function", "function": CALL_OF_OPENAI}]
+
+
+def says_that_calls_were_texts(chats: Chats) -> bool:
+    return any("1 row with calls " in line for line in chats.lines())
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param(CALLS_OF_OPENAI, id="arguments"),
+        pytest.param(json.dumps(CALLS_OF_OPENAI), id="the list and its arguments"),
+        pytest.param(json.dumps(CALL), id="the list"),
+    ],
+)
+def test_calls_as_texts_of_json_are_what_they_say(calls: Any, tmp_path: Path) -> None:
     """As OpenAI writes arguments, and Parquet files whole lists; templates write them as JSON."""
-    text = json.dumps({"at": "x"})
-    called = {"name": "w", "arguments": text}
-    of_openai = [{"type": "function", "function": called}]
-    for written in of_openai, json.dumps(of_openai), json.dumps(CALL):
-        chats = read(tmp_path, {"messages": [USER, CALLING | {"tool_calls": written}]})
-        assert chats.rows[0].messages == [USER, CALLING]
-        assert any("1 row with calls " in line for line in chats.lines())
-    older = {"role": "assistant", "content": None, "function_call": called}
-    turns = [
-        {"from": "human", "value": "a"},
-        {"from": "function_call", "value": json.dumps(called)},
-    ]
+    chats = read(tmp_path, {"messages": [USER, CALLING | {"tool_calls": calls}]})
+    assert chats.rows[0].messages == [USER, CALLING]
+    assert says_that_calls_were_texts(chats)
+
+
+def test_arguments_of_an_older_call_are_what_their_text_says(tmp_path: Path) -> None:
+    older = {"role": "assistant", "content": None, "function_call": CALL_OF_OPENAI}
     (row,) = read(tmp_path, {"messages": [USER, older]})
     assert row.messages[1]["function_call"] == CALL[0]["function"]
-    (row,) = read(tmp_path, {"conversations": turns})
+
+
+def test_arguments_of_a_call_of_sharegpt_are_what_their_text_says(tmp_path: Path) -> None:
+    question = {"from": "human", "value": "a"}
+    call = {"from": "function_call", "value": json.dumps(CALL_OF_OPENAI)}
+    (row,) = read(tmp_path, {"conversations": [question, call]})
     assert row.messages == [USER, CALLING]
-    for other in "x", "{x", "21":
-        kept = CALLING | {"function_call": {"name": "w", "arguments": other}}
-        chats = read(tmp_path, {"messages": [USER, kept]})
-        assert chats.rows[0].messages[1] == kept
-        assert not any("1 row with calls " in line for line in chats.lines())
+
+
+@pytest.mark.parametrize("arguments", ["x", "{x", "21"])
+def test_arguments_that_are_no_json_object_stay_as_they_are(arguments: str, tmp_path: Path) -> None:
+    message = CALLING | {"function_call": {"name": "w", "arguments": arguments}}
+    chats = read(tmp_path, {"messages": [USER, message]})
+    assert chats.rows[0].messages[1] == message
+    assert not says_that_calls_were_texts(chats)
 
 
 def test_calls_of_sharegpt_are_calls_of_tools(tmp_path: Path) -> None:
@@ -132,14 +173,10 @@ def test_calls_of_sharegpt_are_calls_of_tools(tmp_path: Path) -> None:
         {"from": "observation", "value": "12"},
         {"from": "gpt", "value": "b", "weight": 0},
     ]
+
     (row,) = read(tmp_path, {"conversations": turns})
-    assert [message["role"] for message in row.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-    ]
+
+    assert roles(row) == ["system", "user", "assistant", "tool", "assistant"]
     assert row.messages[2] == CALLING
     assert row.trained_answers("answers") == [2]
 
@@ -153,48 +190,71 @@ def test_the_role_developer_is_system(tmp_path: Path) -> None:
 # --- weights --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [("human", "gpt"), ("user", "model"), ("human", "ai")])
-@pytest.mark.parametrize("of_role", ["role", "from"])
-@pytest.mark.parametrize("of_text", ["content", "value"])
+@pytest.mark.parametrize(
+    ("asking", "answering"), [("human", "gpt"), ("user", "model"), ("human", "ai")]
+)
+@pytest.mark.parametrize("role_key", ["role", "from"])
+@pytest.mark.parametrize("text_key", ["content", "value"])
 def test_roles_and_keys_of_sharegpt_are_taken_in_any_message(
-    names: tuple[str, str], of_role: str, of_text: str, tmp_path: Path
+    asking: str, answering: str, role_key: str, text_key: str, tmp_path: Path
 ) -> None:
-    messages = [
-        {of_role: name, of_text: text} for name, text in zip(names, ("a", "b"), strict=True)
-    ]
-    chats = read(tmp_path, {"messages": messages})
+    question = {role_key: asking, text_key: "a"}
+    answer = {role_key: answering, text_key: "b"}
+
+    chats = read(tmp_path, {"messages": [question, answer]})
+
     assert chats.rows[0].messages == PAIR
-    is_said = any(f"the role {names[1]}, written as" in line for line in chats.lines())
-    assert is_said is (of_role == "role")
+    is_said = any(f"the role {answering}, written as" in line for line in chats.lines())
+    assert is_said is (role_key == "role")
 
 
 @pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
 def test_an_answer_without_weight_is_not_trained(off: dict[str, Any], tmp_path: Path) -> None:
     (row,) = read(tmp_path, {"messages": [USER, ANSWER | off, USER, ANSWER | {"weight": 1}]})
-    assert (row.answers, row.trained_answers("answers")) == ([1, 3], [3])
+    assert row.answers == [1, 3]
+    assert row.trained_answers("answers") == [3]
+
+
+@pytest.mark.parametrize("off", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+def test_a_last_answer_without_weight_leaves_none_to_train(
+    off: dict[str, Any], tmp_path: Path
+) -> None:
     (row,) = read(tmp_path, {"messages": [USER, ANSWER, USER, ANSWER | off]})
-    assert (row.trained_answers("answers"), row.trained_answers("last")) == ([1], [])
+    assert row.trained_answers("answers") == [1]
+    assert row.trained_answers("last") == []
 
 
 def test_answers_in_a_prompt_are_not_trained(tmp_path: Path) -> None:
     (row,) = read(tmp_path, {"system": "s", "prompt": [*PAIR, USER], "completion": [ANSWER]})
-    assert (row.answers, row.trained_answers("answers")) == ([2, 4], [4])
+    assert row.answers == [2, 4]
+    assert row.trained_answers("answers") == [4]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_a_weight_of_a_row_is_that_of_its_answers(form: Any, tmp_path: Path) -> None:
-    for weight, trained in ({"weight": 0}, []), ({"train": False}, []), ({"weight": 1}, [1]):
-        example = {key: val for key, val in json.loads(form.example).items() if "system" not in key}
-        chats = read(tmp_path, example | weight)
-        assert chats.rows[0].trained_answers("answers") == trained
-        assert not any("nothing uses" in line for line in chats.lines())
+@pytest.mark.parametrize(
+    ("weight", "trained_answers"),
+    [({"weight": 0}, []), ({"train": False}, []), ({"weight": 1}, [1])],
+)
+def test_a_weight_of_a_row_is_that_of_its_answers(
+    form: Any, weight: dict[str, Any], trained_answers: list[int], tmp_path: Path
+) -> None:
+    example = json.loads(form.example)
+    without_system = {key: value for key, value in example.items() if "system" not in key}
+
+    chats = read(tmp_path, without_system | weight)
+
+    assert chats.rows[0].trained_answers("answers") == trained_answers
+    assert not any("nothing uses" in line for line in chats.lines())
+
+
+def test_a_weight_of_an_answer_comes_before_that_of_its_row(tmp_path: Path) -> None:
     (row,) = read(tmp_path, {"messages": [*PAIR, USER, ANSWER | {"weight": 0}], "weight": 1})
     assert row.trained_answers("answers") == [1]
 
 
 def test_a_weight_that_trains_no_answer_is_named(tmp_path: Path) -> None:
-    users = [USER | {"weight": 1}, ANSWER, USER | {"weight": 0}, ANSWER]
-    (counts,) = read(tmp_path, {"messages": users, "weight": 0.7}).counts.values()
+    messages = [USER | {"weight": 1}, ANSWER, USER | {"weight": 0}, ANSWER]
+    (counts,) = read(tmp_path, {"messages": messages, "weight": 0.7}).counts.values()
     assert sorted(counts.unused.values()) == [1, 1]
     assert counts.unused["weight"] == 1
 
@@ -203,8 +263,15 @@ def test_a_weight_that_trains_no_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_keys_that_nothing_uses_are_counted(tmp_path: Path) -> None:
-    rows = [{"messages": PAIR, "id": 1, "source": "x"}, {"messages": PAIR, "id": 2, "source": ""}]
-    lines = read(tmp_path, *rows, {"instruction": "a", "output": "b", "text": "ab"}).lines()
+    chats = read(
+        tmp_path,
+        {"messages": PAIR, "id": 1, "source": "x"},
+        {"messages": PAIR, "id": 2, "source": ""},
+        {"instruction": "a", "output": "b", "text": "ab"},
+    )
+
+    lines = chats.lines()
+
     assert lines[0] == "2 rows of messages"
     assert numbers_in(lines[1]) == [1]
     assert "(Alpaca)" in lines[1]
@@ -212,17 +279,18 @@ def test_keys_that_nothing_uses_are_counted(tmp_path: Path) -> None:
 
 
 def test_keys_that_an_object_repeats_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "chat.jsonl"
-    inner = (
-        '[{"role": "user", "content": "x", "content": "a"}, {"role": "assistant", "content": "b"}]'
-    )
-    texts = [
-        f'{{"messages": {inner}}}',
-        json.dumps({"messages": inner}),
-        '{"messages": [], ' + f'"messages": {inner}}}',
+    question = '{"role": "user", "content": "x", "content": "a"}'
+    messages = f"[{question}, {json.dumps(ANSWER)}]"
+    lines = [
+        f'{{"messages": {messages}}}',
+        json.dumps({"messages": messages}),
+        f'{{"messages": [], "messages": {messages}}}',
     ]
-    file.write_text("\n".join(texts))
-    chats = read_conversations(str(file), setting="data.path")
+    file = tmp_path / "chat.jsonl"
+    file.write_text("\n".join(lines))
+
+    chats = read_path(file)
+
     assert [row.messages for row in chats] == [PAIR] * 3
     (counts,) = chats.counts.values()
     assert dict(counts.repeated) == {"content": 3, "messages": 1}
@@ -240,7 +308,9 @@ def test_one_json_array_and_a_directory_of_files(tmp_path: Path) -> None:
     (place / "README.md").write_text("about these")
     (place / "dataset_info.json").write_text('{"a": 1}')
     (place / "c.csv").write_text("a,b")
-    chats = read_conversations(str(place), setting="data.path")
+
+    chats = read_path(place)
+
     assert [row.messages for row in chats] == [PAIR] * 3
     assert [row.where.rpartition(", ")[2] for row in chats] == ["row 0", "row 1", "line 1"]
     lines = chats.lines()
@@ -250,67 +320,126 @@ def test_one_json_array_and_a_directory_of_files(tmp_path: Path) -> None:
     assert numbers_in(lines[-1])[:2] == [2, 5]  # files read
 
 
-def test_files_named_as_parts_are_these_parts(tmp_path: Path) -> None:
-    """As in `datasets`: a test part is not trained on, and other files only without a train part."""
+def read_files(place: Path, *names: str, reads_val: bool = True, **options: Any) -> Chats:
+    """The chats of a directory of files, each of which has one row that asks for its name."""
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        write_chat(place / name, [{"prompt": Path(name).stem, "completion": "b"}])
+    return read_path(place, reads_val=reads_val, **options)
 
-    def prompts(*names: str, reads_val: bool = True, **part: str) -> tuple[set[Any], set[Any], str]:
-        place = tmp_path / str(len([*tmp_path.iterdir()]))
-        for name in names:
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            write_chat(place / name, [{"prompt": Path(name).stem, "completion": "b"}])
-        chats = read_conversations(str(place), setting="data.path", reads_val=reads_val, **part)
-        parts = [
-            {row.messages[0]["content"] for row in rows} for rows in (chats.rows, chats.held_out)
-        ]
-        return parts[0], parts[1], chats.not_read
 
-    snapshot = ("data/train-0-of-2.jsonl", "data/train-1-of-2.jsonl", "data/test-0-of-1.jsonl")
-    trained, held_out, not_read = prompts(*snapshot)
-    assert (trained, held_out) == ({"train-0-of-2", "train-1-of-2"}, set())
-    assert not_read.startswith("read 2 of 3 files; not read: 1 .jsonl")
-    trained, held_out, not_read = prompts("Train/a.jsonl", "validation/b.jsonl")
-    assert (trained, held_out, not_read) == ({"a"}, {"b"}, "")
-    trained, held_out, not_read = prompts("Train/a.jsonl", "dev.jsonl", reads_val=False)
-    assert (trained, held_out) == ({"a"}, set())
-    assert not_read.startswith("read 1 of 2 files")
-    assert prompts("chat.jsonl", "more.jsonl", "test.jsonl")[0] == {"chat", "more"}
-    assert prompts("train.jsonl", "more.jsonl")[0] == {"train"}
-    assert prompts("latest.jsonl", "contest.jsonl")[0] == {"latest", "contest"}
-    for names in (["test.jsonl"], ["validation.jsonl", "test/a.jsonl"]):
-        with refused("chats-of-other-parts", sf.DataError):
-            prompts(*names)
-    # data.val_path never reads rows that are named as those for training
-    options: Any = {"part": "val", "reads_val": False}
-    every = ("train.jsonl", "dev.jsonl", "test.jsonl", "more.jsonl")
-    for chosen, expected in (
-        (every, "dev"),
-        (every[2:], "test"),
-        (every[3:], "more"),
-        (("train.jsonl", "more.jsonl"), "more"),
-    ):
-        assert prompts(*chosen, **options)[0] == {expected}
+def questions(rows: Any) -> set[str]:
+    return {contents(row)[0] for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("files", "trained_on"),
+    [
+        (["data/train-0-of-2.jsonl", "data/test-0-of-1.jsonl"], {"train-0-of-2"}),
+        (["chat.jsonl", "more.jsonl", "test.jsonl"], {"chat", "more"}),
+        (["train.jsonl", "more.jsonl"], {"train"}),
+        (["latest.jsonl", "contest.jsonl"], {"latest", "contest"}),
+    ],
+)
+def test_a_test_part_is_not_trained_on_and_other_files_only_without_a_train_part(
+    files: list[str], trained_on: set[str], tmp_path: Path
+) -> None:
+    """As in `datasets`."""
+    chats = read_files(tmp_path, *files)
+    assert questions(chats.rows) == trained_on
+    assert not chats.held_out
+
+
+def test_files_of_other_parts_are_counted(tmp_path: Path) -> None:
+    chats = read_files(
+        tmp_path, "data/train-0-of-2.jsonl", "data/train-1-of-2.jsonl", "data/test-0-of-1.jsonl"
+    )
+    assert questions(chats.rows) == {"train-0-of-2", "train-1-of-2"}
+    assert not chats.held_out
+    assert chats.not_read.startswith("read 2 of 3 files; not read: 1 .jsonl")
+
+
+def test_files_of_a_validation_part_are_held_out(tmp_path: Path) -> None:
+    chats = read_files(tmp_path, "Train/a.jsonl", "validation/b.jsonl")
+    assert questions(chats.rows) == {"a"}
+    assert questions(chats.held_out) == {"b"}
+    assert chats.not_read == ""
+
+
+def test_files_of_a_validation_part_that_is_not_wanted_are_not_read(tmp_path: Path) -> None:
+    chats = read_files(tmp_path, "Train/a.jsonl", "dev.jsonl", reads_val=False)
+    assert questions(chats.rows) == {"a"}
+    assert not chats.held_out
+    assert chats.not_read.startswith("read 1 of 2 files")
+
+
+@pytest.mark.parametrize("files", [["test.jsonl"], ["validation.jsonl", "test/a.jsonl"]])
+def test_files_of_other_parts_alone_are_refused(files: list[str], tmp_path: Path) -> None:
+    with refused("chats-of-other-parts", sf.DataError):
+        read_files(tmp_path, *files)
+
+
+AS_VAL_PATH: dict[str, Any] = {"part": "val", "reads_val": False}
+
+
+@pytest.mark.parametrize(
+    ("files", "part"),
+    [
+        (["train.jsonl", "dev.jsonl", "test.jsonl", "more.jsonl"], "dev"),
+        (["test.jsonl", "more.jsonl"], "test"),
+        (["more.jsonl"], "more"),
+        (["train.jsonl", "more.jsonl"], "more"),
+    ],
+)
+def test_val_path_reads_no_files_that_are_named_as_those_for_training(
+    files: list[str], part: str, tmp_path: Path
+) -> None:
+    assert questions(read_files(tmp_path, *files, **AS_VAL_PATH).rows) == {part}
+
+
+def test_a_val_path_with_files_for_training_alone_is_refused(tmp_path: Path) -> None:
     with refused("chats-of-other-parts", sf.DataError, parts=["training"]):
-        prompts("train.jsonl", **options)
+        read_files(tmp_path, "train.jsonl", **AS_VAL_PATH)
 
 
 def test_one_value_may_be_a_row_over_several_lines(tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     file.write_text(json.dumps({"messages": PAIR}, indent=2) + "\n")
-    (row,) = read_conversations(str(file), setting="data.path")
+    (row,) = read_path(file)
     assert row.messages == PAIR
+
+
+ONE_LINE = json.dumps({"messages": PAIR})
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        pytest.param(
+            '[\n{"messages": []},\n{"messages": [}\n]', "line-not-json", 3, id="in an array"
+        ),
+        pytest.param(
+            f"{ONE_LINE[:-20]}\n{ONE_LINE}\n{ONE_LINE}\n", "line-not-json", 1, id="cut off"
+        ),
+        pytest.param(
+            f"[{ONE_LINE}]\n[{ONE_LINE}]\n", "row-not-an-object", 1, id="an array in each line"
+        ),
+    ],
+)
+def test_a_text_that_is_no_row_is_named_by_its_line(
+    text: str, code: str, line: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(text)
+    with refused(code, sf.DataError, where=f"{file}, line {line}"):
+        read_path(file)
+
+
+def test_an_object_that_holds_the_rows_is_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
     file.write_text(json.dumps({"data": [{"messages": PAIR}]}, indent=2))
     with refused("row-form-unknown", sf.DataError, keys=["data"]):
-        read_conversations(str(file), setting="data.path")
-    file.write_text('[\n{"messages": []},\n{"messages": [}\n]')
-    with refused("line-not-json", sf.DataError, where=f"{file}, line 3"):
-        read_conversations(str(file), setting="data.path")
-    good = json.dumps({"messages": PAIR})
-    file.write_text(f"{good[:-20]}\n{good}\n{good}\n")  # the first line is cut off
-    with refused("line-not-json", sf.DataError, where=f"{file}, line 1"):
-        read_conversations(str(file), setting="data.path")
-    file.write_text(f"[{good}]\n[{good}]\n")
-    with refused("row-not-an-object", sf.DataError, where=f"{file}, line 1"):
-        read_conversations(str(file), setting="data.path")
+        read_path(file)
 
 
 def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:
@@ -322,12 +451,13 @@ def test_parquet_has_the_rows_that_json_lines_have(tmp_path: Path) -> None:
         {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER]},
     ]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "chat.parquet")
-    chats = read_conversations(str(tmp_path / "chat.parquet"), setting="data.path")
-    expected = read(tmp_path, *rows)
-    assert [vars(row) | {"where": ""} for row in chats] == [
-        vars(row) | {"where": ""} for row in expected
-    ]
-    assert chats.lines() == expected.lines()
+
+    of_parquet = read_path(tmp_path / "chat.parquet")
+    of_lines = read(tmp_path, *rows)
+
+    for row, same_row in zip(of_parquet, of_lines, strict=True):
+        assert vars(row) | {"where": ""} == vars(same_row) | {"where": ""}
+    assert of_parquet.lines() == of_lines.lines()
 
 
 def test_the_kind_of_a_file_takes_four_bytes(
@@ -336,33 +466,36 @@ def test_the_kind_of_a_file_takes_four_bytes(
     """A Parquet file is not read as a text before."""
     file = tmp_path / "chat.parquet"
     file.write_bytes(b"PAR1" + b"x" * 1000)
-    rest = list[bytes]()
+    left = list[bytes]()
 
     @contextmanager
-    def opened(path: Path) -> Iterator[Any]:
-        with path.open("rb") as of_file:
-            yield of_file
-            rest.append(of_file.read())
+    def open_and_note(path: Path) -> Iterator[Any]:
+        with path.open("rb") as opened:
+            yield opened
+            left.append(opened.read())
 
-    monkeypatch.setattr(conversations, "open_unpacked", opened)
+    monkeypatch.setattr(conversations, "open_unpacked", open_and_note)
     monkeypatch.setattr(
         conversations, "_rows_of_parquet", lambda file: iter([("", {"messages": PAIR})])
     )
-    (row,) = read_conversations(str(file), setting="data.path")
-    assert (row.messages, rest) == (PAIR, [b"x" * 1000])
+
+    (row,) = read_path(file)
+
+    assert row.messages == PAIR
+    assert left == [b"x" * 1000]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.CSV.gz", "a.arrow"])
 def test_other_tables_are_refused_by_their_kind(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("prompt,completion\na,b\n")
     with refused("chats-in-another-kind-of-table", sf.DataError, path=tmp_path / name):
-        read_conversations(str(tmp_path / name), setting="data.path")
+        read_path(tmp_path / name)
 
 
 def test_a_directory_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b")
     with refused("chats-without-rows", sf.DataError, path=tmp_path):
-        read_conversations(str(tmp_path), setting="data.path")
+        read_path(tmp_path)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -444,47 +577,56 @@ def test_a_wrong_row_is_named_by_its_line(row: str, tmp_path: Path) -> None:
     file.write_text(f"{good}\n\n{row}\n")
     code, fields = WRONG_ROWS[row]
     with refused(code, sf.DataError, where=f"{file}, line 3", **fields):
-        read_conversations(str(file), setting="data.path")
+        read_path(file)
 
 
 # --- runs that began earlier ----------------------------------------------------------------------
 
 
 def test_a_run_that_began_earlier_reads_the_fields_that_it_read(tmp_path: Path) -> None:
-    rows = [
-        {
-            "messages": [USER, ANSWER | {"weight": 0, "tool_calls": CALL}],
-            "tools": [],
-            "system": "s",
-        },
-        {
-            "instruction": "a",
-            "input": ["x"],
-            "response": "b",
-            "context": "c",
-            "history": [["p", "q"]],
-        },
-    ]
-    file = write_chat(tmp_path / "chat.jsonl", rows)
-    chats = read_conversations(str(file), setting="data.path", uses_all_fields=False)
-    assert [row.messages for row in chats] == [PAIR, PAIR]
-    assert [row.trained_answers("answers") for row in chats] == [[1], [1]]
-    empty = {"messages": [], "instruction": "", "input": "x", "response": "b"}
-    chats = read_conversations(
-        str(write_chat(file, [empty])), setting="data.path", uses_all_fields=False
-    )
-    assert chats.rows[0].messages == [{"role": "user", "content": "\n\nx"}, ANSWER]
+    of_messages = {
+        "messages": [USER, ANSWER | {"weight": 0, "tool_calls": CALL}],
+        "tools": [],
+        "system": "s",
+    }
+    of_instruction = {
+        "instruction": "a",
+        "input": ["x"],
+        "response": "b",
+        "context": "c",
+        "history": [["p", "q"]],
+    }
+    file = write_chat(tmp_path / "chat.jsonl", [of_messages, of_instruction])
+
+    for row in read_path(file, uses_all_fields=False):
+        assert row.messages == PAIR
+        assert row.trained_answers("answers") == [1]
+
+
+def test_a_run_that_began_earlier_takes_the_instruction_where_messages_are_empty(
+    tmp_path: Path,
+) -> None:
+    row = {"messages": [], "instruction": "", "input": "x", "response": "b"}
+    file = write_chat(tmp_path / "chat.jsonl", [row])
+    (chat,) = read_path(file, uses_all_fields=False)
+    assert chat.messages == [{"role": "user", "content": "\n\nx"}, ANSWER]
 
 
 def test_rows_with_the_same_prompt_are_in_the_same_part(tmp_path: Path) -> None:
     rows = [{"instruction": f"{number // 3}", "response": f"{number}"} for number in range(60)]
     chats = read(tmp_path, *rows)
+
     training, held_out = split_conversations(chats.rows, val_fraction=0.2)
-    parts = [{row.messages[0]["content"] for row in part} for part in (training, held_out)]
-    assert not parts[0] & parts[1]
-    assert (len(parts[1]), len(training) + len(held_out)) == (4, 60)
+
+    assert not questions(training) & questions(held_out)
+    assert len(questions(held_out)) == 4
+    assert len(training) + len(held_out) == 60
+
+
+def test_rows_of_a_single_prompt_cannot_be_split(tmp_path: Path) -> None:
+    chats = read(tmp_path, *[{"instruction": "0", "response": f"{number}"} for number in range(3)])
     with refused("chats-without-training-rows", sf.DataError, prompts=1):
-        split_conversations(chats.rows[:3], val_fraction=0.2)
+        split_conversations(chats.rows, val_fraction=0.2)
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -497,27 +639,34 @@ KEYS = (
 VALUES: tuple[Any, ...] = ("SECRET", ["SECRET"], [["SECRET", "x"]], {"SECRET": 1}, 21, True)
 
 
+def is_lost(chats: Chats, key: str, value: Any) -> bool:
+    """Whether a field of the only row is neither in its conversation nor counted as not used."""
+    if key in ("weight", "train") and value is True:  # as without it
+        return False
+    (chat,) = chats
+    (counts,) = chats.counts.values()
+    conversation = json.dumps([chat.messages, chat.tools])
+    texts_of_field = ("SECRET", json.dumps(value).strip('"'), f'"{key}": ')
+    is_kept = any(text in conversation for text in texts_of_field)
+    return not is_kept and key not in counts.unused
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_what_a_row_says_is_kept_or_named_or_refused(form: Any, tmp_path: Path) -> None:
     """For each form, with one more key, at the row and at its answer, of each type."""
     lost = []
-    for key in KEYS:
-        for value in VALUES:
-            for is_in_answer in (False, True):
-                row = json.loads(form.example)
-                if is_in_answer and not form.is_list:
-                    continue
-                (row[form.keys[0]][-1] if is_in_answer else row)[key] = value
-                try:
-                    chats = read(tmp_path, row)
-                except sf.DataError:
-                    continue
-                (conversation,) = chats
-                kept = json.dumps([conversation.messages, conversation.tools])
-                (counts,) = chats.counts.values()
-                if key in ("weight", "train") and value is True:  # as without it
-                    continue
-                is_kept = json.dumps(value).strip('"') in kept or f'"{key}": ' in kept
-                if not is_kept and key not in counts.unused and "SECRET" not in kept:
-                    lost.append((key, value, is_in_answer))
+    for key, value in product(KEYS, VALUES):
+        with_key = [json.loads(form.example)]
+        with_key[0][key] = value
+        if form.is_list:
+            of_answer = json.loads(form.example)
+            of_answer[form.keys[0]][-1][key] = value
+            with_key.append(of_answer)
+        for row in with_key:
+            try:
+                chats = read(tmp_path, row)
+            except sf.DataError:
+                continue
+            if is_lost(chats, key, value):
+                lost.append(row)
     assert lost == []
