@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils.data import (
 
 import surefoot as sf
 from refused import refused
+from surefoot.data.loader import MicroBatch
 from surefoot.run.data_changes import DataChanges
 
 SAMPLES = 24
@@ -100,10 +102,8 @@ class Collate:
         self.factor = 1.0
 
     def __call__(self, samples: list[Sample]) -> list[Tensor]:
-        return [
-            torch.stack([inputs for inputs, _ in samples]) * self.factor,
-            torch.stack([label for _, label in samples]),
-        ]
+        inputs, labels = zip(*samples, strict=True)
+        return [torch.stack(inputs) * self.factor, torch.stack(labels)]
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -131,149 +131,199 @@ def factor_of(step: sf.Step) -> float:
     return round(float(step.micro_batches[0].batch[0].sum() / X[first : first + 6].sum()), 3)
 
 
-def closure() -> tuple[Rows, Callable[[float], None], str]:
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A value of a data set by which its inputs are multiplied: what sets it, and its name."""
+
+    data: Any
+    set_value: Callable[[float], None]
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)  # of the run
+
+
+def set_attribute(owner: Any, name: str) -> Callable[[float], None]:
+    return partial(setattr, owner, name)
+
+
+def in_attribute() -> Place:
+    data = Rows()
+    return Place(data=data, set_value=set_attribute(data, "factor"), name="train_data.factor")
+
+
+def in_new_attribute() -> Place:
+    data = Rows()
+    return Place(data=data, set_value=set_attribute(data, "missing"), name="train_data.missing")
+
+
+def in_attribute_of_class() -> Place:
+    class Own(Rows):
+        of_class = 1.0
+
+    return Place(data=Own(), set_value=set_attribute(Own, "of_class"), name="train_data.of_class")
+
+
+def in_dict() -> Place:
+    data = Rows()
+    set_value = partial(data.by_name.__setitem__, "factor")
+    return Place(data=data, set_value=set_value, name="train_data.by_name['factor']")
+
+
+def in_list() -> Place:
+    data = Rows()
+    set_value = partial(data.in_list.__setitem__, 1)
+    return Place(data=data, set_value=set_value, name="train_data.in_list[1]")
+
+
+def in_slot() -> Place:
+    data = Slots()
+    return Place(data=data, set_value=set_attribute(data, "factor"), name="train_data.factor")
+
+
+def in_transform() -> Place:
+    scale = Scale()
+    return Place(
+        data=Rows(scale),
+        set_value=set_attribute(scale, "factor"),
+        name="train_data.transforms[0].factor",
+    )
+
+
+def in_module() -> Place:
+    module = Module()
+    return Place(
+        data=Rows(nn.Sequential(nn.Identity(), module)),
+        set_value=set_attribute(module, "factor"),
+        name="train_data.transforms[0]._modules['1'].factor",
+    )
+
+
+def in_partial() -> Place:
+    transform = partial(torch.mul, other=1.0)
+
+    def set_value(value: float) -> None:
+        transform.keywords["other"] = value
+
+    return Place(
+        data=Rows(transform),
+        set_value=set_value,
+        name="train_data.transforms[0].keywords['other']",
+    )
+
+
+def in_object_of_method() -> Place:
+    scale = Scale()
+    return Place(
+        data=Rows(scale.__call__),
+        set_value=set_attribute(scale, "factor"),
+        name="train_data.transforms[0].factor",
+    )
+
+
+def in_closure() -> Place:
     factor = 1.0
 
     def transform(inputs: Tensor) -> Tensor:
         return inputs * factor
 
-    def change(to: float) -> None:
+    def set_value(value: float) -> None:
         nonlocal factor
-        factor = to
+        factor = value
 
-    return Rows(transform), change, "train_data.transforms[0].factor"
-
-
-def of_attribute(owner: Any, name: str) -> Callable[[float], None]:
-    return partial(setattr, owner, name)
+    return Place(data=Rows(transform), set_value=set_value, name="train_data.transforms[0].factor")
 
 
-def places() -> dict[str, tuple[Any, Callable[[float], None], str, dict[str, Any]]]:
-    """A data set, what changes a value of it, the value's name, and settings of the run."""
-    rows = [Rows() for _ in range(8)]
-    scales = [Scale() for _ in range(3)]
-    module = Module()
-    slots = Slots()
+def in_subset() -> Place:
+    rows = Rows()
+    return Place(
+        data=Subset(rows, range(SAMPLES)),  # type: ignore[arg-type]
+        set_value=set_attribute(rows, "factor"),
+        name="train_data.dataset.factor",
+    )
+
+
+def in_concatenation() -> Place:
+    rows = Rows()
+    halves = [Subset(rows, range(12)), Subset(rows, range(12, 24))]  # type: ignore[arg-type]
+    return Place(
+        data=ConcatDataset(halves),  # type: ignore[arg-type]
+        set_value=set_attribute(rows, "factor"),
+        name="train_data.datasets[0].dataset.factor",
+    )
+
+
+def in_collate_function() -> Place:
     collate = Collate()
-    parts = [Subset(rows[6], range(12)), Subset(rows[6], range(12, 24))]
-    by_partial = partial(torch.mul, other=1.0)
-    closed, change_closed, closed_name = closure()
-
-    class Own(Rows):
-        of_class = 1.0
-
-    own = Own()
-    return {
-        "attribute": (rows[0], of_attribute(rows[0], "factor"), "train_data.factor", {}),
-        "new attribute": (rows[1], of_attribute(rows[1], "missing"), "train_data.missing", {}),
-        "attribute of the class": (
-            own,
-            of_attribute(Own, "of_class"),
-            "train_data.of_class",
-            {},
-        ),
-        "entry of a dict": (
-            rows[2],
-            partial(rows[2].by_name.__setitem__, "factor"),
-            "train_data.by_name['factor']",
-            {},
-        ),
-        "entry of a list": (
-            rows[3],
-            partial(rows[3].in_list.__setitem__, 1),
-            "train_data.in_list[1]",
-            {},
-        ),
-        "slot": (slots, of_attribute(slots, "factor"), "train_data.factor", {}),
-        "transform": (
-            Rows(scales[0]),
-            of_attribute(scales[0], "factor"),
-            "train_data.transforms[0].factor",
-            {},
-        ),
-        "module": (
-            Rows(nn.Sequential(nn.Identity(), module)),
-            of_attribute(module, "factor"),
-            "train_data.transforms[0]._modules['1'].factor",
-            {},
-        ),
-        "partial": (
-            Rows(by_partial),
-            lambda to: by_partial.keywords.update(other=to),
-            "train_data.transforms[0].keywords['other']",
-            {},
-        ),
-        "method": (
-            Rows(scales[1].__call__),
-            of_attribute(scales[1], "factor"),
-            "train_data.transforms[0].factor",
-            {},
-        ),
-        "closure": (closed, change_closed, closed_name, {}),
-        "subset": (
-            Subset(rows[4], range(SAMPLES)),
-            of_attribute(rows[4], "factor"),
-            "train_data.dataset.factor",
-            {},
-        ),
-        "concatenation": (
-            ConcatDataset(parts),  # type: ignore[arg-type]
-            of_attribute(rows[6], "factor"),
-            "train_data.datasets[0].dataset.factor",
-            {},
-        ),
-        "collate function": (
-            Rows(),
-            of_attribute(collate, "factor"),
-            "collate_fn.factor",
-            {"collate_fn": collate},
-        ),
-        "data set of a loader": (
-            DataLoader(rows[7], batch_size=6),  # type: ignore[arg-type]
-            of_attribute(rows[7], "factor"),
-            "train_data.dataset.factor",
-            {"batch_size": None, "order": None},
-        ),
-    }
+    return Place(
+        data=Rows(),
+        set_value=set_attribute(collate, "factor"),
+        name="collate_fn.factor",
+        settings={"collate_fn": collate},
+    )
 
 
-PLACES = list(places())
+def in_loader() -> Place:
+    rows = Rows()
+    return Place(
+        data=DataLoader(rows, batch_size=6),  # type: ignore[arg-type]
+        set_value=set_attribute(rows, "factor"),
+        name="train_data.dataset.factor",
+        settings={"batch_size": None, "order": None},
+    )
 
 
-def train(
-    place: str, *, change_at: int = 2, workers: int = 0, **changes: Any
-) -> tuple[list[float], Tensor]:
-    """The factor of each step, which the body of one step changes to 2, and the last weights."""
-    data, change, _, settings = places()[place]
-    if workers:
-        settings = settings | {"workers": workers}
-        if isinstance(data, DataLoader):
-            data = DataLoader(data.dataset, batch_size=6, num_workers=workers)
+PLACES = [
+    pytest.param(in_attribute, id="attribute"),
+    pytest.param(in_new_attribute, id="new attribute"),
+    pytest.param(in_attribute_of_class, id="attribute of the class"),
+    pytest.param(in_dict, id="entry of a dict"),
+    pytest.param(in_list, id="entry of a list"),
+    pytest.param(in_slot, id="slot"),
+    pytest.param(in_transform, id="transform"),
+    pytest.param(in_module, id="module"),
+    pytest.param(in_partial, id="partial"),
+    pytest.param(in_object_of_method, id="method"),
+    pytest.param(in_closure, id="closure"),
+    pytest.param(in_subset, id="subset"),
+    pytest.param(in_concatenation, id="concatenation"),
+    pytest.param(in_collate_function, id="collate function"),
+    pytest.param(in_loader, id="data set of a loader"),
+]
+
+
+def train(place: Place, **changes: Any) -> tuple[list[float], Tensor]:
+    """The factor of each step, which the body of step 2 changes to 2, and the last weights."""
     factors = []
-    with build(data, **settings | changes) as run:
+    with build(place.data, **place.settings | changes) as run:
         for step in run:
             factors.append(factor_of(step))
-            if step.index == change_at:
-                change(2.0)
+            if step.index == 2:
+                place.set_value(2.0)
     return factors, run.state.model.weight.detach().clone()
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("build_place", PLACES)
 def test_the_next_step_reads_what_the_body_changed_and_a_resumed_run_continues_with_it(
-    place: str, tmp_path: Path
+    build_place: Callable[[], Place], tmp_path: Path
 ) -> None:
-    factors, whole = train(place)
+    factors, whole = train(build_place())
     assert factors == [1.0] * 3 + [2.0] * 5
-    first, _ = train(place, run_dir=tmp_path, stop_after="5 steps")
-    second, resumed = train(place, run_dir=tmp_path)
-    assert first + second == factors
+
+    factors_before, _ = train(build_place(), run_dir=tmp_path, stop_after="5 steps")
+    factors_after, resumed = train(build_place(), run_dir=tmp_path)
+
+    assert factors_before + factors_after == factors
     assert torch.equal(resumed, whole)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_with_workers_a_change_is_refused_by_name_before_the_next_step(place: str) -> None:
-    name = places()[place][2]
-    with refused("data-changed-with-workers", setting=name, step=3, value=1):
+@pytest.mark.parametrize("build_place", PLACES)
+def test_with_workers_a_change_is_refused_by_name_before_the_next_step(
+    build_place: Callable[[], Place],
+) -> None:
+    place = build_place()
+    if isinstance(place.data, DataLoader):
+        loader: Any = DataLoader(place.data.dataset, batch_size=6, num_workers=1)
+        place = replace(place, data=loader)
+    with refused("data-changed-with-workers", setting=place.name, step=3, value=1):
         train(place, workers=1)
 
 
@@ -299,8 +349,7 @@ class Busy(Rows):
 def test_what_reading_changes_is_no_change_of_the_body(workers: int, tmp_path: Path) -> None:
     data = Busy()
     run = build(data, workers=workers, run_dir=tmp_path, splits={"all": sf.Split(data)})
-    with warnings.catch_warnings(), run:
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"), run:
         for step in run:
             data[step.index]  # the body reads too
             if step.index == 3:
@@ -312,38 +361,47 @@ def test_an_object_in_place_of_another_is_read_by_the_next_step_and_named_once(
     tmp_path: Path,
 ) -> None:
     data = Rows(Scale())
-    larger = Scale()
+    doubling = Scale()
+    doubling.factor = 2.0
     factors = []
-    larger.factor = 2.0
 
     def train() -> None:
         with build(data, run_dir=tmp_path) as run:
             for step in run:
                 factors.append(factor_of(step))
-                if step.index in (2, 4):
-                    data.transforms[0] = larger if step.index == 2 else Scale()
+                if step.index == 2:
+                    data.transforms[0] = doubling
+                if step.index == 4:
+                    data.transforms[0] = Scale()
 
     with pytest.warns(UserWarning, match=r"train_data\.transforms\[0\]") as caught:
         train()
+
     assert factors == [1.0] * 3 + [2.0] * 2 + [1.0] * 3
     assert len(caught) == 1
 
 
+def sum_of_inputs(micro_batches: Sequence[MicroBatch]) -> float:
+    (micro_batch,) = micro_batches
+    return float(micro_batch.batch[0].sum())
+
+
 def test_tensors_changed_in_place_are_read_by_the_next_step(tmp_path: Path) -> None:
     inputs = X.clone()
-    seen = []
+    sums = []
 
     def train() -> None:
         with build((inputs, Y), run_dir=tmp_path) as run:
             for step in run:
-                seen.append(float(step.micro_batches[0].batch[0].sum()))
+                sums.append(sum_of_inputs(step.micro_batches))
                 if step.index == 4:
                     inputs.zero_()
 
     with pytest.warns(UserWarning, match=r"train_data\[0\]"):
         train()
-    assert 0.0 not in seen[:5]
-    assert seen[5:] == [0.0] * 3
+
+    assert 0.0 not in sums[:5]
+    assert sums[5:] == [0.0] * 3
 
 
 def test_a_step_that_was_read_ahead_for_a_gpu_is_read_again(
@@ -365,54 +423,67 @@ def test_a_step_that_was_read_ahead_for_a_gpu_is_read_again(
     sums = []
     for step in range(4):
         changes.follow(feed, step=step)
-        sums.append(float(feed.micro_batches(step)[0].batch[0].sum()))
+        sums.append(sum_of_inputs(feed.micro_batches(step)))
         changes.note_reading()
         if step == 1:
             inputs.zero_()
+
     assert feed.ahead is None
     assert 0.0 not in sums[:2]
     assert sums[2:] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_registered_data_set_saves_itself(workers: int, tmp_path: Path) -> None:
-    class Saving(Rows):
-        def state_dict(self) -> dict[str, float]:
-            return {"factor": self.factor}
+class Saving(Rows):
+    def state_dict(self) -> dict[str, float]:
+        return {"factor": self.factor}
 
-        def load_state_dict(self, state: dict[str, float]) -> None:
-            self.factor = state["factor"]
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.factor = state["factor"]
 
-    def session(**changes: Any) -> list[float]:
+
+def test_a_registered_data_set_saves_itself(tmp_path: Path) -> None:
+    def train(**changes: Any) -> list[float]:
         data = Saving()
-        factors = []
         run = build(data, run_dir=tmp_path, **changes)
         run.register_state("data", data)
+        factors = []
         with run:
             for step in run:
                 factors.append(factor_of(step))
-                if not changes.get("workers") and not workers:
-                    data.factor += 1
-                if step.index == 3 and workers:
+                data.factor += 1
+        return factors
+
+    assert train(stop_after="4 steps") == [1.0, 2.0, 3.0, 4.0]
+    assert train() == [5.0, 6.0, 7.0, 8.0]
+
+
+def test_a_change_after_the_last_step_of_workers_is_that_of_the_resumed_run(
+    tmp_path: Path,
+) -> None:
+    """No step follows that a worker would read otherwise."""
+
+    def train() -> list[float]:
+        data = Saving()
+        run = build(data, run_dir=tmp_path, workers=1)
+        run.register_state("data", data)
+        factors = []
+        with run:
+            for step in run:
+                factors.append(factor_of(step))
+                if step.index == 3:
                     data.factor = 3.0
                     run.stop()
         return factors
 
-    if workers:  # a change after which no step follows harms nothing
-        assert session(workers=1) == [1.0] * 4
-        assert session(workers=1) == [3.0] * 4
-    else:
-        assert session(stop_after="4 steps") == [1.0, 2.0, 3.0, 4.0]
-        assert session() == [5.0, 6.0, 7.0, 8.0]
+    assert train() == [1.0] * 4
+    assert train() == [3.0] * 4
 
 
 def test_a_sampler_whose_distribution_the_run_took_is_not_changed_in_silence() -> None:
     sampler = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
     run = build(DataLoader(Rows(), 6, sampler=sampler), batch_size=None, order=None)  # type: ignore[arg-type]
-    with (
-        refused("sampler-changed", setting="train_data.batch_sampler.sampler.weights", step=2),
-        run,
-    ):
+    setting = "train_data.batch_sampler.sampler.weights"
+    with refused("sampler-changed", setting=setting, step=2), run:
         for step in run:
             if step.index == 1:
                 sampler.weights = torch.ones(SAMPLES).double() * (Y == 0)
@@ -427,35 +498,41 @@ def test_a_loader_whose_parts_the_run_took_is_not_changed_in_silence() -> None:
                 loader.collate_fn = Collate()
 
 
-@pytest.mark.parametrize("kind", ["tensors", "subset", "subset of rng"])
-def test_another_list_of_samples_is_read_by_the_next_step(kind: str) -> None:
-    tensors = TensorDataset(X.clone(), Y)
-    half = list(range(12))
-    data = {
-        "tensors": tensors,
-        "subset": Subset(tensors, half),
-        "subset of rng": Subset(Noisy(), half),  # type: ignore[arg-type]
-    }[kind]
-    seen = []
+def inputs_of_two_steps(data: Any, change: Callable[[], object]) -> list[Tensor]:
+    """Of which the body of the first changes the data."""
+    inputs = []
     with build(data, length="2 steps") as run:
         for step in run:
-            seen.append(step.micro_batches[0].batch[0])
-            if isinstance(data, Subset):
-                data.indices = list(range(12, 24))
-            else:
-                data.tensors = (X * 3, Y)
-    expected = {"tensors": X[6:12] * 3, "subset": X[18:], "subset of rng": X[18:] * 2}
-    assert torch.equal(seen[1], expected[kind])
+            (micro_batch,) = step.micro_batches
+            inputs.append(micro_batch.batch[0])
+            change()
+    return inputs
+
+
+def test_other_tensors_of_a_data_set_are_read_by_the_next_step() -> None:
+    data = TensorDataset(X.clone(), Y)
+    _, second = inputs_of_two_steps(data, lambda: setattr(data, "tensors", (X * 3, Y)))
+    assert torch.equal(second, X[6:12] * 3)
+
+
+def test_other_indices_of_a_subset_are_read_by_the_next_step() -> None:
+    data = Subset(TensorDataset(X.clone(), Y), list(range(12)))
+    _, second = inputs_of_two_steps(data, lambda: setattr(data, "indices", list(range(12, 24))))
+    assert torch.equal(second, X[18:])
+
+
+def test_other_indices_of_a_subset_that_draws_are_read_by_the_next_step() -> None:
+    data = Subset(Noisy(), list(range(12)))  # type: ignore[arg-type]
+    _, second = inputs_of_two_steps(data, lambda: setattr(data, "indices", list(range(12, 24))))
+    assert torch.equal(second, X[18:] * 2)
 
 
 def test_an_index_of_a_long_list_is_read_as_it_is() -> None:
-    data = Subset(TensorDataset(X, Y), list(range(SAMPLES)) * 40)
-    first = []
-    with build(data, length="2 steps") as run:
-        for step in run:
-            first.append(step.micro_batches[0].batch[0][1])
-            data.indices[7] = 0  # no entry that is compared
-    assert torch.equal(first[1], X[0])
+    indices = list(range(SAMPLES)) * 40
+    data = Subset(TensorDataset(X, Y), indices)
+    # no entry that is compared
+    _, second = inputs_of_two_steps(data, lambda: indices.__setitem__(7, 0))
+    assert torch.equal(second[1], X[0])
 
 
 def test_memory_that_workers_share_is_refused_for_its_own_reason() -> None:
@@ -496,7 +573,8 @@ def test_the_function_that_decodes_rows_of_a_stream_is_read_by_the_next_step() -
     factors = []
 
     def decode(row: Sample) -> Sample:
-        return scale(row[0]), row[1]
+        inputs, label = row
+        return scale(inputs), label
 
     data = sf.data.Stream(Source(), decode_fn=decode)
     with build(data, order=None, length="4 steps") as run:
@@ -523,9 +601,10 @@ def test_a_split_that_the_body_changes_is_scored_as_before_in_a_resumed_run(
         return losses
 
     whole = scores()
-    first = scores(run_dir=tmp_path, stop_after="5 steps")
-    assert first | scores(run_dir=tmp_path) == whole
     assert whole[7] > whole[3]
+    before = scores(run_dir=tmp_path, stop_after="5 steps")
+    after = scores(run_dir=tmp_path)
+    assert before | after == whole
     assert scores(workers=1) == whole  # an evaluation starts its own workers
 
 
@@ -577,36 +656,38 @@ WRAPPED: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("wrapper", WRAPPED)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_set_may_take_the_step(wrapper: str, workers: int, tmp_path: Path) -> None:
-    def session(**changes: Any) -> list[float]:
+    def factors_of_two_micro_batches(**changes: Any) -> list[list[float]]:
         data = WRAPPED[wrapper]()
         if wrapper == "loader":
             data = DataLoader(data.dataset, batch_size=6, num_workers=workers)
             changes |= {"batch_size": None, "order": None}
         else:
             changes["workers"] = workers
+        factors = []
         with build(data, run_dir=tmp_path, micro_batch_size=3, **changes) as run:
-            return [
-                sum(
-                    float(part.batch[0].sum() / X[part.sample_ids].sum())
-                    for part in step.micro_batches
-                )
-                for step in run
-            ]
+            for step in run:
+                factors.append([])
+                for part in step.micro_batches:
+                    factor = part.batch[0].sum() / X[part.sample_ids].sum()
+                    factors[-1].append(float(factor))
+        return factors
 
-    factors = session(stop_after="3 steps") + session()
-    assert factors == pytest.approx([2.0 * (1 + step) for step in range(8)])
+    factors = factors_of_two_micro_batches(stop_after="3 steps")
+    factors += factors_of_two_micro_batches()
+
+    for step, factors_of_step in enumerate(factors):
+        assert factors_of_step == pytest.approx([1.0 + step] * 2)
+    assert len(factors) == 8
 
 
-def test_a_split_is_read_as_in_step_0_and_an_older_run_as_it_began() -> None:
+def test_a_split_is_read_as_in_step_0() -> None:
     run = build(Curriculum(), splits={"val": sf.Split(Curriculum())})
-    pipeline = run.parts.pipeline
-    (batch,) = pipeline.split(Curriculum(), batch_size=SAMPLES)
-    assert torch.equal(batch.batch[0], X)
-    with run:
-        for _ in run:
-            pass
-    (batch,) = pipeline.split(Curriculum(), batch_size=SAMPLES)
-    assert torch.equal(batch.batch[0], X)
+    (before,) = run.parts.pipeline.split(Curriculum(), batch_size=SAMPLES)
+    run.train()
+    (after,) = run.parts.pipeline.split(Curriculum(), batch_size=SAMPLES)
+
+    assert torch.equal(before.batch[0], X)
+    assert torch.equal(after.batch[0], X)
 
 
 def test_a_run_that_began_before_the_argument_does_not_pass_it(
@@ -644,34 +725,36 @@ def scored(**changes: Any) -> sf.Run:
 
 
 def by_hand(run: sf.Run) -> dict[int, float]:
-    """What the body of `run.steps()` sees, by step."""
-    seen = {}
+    """The losses that the body of `run.steps()` sees, by step."""
+    losses = {}
     with run:
         for step in run.steps():
             if step.metrics:
-                seen[step.index] = step.metrics["val/loss"]
+                losses[step.index] = step.metrics["val/loss"]
             sf.forward_backward(step)
             sf.update(step)
     if step.index == 7:  # of the evaluation after the last step
-        seen[8] = step.metrics["val/loss"]
-    return seen
+        losses[8] = step.metrics["val/loss"]
+    return losses
 
 
 def test_the_body_of_steps_sees_the_metrics_of_the_evaluation_before_it() -> None:
+    expected = {}
     with scored() as run:
-        expected = {step.index + 1: dict(step.metrics) for step in run}
-    assert by_hand(scored()) == {
-        index: metrics["val/loss"] for index, metrics in expected.items() if metrics
-    }
-    assert sorted(by_hand(scored())) == [2, 4, 6, 8]
+        for step in run:
+            if step.metrics:
+                expected[step.index + 1] = step.metrics["val/loss"]
+    assert sorted(expected) == [2, 4, 6, 8]
+
+    assert by_hand(scored()) == expected
 
 
 def test_a_resumed_body_sees_the_metrics_that_an_uninterrupted_one_sees(tmp_path: Path) -> None:
     whole = by_hand(scored())
-    first = by_hand(scored(run_dir=tmp_path, stop_after="4 steps"))
-    second = by_hand(scored(run_dir=tmp_path))
-    assert sorted(first) == [2]
-    assert first | second == whole
+    before = by_hand(scored(run_dir=tmp_path, stop_after="4 steps"))
+    after = by_hand(scored(run_dir=tmp_path))
+    assert sorted(before) == [2]
+    assert before | after == whole
 
 
 def test_a_step_that_only_samples_has_no_metrics() -> None:
