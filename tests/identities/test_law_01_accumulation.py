@@ -7,6 +7,7 @@ that SGD at rate 1 makes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -32,27 +33,42 @@ from surefoot.train.loop import Step
 from surefoot.train.meter import Meter
 
 SAMPLES = 12
+WEIGHT = 0.7  # of a target, in `weighted_mean`
 CUTS = [[12], [6, 6], [4, 4, 4], [1] * 12, [5, 7], [1, 11], [3, 1, 6, 2], [11, 1]]
 
 
 def weighted_mean(model: Any, batch: Batch) -> sf.Mean:
     """The same mean over weights that are not whole numbers."""
-    weights = (batch[1] != IGNORED).double() * 0.7
-    each = F.cross_entropy(
-        model(batch[0]).movedim(2, 1), batch[1], ignore_index=IGNORED, reduction="none"
+    inputs, targets = batch
+    weights = (targets != IGNORED).double() * WEIGHT
+    losses = F.cross_entropy(
+        model(inputs).movedim(2, 1), targets, ignore_index=IGNORED, reduction="none"
     )
-    return sf.Mean((each * weights).sum(), weights.sum())
+    return sf.Mean((losses * weights).sum(), weights.sum())
 
 
 def one_a_sample(batch: Batch) -> int:
     return len(batch[0])
 
 
-def run_of(loss: Any, *, clip: str = "off", model: Any = None) -> sf.Run:
+def data() -> Batch:
+    return tokens(SAMPLES, seed=1, dtype=torch.float64)
+
+
+def without_targets(batch: Batch) -> Batch:
+    inputs, targets = batch
+    return inputs, torch.full_like(targets, IGNORED)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(FEATURES, CLASSES).double()
+
+
+def run_of(loss: Any, *, clip: str = "off", model: Any = linear) -> sf.Run:
     return sf.Run(
-        model=model or (lambda: nn.Linear(FEATURES, CLASSES).double()),
+        model=model,
         loss=loss,
-        train_data=tokens(SAMPLES, seed=1, dtype=torch.float64),
+        train_data=data(),
         batch_size=SAMPLES,
         length="8 steps",
         optimizer=sf.optim.sgd(lr=1.0),
@@ -63,34 +79,48 @@ def run_of(loss: Any, *, clip: str = "off", model: Any = None) -> sf.Run:
     )
 
 
+def micro_batch_of(part: Batch, count: Any, index: int) -> MicroBatch:
+    no_ids = np.zeros(0, dtype=np.int64)
+    return MicroBatch(part, count(part), index, no_ids, no_ids)
+
+
 def cut(batch: Batch, sizes: Sequence[int], count: Any = counted_targets) -> list[MicroBatch]:
-    parts = zip(torch.split(batch[0], list(sizes)), torch.split(batch[1], list(sizes)), strict=True)
-    nothing = np.zeros(0, dtype=np.int64)
-    return [
-        MicroBatch(part, count(part), index, nothing, nothing) for index, part in enumerate(parts)
-    ]
+    inputs, targets = batch
+    parts = zip(inputs.split(list(sizes)), targets.split(list(sizes)), strict=True)
+    return [micro_batch_of(part, count, index) for index, part in enumerate(parts)]
 
 
-def change_and_step(run: sf.Run, micro_batches: list[MicroBatch]) -> tuple[dict[str, Tensor], Step]:
-    """What one step changes in every parameter: minus the gradient that was applied."""
+def gradient_and_step(
+    run: sf.Run, micro_batches: list[MicroBatch]
+) -> tuple[dict[str, Tensor], Step]:
+    """The gradient that a step applies: minus what it changes in every parameter."""
     model = run.state.models["model"]
-    before = {name: held.detach().clone() for name, held in model.named_parameters()}
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     step = Step(0, micro_batches, run.parts.task, run.state)
     sf.forward_backward(step)
     sf.update(step)
-    return {name: before[name] - held.detach() for name, held in model.named_parameters()}, step
+    gradient = {
+        name: before[name] - parameter.detach() for name, parameter in model.named_parameters()
+    }
+    return gradient, step
 
 
-def by_autograd(clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
-    """The gradient of the mean over all counted targets, without any of our own code."""
+def gradient_and_loss_of_torch(clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
+    """Of the mean over all counted targets, without any of our own code."""
     model = run_of(None).state.models["model"]
-    loss = plain_mean(model, tokens(SAMPLES, seed=1, dtype=torch.float64))
+    loss = plain_mean(model, data())
     loss.backward()
     if clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
-    return {
-        name: held.grad for name, held in model.named_parameters() if held.grad is not None
-    }, loss.detach()
+    gradient = {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        gradient[name] = parameter.grad
+    return gradient, loss.detach()
+
+
+def norm_of(gradient: dict[str, Tensor]) -> Tensor:
+    return torch.cat([part.flatten() for part in gradient.values()]).norm()
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -111,35 +141,26 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_gradient_and_loss_do_not_depend_on_how_the_batch_is_cut(
     loss: Any, count: Any, sizes: list[int]
 ) -> None:
-    gradient, mean = by_autograd()
+    expected, mean = gradient_and_loss_of_torch()
 
-    found, step = change_and_step(
-        run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes, count)
-    )
+    gradient, step = gradient_and_step(run_of(loss), cut(data(), sizes, count))
 
-    assert_same(found, gradient)
+    assert_same(gradient, expected)
     assert_same(step.loss, mean)
-    by_target = 0.7 if loss is weighted_mean else 1.0
-    assert float(step.target_count) == pytest.approx(
-        by_target * counted_targets(tokens(SAMPLES, seed=1)), rel=1e-12
-    )
-    assert_same(
-        step.grad_norm,
-        torch.linalg.vector_norm(torch.cat([held.flatten() for held in gradient.values()])),
-    )
+    assert_same(step.grad_norm, norm_of(expected))
+    target_count = float(counted_targets(data()))
+    if loss is weighted_mean:
+        target_count *= WEIGHT
+    assert float(step.target_count) == pytest.approx(target_count, rel=1e-12)
 
 
 @in_one
 @pytest.mark.parametrize("sizes", CUTS, ids=str)
 @pytest.mark.parametrize("loss", [plain_mean, counted_mean])
 def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: list[int]) -> None:
-    gradient, _ = by_autograd(clip=0.05)
-
-    found, _ = change_and_step(
-        run_of(loss, clip="norm 0.05"), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes)
-    )
-
-    assert_same(found, gradient)
+    expected, _ = gradient_and_loss_of_torch(clip=0.05)
+    gradient, _ = gradient_and_step(run_of(loss, clip="norm 0.05"), cut(data(), sizes))
+    assert_same(gradient, expected)
 
 
 @in_one
@@ -148,18 +169,19 @@ def test_the_norm_that_clips_is_that_of_the_whole_gradient(loss: Any, sizes: lis
 def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(
     clip: str, sizes: list[int]
 ) -> None:
-    def two_steps(sizes: list[int]) -> tuple[Any, Any]:
-        run = run_of(
-            weighted_mean,
-            clip=clip,
-            model=lambda: nn.Sequential(nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)).double(),
-        )
-        for seed in (1, 2):  # the second is limited by what was remembered of the first
-            data = tokens(SAMPLES, seed=seed, dtype=torch.float64)
-            change, step = change_and_step(run, cut(data, sizes, one_a_sample))
-        return change, step.clip_fractions
+    def two_layers() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 5), nn.Linear(5, CLASSES)).double()
 
-    assert_same(two_steps(sizes), two_steps([SAMPLES]))
+    def second_gradient(sizes: list[int]) -> tuple[Any, Any]:
+        """It is limited by what was remembered of the first."""
+        run = run_of(weighted_mean, clip=clip, model=two_layers)
+        first_batch = tokens(SAMPLES, seed=1, dtype=torch.float64)
+        second_batch = tokens(SAMPLES, seed=2, dtype=torch.float64)
+        gradient_and_step(run, cut(first_batch, sizes, one_a_sample))
+        gradient, step = gradient_and_step(run, cut(second_batch, sizes, one_a_sample))
+        return gradient, step.clip_fractions
+
+    assert_same(second_gradient(sizes), second_gradient([SAMPLES]))
 
 
 @in_one
@@ -171,16 +193,16 @@ def test_what_a_limit_leaves_does_not_depend_on_how_the_batch_is_cut(
 def test_a_wholly_ignored_micro_batch_contributes_nothing(
     loss: Any, count: Any, place: int
 ) -> None:
-    inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
-    ignored = (inputs[:3], torch.full_like(targets[:3], IGNORED))
-    parts = cut((inputs, targets), [5, 7], count)
-    nothing = np.zeros(0, dtype=np.int64)
-    parts.insert(place, MicroBatch(ignored, count(ignored), 9, nothing, nothing))
+    expected, mean = gradient_and_loss_of_torch()
+    inputs, targets = data()
+    ignored = without_targets((inputs[:3], targets[:3]))
+    micro_batches = cut((inputs, targets), [5, 7], count)
+    micro_batches.insert(place, micro_batch_of(ignored, count, index=9))
 
-    found, step = change_and_step(run_of(loss), parts)
+    gradient, step = gradient_and_step(run_of(loss), micro_batches)
 
-    assert_same(found, by_autograd()[0])
-    assert_same(step.loss, by_autograd()[1])
+    assert_same(gradient, expected)
+    assert_same(step.loss, mean)
 
 
 @pytest.mark.parametrize(
@@ -190,16 +212,17 @@ def test_a_wholly_ignored_micro_batch_contributes_nothing(
 def test_a_batch_with_nothing_to_count_changes_nothing_and_is_no_bad_step(
     loss: Any, count: Any
 ) -> None:
-    inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
+    ignored = without_targets(data())
 
-    found, step = change_and_step(
-        run_of(loss), cut((inputs, torch.full_like(targets, IGNORED)), [5, 7], count)
-    )
+    gradient, step = gradient_and_step(run_of(loss), cut(ignored, [5, 7], count))
 
-    assert all(torch.count_nonzero(held) == 0 for held in found.values())
+    for part in gradient.values():
+        assert torch.count_nonzero(part) == 0
     assert step.skipped is not None
     assert step.loss is not None
-    assert (float(step.skipped), float(step.loss), float(step.target_count)) == (0.0, 0.0, 0.0)
+    assert float(step.skipped) == 0
+    assert float(step.loss) == 0
+    assert float(step.target_count) == 0
 
 
 def test_a_loss_may_count_some_micro_batches_itself_and_others_not() -> None:
@@ -208,31 +231,36 @@ def test_a_loss_may_count_some_micro_batches_itself_and_others_not() -> None:
     batch = tokens(8, seed=3, dtype=torch.float64)
 
     def mixed(model: Any, batch: Batch) -> Any:
-        return counted_mean(model, batch) if len(batch[0]) > 2 else plain_mean(model, batch)
+        if len(batch[0]) > 2:
+            return counted_mean(model, batch)
+        return plain_mean(model, batch)
 
-    found, step = change_and_step(run_of(mixed), cut(batch, [3, 2, 2, 1]))
-    expected, whole = change_and_step(run_of(plain_mean), cut(batch, [8]))
-    assert_same(found, expected)
+    gradient, step = gradient_and_step(run_of(mixed), cut(batch, [3, 2, 2, 1]))
+
+    expected, whole = gradient_and_step(run_of(plain_mean), cut(batch, [8]))
+    assert_same(gradient, expected)
     assert float(step.loss) == pytest.approx(float(whole.loss), rel=1e-6)  # type: ignore[arg-type]
     assert float(step.target_count) == float(whole.target_count)
 
 
 def test_what_a_loss_returns_beside_it_is_averaged_over_what_was_counted() -> None:
     def loss(model: Any, batch: Batch) -> Any:
-        right = (model(batch[0]).argmax(2) == batch[1]).sum()
-        return counted_mean(model, batch), {"accuracy": sf.Mean(right, (batch[1] != IGNORED).sum())}
+        inputs, targets = batch
+        right = (model(inputs).argmax(2) == targets).sum()
+        accuracy = sf.Mean(right, (targets != IGNORED).sum())
+        return counted_mean(model, batch), {"accuracy": accuracy}
 
-    values = []
+    accuracies = []
     for sizes in CUTS:
-        _, step = change_and_step(
-            run_of(loss), cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes)
-        )
+        _, step = gradient_and_step(run_of(loss), cut(data(), sizes))
         meter = Meter()
         meter.add(step)
-        values.append(meter.read()[0]["accuracy"])
+        means, *_ = meter.read()
+        accuracies.append(means["accuracy"])
 
-    assert values == [values[0]] * len(CUTS)
-    assert values[0] > 0
+    whole, *_ = accuracies
+    assert whole > 0
+    assert accuracies == [whole] * len(CUTS)
 
 
 class Normalised(nn.Sequential):
@@ -258,18 +286,19 @@ def test_batch_statistics_are_the_mean_over_the_micro_batches_of_the_step(sizes:
     norm.running_var.fill_(3.0)
     # every micro-batch by itself, from the statistics at the start of the step, with the weights at
     # its start
-    ends = []
-    for part in cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes):
-        if part.count:
-            alone: Any = run_of(normalised_loss, model=Normalised).state.models["model"]
-            alone.load_state_dict(run.state.models["model"].state_dict())
-            alone(part.batch[0])
-            ends.append((alone[2].running_mean.clone(), alone[2].running_var.clone()))
+    means = []
+    variances = []
+    for micro_batch in cut(data(), sizes):
+        if micro_batch.count:
+            alone = deepcopy(run.state.models["model"])
+            alone(micro_batch.batch[0])
+            means.append(alone[2].running_mean)
+            variances.append(alone[2].running_var)
 
-    change_and_step(run, cut(tokens(SAMPLES, seed=1, dtype=torch.float64), sizes))
+    gradient_and_step(run, cut(data(), sizes))
 
-    assert_same(norm.running_mean, torch.stack([mean for mean, _ in ends]).mean(0))
-    assert_same(norm.running_var, torch.stack([variance for _, variance in ends]).mean(0))
+    assert_same(norm.running_mean, torch.stack(means).mean(0))
+    assert_same(norm.running_var, torch.stack(variances).mean(0))
     assert int(norm.num_batches_tracked) == 1  # it counts steps
 
 
@@ -282,19 +311,25 @@ def test_an_infinite_buffer_that_no_pass_changes_stays_what_it_is() -> None:
             self.register_buffer("mask", torch.full((2,), -torch.inf))
 
     run = run_of(normalised_loss, model=Masked)
-    change_and_step(run, cut(tokens(SAMPLES, seed=1, dtype=torch.float64), [4, 4, 4]))
+    gradient_and_step(run, cut(data(), [4, 4, 4]))
     assert run.state.models["model"].state_dict()["mask"].tolist() == [-torch.inf, -torch.inf]
 
 
 @pytest.mark.parametrize("sizes", [[12], [4, 4, 4]], ids=str)
 def test_a_step_with_nothing_to_count_changes_no_weight_and_no_statistic(sizes: list[int]) -> None:
     run = run_of(normalised_loss, model=Normalised)
-    before = {name: held.clone() for name, held in run.state.models["model"].state_dict().items()}
-    inputs, targets = tokens(SAMPLES, seed=1, dtype=torch.float64)
-    _, step = change_and_step(run, cut((inputs, torch.full_like(targets, IGNORED)), sizes))
-    assert (float(step.loss), float(step.grad_norm), float(step.skipped)) == (0.0, 0.0, 0.0)
+    before = deepcopy(run.state.models["model"].state_dict())
+
+    _, step = gradient_and_step(run, cut(without_targets(data()), sizes))
+
+    assert step.loss is not None
+    assert step.grad_norm is not None
+    assert step.skipped is not None
+    assert float(step.loss) == 0
+    assert float(step.grad_norm) == 0
+    assert float(step.skipped) == 0
     after = run.state.models["model"].state_dict()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 @in_one
@@ -307,14 +342,16 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(
 ) -> None:
     """A loss that returns a `Mean` counts by itself, without `count=`."""
 
-    def trained(size: int) -> tuple[dict[str, Tensor], list[float]]:
+    def two_layers() -> nn.Module:
+        layers = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+        return layers.double()
+
+    def train(size: int) -> tuple[dict[str, Tensor], list[float]]:
         run = sf.Run(
-            model=lambda: nn.Sequential(
-                nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)
-            ).double(),
+            model=two_layers,
             loss=loss,
             count_fn=count,
-            train_data=tokens(SAMPLES, seed=1, dtype=torch.float64),
+            train_data=data(),
             batch_size=12,
             micro_batch_size=size,
             length="10 steps",
@@ -327,4 +364,4 @@ def test_a_whole_run_does_not_depend_on_the_micro_batch_size(
             counts = [float(step.target_count) for step in run]
         return run.state.models["model"].state_dict(), counts
 
-    torch.testing.assert_close(trained(micro_batch_size), trained(12), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(train(micro_batch_size), train(12), rtol=1e-9, atol=1e-9)

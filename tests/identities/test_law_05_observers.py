@@ -33,23 +33,23 @@ ONLY_AT_THE_END = {
 
 def bits(run: sf.Run) -> str:
     """A hash of every weight, buffer, average and number of the optimizer's."""
-    held = sha256()
     tensors: list[Tensor] = []
     for name, model in run.state.models.items():
         tensors += model.state_dict().values()
         if name in run.state.ema_models:
             run.state.ema_models[name].refresh(model)
             tensors += run.state.ema_models[name].model.parameters()
-        optimizer = run.state.optimizers[name].optimizer
-        for parameter in run.state.optimizers[name].parameters:
-            state = optimizer.state.get(parameter, {})
-            tensors += [value for _, value in sorted(state.items()) if isinstance(value, Tensor)]
+        trained = run.state.optimizers[name]
+        for parameter in trained.parameters:
+            state = trained.optimizer.state.get(parameter, {})
+            tensors += [state[key] for key in sorted(state) if isinstance(state[key], Tensor)]
+    bits = sha256()
     for tensor in tensors:
-        held.update(tensor.detach().numpy().tobytes())
-    return held.hexdigest()
+        bits.update(tensor.detach().numpy().tobytes())
+    return bits.hexdigest()
 
 
-def trained(run_dir: Path | None, **changes: Any) -> tuple[str, list[float]]:
+def train(run_dir: Path | None, **changes: Any) -> tuple[str, list[float]]:
     """The bits after training, and what the body of the loop drew from the three generators after
     each step.
     """
@@ -63,7 +63,14 @@ def trained(run_dir: Path | None, **changes: Any) -> tuple[str, list[float]]:
 
 @pytest.fixture(scope="module")
 def unwatched() -> tuple[str, list[float]]:
-    return trained(None, splits=None)
+    return train(None, splits=None)
+
+
+def assert_same_weights(run: dict[str, Any], other: dict[str, Any]) -> None:
+    """To the bit."""
+    assert run["weights"].keys() == other["weights"].keys()
+    for name, weight in run["weights"].items():
+        assert torch.equal(weight, other["weights"][name]), name
 
 
 @pytest.mark.fast(
@@ -111,7 +118,7 @@ def unwatched() -> tuple[str, list[float]]:
 def test_watching_a_run_changes_no_bit_of_it(
     changes: dict[str, Any], unwatched: Any, tmp_path: Path
 ) -> None:
-    assert trained(tmp_path / "run", **changes) == unwatched
+    assert train(tmp_path / "run", **changes) == unwatched
 
 
 class WithFrozenPart(nn.Module):
@@ -165,43 +172,42 @@ EVERYTHING = {
 def test_with_everything_on_a_run_ends_with_the_bits_of_one_that_nobody_looks_at(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    watched = trained(tmp_path / "run", **changes, **EVERYTHING)
-    assert watched == trained(None, splits=None, **changes)
+    watched = train(tmp_path / "run", **changes, **EVERYTHING)
+    unwatched = train(None, splits=None, **changes)
+    assert watched == unwatched
 
 
-SPREAD: dict[str, dict[str, Any]] = {
+STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"parallel": "ddp"},
     "fsdp": {"sharding": {}},
     "replicas": {"sharding": {"replicas": 2}},
 }
+ResultsOf = Callable[[str, str | None], list[Any]]
 
 
 @pytest.fixture(scope="module")
-def of_ranks(ranks: Ranks) -> Callable[[str, str | None], list[Any]]:
-    """By the way a model is spread over two ranks, and how often it is watched: what each rank came
-    to.
-    """
+def results_of(ranks: Ranks) -> ResultsOf:
+    """The results of two ranks, by their strategy and how often they look at their layers."""
 
     @cache
-    def of(way: str, layer_stats_every: str | None) -> list[Any]:
-        return ranks(2, watched_runs.watched, layer_stats_every=layer_stats_every, **SPREAD[way])
+    def train_on_ranks(strategy: str, layer_stats_every: str | None) -> list[Any]:
+        settings = STRATEGIES[strategy]
+        return ranks(2, watched_runs.watched, layer_stats_every=layer_stats_every, **settings)
 
-    return of
+    return train_on_ranks
 
 
 @pytest.mark.fast("fsdp")
-@pytest.mark.parametrize("way", SPREAD)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_watching_the_layers_of_several_ranks_changes_no_bit(
-    way: str, of_ranks: Callable[..., Any]
+    strategy: str, results_of: ResultsOf
 ) -> None:
-    for watched, unwatched in zip(of_ranks(way, "1 steps"), of_ranks(way, None), strict=True):
+    watched_ranks = results_of(strategy, "1 steps")
+    unwatched_ranks = results_of(strategy, None)
+    for watched, unwatched in zip(watched_ranks, unwatched_ranks, strict=True):
         assert watched["layers"]
         assert unwatched["layers"] == []
-        assert watched["weights"].keys() == unwatched["weights"].keys()
-        assert all(
-            torch.equal(held, unwatched["weights"][name])
-            for name, held in watched["weights"].items()
-        )
+        assert_same_weights(watched, unwatched)
 
 
 @pytest.mark.slow
@@ -209,30 +215,31 @@ def test_watching_a_compiled_run_changes_no_bit(ranks: Ranks) -> None:
     cases: list[dict[str, Any]] = [{"layer_stats_every": "1 steps"}, {"layer_stats_every": None}]
     (watched,), (unwatched,) = ranks.each(1, watched_runs.watched, cases, compile=True)
     assert len(watched["layers"]) == 3
-    assert all(record["activation_rms"] == {} for record in watched["layers"])
-    assert all(
-        torch.equal(held, unwatched["weights"][name]) for name, held in watched["weights"].items()
-    )
+    assert [record["activation_rms"] for record in watched["layers"]] == [{}, {}, {}]
+    assert_same_weights(watched, unwatched)
 
 
 @pytest.fixture(scope="module")
-def of_one(ranks: Ranks) -> Any:
-    return ranks(1, watched_runs.watched, layer_stats_every="1 steps")[0]
+def alone(ranks: Ranks) -> Any:
+    (result,) = ranks(1, watched_runs.watched, layer_stats_every="1 steps")
+    return result
 
 
 @pytest.mark.fast("ddp", "fsdp")
-@pytest.mark.parametrize("way", SPREAD)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_of_several_ranks_the_layers_are_those_of_one_process(
-    way: str, of_ranks: Callable[..., Any], of_one: Any
+    strategy: str, results_of: ResultsOf, alone: Any
 ) -> None:
-    main, other = of_ranks(way, "1 steps")
-    assert main["seen"] == other["seen"] == of_one["seen"]
-    for found, expected in zip(main["layers"], of_one["layers"], strict=True):
-        assert ("grad_noise" in found) == (
-            way == "ddp"
-        )  # of what is sharded no rank has a first micro-batch's gradient
-        assert found.keys() == expected.keys() - ({"grad_noise"} if way != "ddp" else set())
-        for name, value in found.items():
+    on_rank_0, on_rank_1 = results_of(strategy, "1 steps")
+    assert on_rank_0["seen"] == on_rank_1["seen"] == alone["seen"]
+    for record, expected in zip(on_rank_0["layers"], alone["layers"], strict=True):
+        expected_names = set(expected)
+        assert "grad_noise" in expected_names
+        if strategy != "ddp":
+            # of what is sharded no rank has a first micro-batch's gradient
+            expected_names.remove("grad_noise")
+        assert record.keys() == expected_names
+        for name, value in record.items():
             if isinstance(value, dict):
                 assert value == pytest.approx(expected[name], rel=1e-9, abs=1e-9, nan_ok=True), name
             else:
@@ -242,19 +249,17 @@ def test_of_several_ranks_the_layers_are_those_of_one_process(
 def test_the_console_changes_no_bit(
     unwatched: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        trained(tmp_path / "run", console=True, log_every="1 steps", evaluate_every="4 steps")
-        == unwatched
-    )
+    watched = train(tmp_path / "run", console=True, log_every="1 steps", evaluate_every="4 steps")
     assert "step=10/10" in capsys.readouterr().out
+    assert watched == unwatched
 
 
 def test_another_seed_changes_the_bits(unwatched: Any) -> None:
     """The comparison above can fail."""
-    assert trained(None, splits=None, seed=1) != unwatched
+    assert train(None, splits=None, seed=1) != unwatched
 
 
-class Watched(nn.Module):
+class Drawing(nn.Module):
     """Draws random numbers whenever it is used, and notes the modes it was used in."""
 
     def __init__(self) -> None:
@@ -264,65 +269,67 @@ class Watched(nn.Module):
         self.modes: list[tuple[bool, bool, bool]] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.modes.append((self.training, self.inner[1].training, self.frozen.training))
+        self.modes.append(self.mode())
         random.random()
         np.random.rand()
         torch.rand(())
         return torch.as_tensor(self.frozen(self.inner(inputs)))
 
-
-def observed(run: sf.Run) -> None:
-    run.evaluate()
-    run.sample()
-    run.make_panels()
+    def mode(self) -> tuple[bool, bool, bool]:
+        """Whether the model, its dropout and its frozen part are in training mode."""
+        return self.training, self.inner[1].training, self.frozen.training
 
 
-def panels(model: nn.Module) -> list[Any]:
+# its user keeps the frozen part in evaluation mode
+TRAINING_MODE = (True, True, False)
+EVALUATION_MODE = (False, False, False)
+
+
+def generator_states() -> tuple[Any, Any, Any]:
+    return (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    )
+
+
+def make_panels(model: nn.Module) -> list[Any]:
     model(torch.randn(4, 8))
     return []
 
 
-def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_found() -> None:
+def test_evaluating_and_sampling_leave_generators_modes_and_weights_as_they_were() -> None:
     run = build(
         None,
-        model=Watched,
+        model=Drawing,
         ema=None,
         sample_fn=lambda model: str(model(torch.randn(4, 8)).sum()),
-        panels_fn=panels,
+        panels_fn=make_panels,
         length="6 steps",
     )
     model: Any = run.state.models["model"]
-    model.frozen.eval()  # a part that its user keeps in evaluation mode stays there
+    model.frozen.eval()
     model.modes.clear()
     with run:
         for step in run:
-            before = (
-                random.getstate(),
-                np.random.get_state()[1].tolist(),
-                torch.get_rng_state().tolist(),
-            )
-            weights = {name: held.clone() for name, held in model.state_dict().items()}
-            observed(run)
-            after = (
-                random.getstate(),
-                np.random.get_state()[1].tolist(),
-                torch.get_rng_state().tolist(),
-            )
-            assert after == before
-            assert [part.training for part in (model, model.inner[1], model.frozen)] == [
-                True,
-                True,
-                False,
-            ]
-            assert all(
-                torch.equal(held, weights[name]) for name, held in model.state_dict().items()
-            )
-            assert all(parameter.grad is None for parameter in model.parameters())
+            states_before = generator_states()
+            weights_before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+            run.evaluate()
+            run.sample()
+            run.make_panels()
+
+            assert generator_states() == states_before
+            assert model.mode() == TRAINING_MODE
+            for name, tensor in model.state_dict().items():
+                assert torch.equal(tensor, weights_before[name])
+            for parameter in model.parameters():
+                assert parameter.grad is None
             assert step.index == run.state.step - 1
-    assert set(model.modes) == {(True, True, False), (False, False, False)}
+    assert set(model.modes) == {TRAINING_MODE, EVALUATION_MODE}
 
 
-def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
+def test_a_score_that_raises_leaves_generators_and_modes_as_they_were() -> None:
     from surefoot.data.loader import MicroBatch
     from surefoot.train.evaluate import Split, evaluate_batches
     from surefoot.train.precision import precision
@@ -330,29 +337,24 @@ def test_a_score_that_raises_leaves_generators_and_modes_as_found() -> None:
     def broken(outputs: Any, targets: Any) -> sf.Mean:
         raise ZeroDivisionError
 
-    model = Watched()
+    model = Drawing()
     model.frozen.eval()
-    none = np.zeros(0, dtype=np.int64)
-    before = random.getstate(), torch.get_rng_state().tolist()
+    batch = torch.randn(4, 8, generator=torch.Generator()), torch.zeros(4)
+    no_ids = np.zeros(0, dtype=np.int64)
+    states_before = generator_states()
+
     with pytest.raises(ZeroDivisionError):
         evaluate_batches(
             model,
-            [
-                MicroBatch(
-                    (torch.randn(4, 8, generator=torch.Generator()), torch.zeros(4)),
-                    4,
-                    0,
-                    none,
-                    none,
-                )
-            ],
+            [MicroBatch(batch, 4, 0, no_ids, no_ids)],
             Split(None, metrics=[broken], loss=False),
             loss=None,
             precision=precision("fp32", torch.device("cpu")),
             seed=0,
         )
-    assert (random.getstate(), torch.get_rng_state().tolist()) == before
-    assert [part.training for part in (model, model.inner[1], model.frozen)] == [True, True, False]
+
+    assert generator_states() == states_before
+    assert model.mode() == TRAINING_MODE
 
 
 def test_sampling_gives_the_same_whenever_it_is_asked_for() -> None:

@@ -52,18 +52,22 @@ READING_OPERATORS = {
     "unique2",
 }
 READING_METHODS = {
-    *(
-        "item",
-        "tolist",
-        "numpy",
-        "cpu",
-        "__array__",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-    ),
-    *("__complex__", "__contains__", "__repr__", "__format__", "is_nonzero", "equal", "allclose"),
+    "item",
+    "tolist",
+    "numpy",
+    "cpu",
+    "is_nonzero",
+    "equal",
+    "allclose",
+    "__array__",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__complex__",
+    "__contains__",
+    "__repr__",
+    "__format__",
 }
 COPYING_FUNCTIONS = {
     "tensor",
@@ -92,10 +96,11 @@ class NoOperatorReads(TorchDispatchMode):
 
 class NoMethodReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in READING_METHODS and not is_allowed():
-            raise AssertionError(f"Tensor.{func.__name__} reads a tensor on the host")
-        if getattr(func, "__name__", "") in COPYING_FUNCTIONS and not is_allowed():
-            raise AssertionError(f"{func.__name__} copies from the host")
+        name = getattr(func, "__name__", "")
+        if name in READING_METHODS and not is_allowed():
+            raise AssertionError(f"Tensor.{name} reads a tensor on the host")
+        if name in COPYING_FUNCTIONS and not is_allowed():
+            raise AssertionError(f"{name} copies from the host")
         return func(*args, **(kwargs or {}))
 
 
@@ -104,12 +109,9 @@ class NoCopies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         returned = func(*args, **(kwargs or {}))
-        tensors = [
-            each
-            for each in pytree.tree_leaves((args, kwargs, returned))
-            if isinstance(each, Tensor)
-        ]
-        if "copy" in func.__name__ and len({each.device for each in tensors}) > 1:
+        leaves = pytree.tree_leaves((args, kwargs, returned))
+        devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor)}
+        if "copy" in func.__name__ and len(devices) > 1:
             raise AssertionError(f"{func} copies from or to the host")
         return returned
 
@@ -309,27 +311,29 @@ def assert_nothing_is_read(changes: dict[str, Any]) -> None:
     """Every second step is watched."""
     run = build(data(), **changes)
     fed = micro_batches()
-    looking = layers(run)
-    made = []
-    watched = dict[int, LayerWatch]()
+    watched_layers = layers(run)
+    watches: list[LayerWatch] = []
+
+    def watch(index: int) -> LayerWatch:
+        watches.append(LayerWatch(index, watched_layers))
+        return watches[-1]
+
+    ended_steps = []
     with nothing_read():
-        for step in steps_of(
-            run,
-            fed,
-            length=STEPS,
-            watch=lambda index: watched.setdefault(index, LayerWatch(index, looking)),
-        ):
+        for step in steps_of(run, fed, length=STEPS, watch=watch):
             assert step.grad_norm is not None
             step.log(norm_again=step.grad_norm, index=step.index)
-            made.append(step)
+            ended_steps.append(step)
 
-    assert len(made) == STEPS
-    bad = STEPS // 5  # sample 7 comes once in five steps
-    assert sum(float(step.skipped) for step in made if step.skipped is not None) >= bad
+    assert len(ended_steps) == STEPS
+    bad_steps = STEPS // 5  # sample 7 comes once in five steps
+    skipped = [float(step.skipped) for step in ended_steps if step.skipped is not None]
+    assert sum(skipped) >= bad_steps
     values, _ = run.parts.run_state.meter.read()
-    assert values["skipped"] >= bad
-    assert len(watched) == STEPS // 2
-    assert all(looking.read(each, count=8) is not None for each in watched.values())
+    assert values["skipped"] >= bad_steps
+    assert len(watches) == STEPS // 2
+    for layer_watch in watches:
+        assert watched_layers.read(layer_watch, count=8) is not None
 
 
 def layers(run: sf.Run) -> Layers:

@@ -5,6 +5,7 @@ they do. 4 s.
 from __future__ import annotations
 
 import ast
+import json
 import sys
 import threading
 import time
@@ -50,7 +51,7 @@ def choices(**changes: Any) -> dict[str, Any]:
         torch.randn(16, 3, 2, 2, generator=generator),
         torch.randint(4, (16,), generator=generator),
     )
-    arguments: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "model": Net,
         "loss": loss,
         "train_data": data,
@@ -64,12 +65,14 @@ def choices(**changes: Any) -> dict[str, Any]:
         "report": False,
         "console": False,
     }
-    run = sf.Run(**(arguments | changes))
-    with run:
-        return {
-            name: run.parts.plan.identity.get(name)
-            for name in ("precision", "channels_last", "compile")
-        }
+    with sf.Run(**(settings | changes)) as run:
+        identity = run.parts.plan.identity
+        return {name: identity.get(name) for name in ("precision", "channels_last", "compile")}
+
+
+# what the table of a test says, and what a start chooses by it
+GAINS = {"bf16": 2.0, "channels last": 1.0, "bf16, channels last": 3.0}
+CHOICE_BY_GAINS = {"precision": "bf16", "channels_last": True, "compile": False}
 
 
 def gain_by_table(
@@ -109,51 +112,66 @@ def load() -> Iterator[None]:
             burner.join()
 
 
-def lying(start: int) -> Callable[[], float]:
-    """A clock that jumps: by its own reading every second stretch is a thousand times as long, in
-    every second start the others.
+class JumpingClock:
+    """By its own reading every second stretch is a thousand times as long, in every second start
+    the others.
     """
-    calls = iter(range(1 << 40))
-    read = [0.0]
 
-    def clock() -> float:
-        read[0] += 1.0 if (next(calls) // 2 + start) % 2 else 0.001
-        return read[0]
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.calls = 0
+        self.now_s = 0.0
 
-    return clock
-
-
-def patched(monkeypatch: pytest.MonkeyPatch, start: int) -> None:
-    """Have everything of surefoot read lying clocks, however it imported them."""
-    clocks = {name: (getattr(time, name), lying(start)) for name in CLOCKS}
-    for module in [held for name, held in sys.modules.items() if name.startswith("surefoot")]:
-        for name, (real, lie) in clocks.items():
-            if vars(module).get(name) is real:
-                monkeypatch.setattr(module, name, lie)
+    def __call__(self) -> float:
+        is_long = (self.calls // 2 + self.start) % 2 == 1
+        self.now_s += 1.0 if is_long else 0.001
+        self.calls += 1
+        return self.now_s
 
 
-@pytest.mark.parametrize(
-    "gains", [None, {"bf16": 2.0, "channels last": 1.0, "bf16, channels last": 3.0}]
-)
-def test_starts_under_load_and_by_clocks_that_jump_choose_alike(
-    gains: dict[str, float] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By what the table has for this machine, and where it has a gain."""
-    if gains is not None:
-        gain_by_table(gains, set_to=monkeypatch.setattr)
+def let_clocks_jump(monkeypatch: pytest.MonkeyPatch, start: int) -> None:
+    """Have everything of surefoot read jumping clocks, however it imported them."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("surefoot")]
+    for name in CLOCKS:
+        clock = JumpingClock(start)
+        for module in modules:
+            if vars(module).get(name) is getattr(time, name):
+                monkeypatch.setattr(module, name, clock)
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        quiet = choices()
-        found = []
-        for start in range(STARTS):
-            with monkeypatch.context() as lies, load():
-                patched(lies, start)
-                found.append(choices())
-    finally:
-        torch.set_num_threads(threads)
-    assert found == [quiet] * STARTS
-    assert gains is None or quiet == {"precision": "bf16", "channels_last": True, "compile": False}
+    yield
+    torch.set_num_threads(threads)
+
+
+def choices_of_busy_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Under load, and by clocks that jump."""
+    choices_by_start = []
+    for start in range(STARTS):
+        with monkeypatch.context() as patches, load():
+            let_clocks_jump(patches, start)
+            choices_by_start.append(choices())
+    return choices_by_start
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_starts_under_load_and_by_clocks_that_jump_choose_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what the table has for this machine."""
+    assert choices_of_busy_starts(monkeypatch) == [choices()] * STARTS
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_starts_under_load_choose_by_the_gains_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gain_by_table(GAINS, set_to=monkeypatch.setattr)
+    assert choices() == CHOICE_BY_GAINS
+    assert choices_of_busy_starts(monkeypatch) == [CHOICE_BY_GAINS] * STARTS
 
 
 def test_the_loss_is_not_called_before_the_first_step() -> None:
@@ -167,69 +185,75 @@ def test_the_loss_is_not_called_before_the_first_step() -> None:
     assert calls == []
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Names of the modules that a file imports when it runs, inside of functions too; not those for
-    types alone.
-    """
-
-    def below(node: ast.AST) -> Iterator[ast.AST]:
-        for child in ast.iter_child_nodes(node):
-            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
-                yield child
-                yield from below(child)
-
-    for node in below(ast.parse(path.read_text(encoding="utf-8"))):
+def imported_modules(path: Path) -> Iterator[str]:
+    """What a file imports when it runs, inside of functions too; not what is for types alone."""
+    for node in nodes_that_run(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
 
 
-def reachable(first: str) -> dict[str, list[str]]:
-    """By module of surefoot's what it imports, of all that a module can reach; the package itself
-    loads nothing.
+def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        if not is_for_types:
+            yield child
+            yield from nodes_that_run(child)
+
+
+def file_of(module: str) -> Path | None:
+    """None for a name within a module."""
+    place = SOURCE.parent.joinpath(*module.split("."))
+    for path in (place.with_suffix(".py"), place / "__init__.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def imports_of_reachable(first: str) -> dict[str, list[str]]:
+    """What each module imports, of all modules of surefoot that `first` can reach; the package
+    itself loads nothing.
     """
-    found: dict[str, list[str]] = {}
+    imports: dict[str, list[str]] = {}
     waiting = [first]
     while waiting:
-        name = waiting.pop()
-        place = SOURCE.parent.joinpath(*name.split("."))
-        path = next(
-            (held for held in (place.with_suffix(".py"), place / "__init__.py") if held.is_file()),
-            None,
-        )
-        if name not in found and name != "surefoot" and path is not None:
-            found[name] = list(imported(path))
-            waiting += [each for each in found[name] if each.startswith("surefoot.")]
-    return found
+        module = waiting.pop()
+        path = file_of(module)
+        if module not in imports and module != "surefoot" and path is not None:
+            imports[module] = list(imported_modules(path))
+            waiting += [name for name in imports[module] if name.startswith("surefoot.")]
+    return imports
 
 
 @pytest.mark.parametrize("first", ["surefoot.train.plan", "surefoot.config.speed_table"])
 def test_nothing_that_a_choice_can_reach_imports_a_clock(first: str) -> None:
-    modules = reachable(first)
     clocks = {"time", "timeit", "datetime", "surefoot.train.timer", "torch.utils.benchmark"}
-    told = {
-        name: sorted(clocks & {*names, *(each.split(".")[0] for each in names)})
-        for name, names in modules.items()
-    }
-    assert {name: found for name, found in told.items() if found} == {}
-    assert "surefoot.config.speed_table" in modules
+    imports = imports_of_reachable(first)
+
+    assert "surefoot.config.speed_table" in imports
+    for module, names in imports.items():
+        packages = {name.split(".")[0] for name in names}
+        assert clocks.isdisjoint({*names, *packages}), module
 
 
 def test_the_table_is_read_without_torch() -> None:
-    names = {each.split(".")[0] for each in imported(SOURCE / "config" / "speed_table.py")}
-    assert names <= {"__future__", "collections", "dataclasses", "typing"}
+    names = imported_modules(SOURCE / "config" / "speed_table.py")
+    packages = {name.split(".")[0] for name in names}
+    assert packages <= {"__future__", "collections", "dataclasses", "typing"}
 
 
 @forks
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_rank_0_decides_for_all(parallel: str, tmp_path: Path) -> None:
     def start(rank: int) -> None:
-        gains = {"bf16": 2.0, "channels last": 1.0, "bf16, channels last": 3.0}
-        gain_by_table(gains, set_to=setattr, instructions="slow" if rank else "fast")
-        (tmp_path / str(rank)).write_text(repr(choices(micro_batch_size=4, parallel=parallel)))
+        gain_by_table(GAINS, set_to=setattr, instructions="slow" if rank else "fast")
+        chosen = choices(micro_batch_size=4, parallel=parallel)
+        (tmp_path / f"{rank}.json").write_text(json.dumps(chosen))
 
     assert on_ranks(2, start) == [0, 0]
-    bf16 = repr({"precision": "bf16", "channels_last": True, "compile": False})
-    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [bf16, bf16]
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == CHOICE_BY_GAINS

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,9 +47,13 @@ def write_text(root: Path) -> None:
         (root / f"{number}.txt").write_text(f"text number {number}\n" * 20)
 
 
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_chats(root: Path) -> None:
     rows = [{"prompt": f"{number} + 1?", "completion": f"{number + 1}"} for number in range(9)]
-    (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(root / "rows.jsonl", rows)
 
 
 def write_pairs(root: Path) -> None:
@@ -146,17 +151,16 @@ def root(reader: Reader, tmp_path: Path) -> Path:
     return root
 
 
-def not_read(reader: Reader, root: Path) -> list[str]:
+def lines_of_files(reader: Reader, root: Path) -> list[str]:
     """The line about what is not read: none, or one."""
-    lines = re.findall(
-        r"read [\d,]+ of [\d,]+ files?; not read: .*? says why", "\n".join(reader.said(root))
-    )
+    text = "\n".join(reader.said(root))
+    lines = re.findall(r"read [\d,]+ of [\d,]+ files?; not read: .*? says why", text)
     assert len(lines) <= 1
     return lines
 
 
 def test_where_everything_is_read_nothing_is_said(reader: Reader, root: Path) -> None:
-    assert not_read(reader, root) == []
+    assert lines_of_files(reader, root) == []
 
 
 @pytest.mark.parametrize(
@@ -165,20 +169,20 @@ def test_where_everything_is_read_nothing_is_said(reader: Reader, root: Path) ->
         ("notes.xyz", "1 .xyz"),
         ("notes.XYZ.gz", "1 .XYZ.gz"),
         ("NOTES", "1 NOTES"),
-        ("._a", "1 hidden"),
-        ("_SUCCESS", "1 hidden"),
-        (".ipynb_checkpoints/a", "1 hidden folder (.ipynb_checkpoints)"),
-        ("_temporary/0/a", "1 hidden folder (_temporary)"),
         ("LICENSE", "1 LICENSE"),
+        ("._a{suffix}", "1 hidden"),
+        ("_SUCCESS{suffix}", "1 hidden"),
+        (".ipynb_checkpoints/a{suffix}", "1 hidden folder (.ipynb_checkpoints)"),
+        ("_temporary/0/a{suffix}", "1 hidden folder (_temporary)"),
     ],
 )
 def test_each_file_that_is_not_read_is_counted_in_one_line(
     reader: Reader, root: Path, name: str, counted: str
 ) -> None:
-    file = root / (name if counted.startswith(("1 .", "1 N", "1 L")) else name + reader.suffix)
+    file = root / name.format(suffix=reader.suffix)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("nothing that can be read")
-    (line,) = not_read(reader, root)
+    (line,) = lines_of_files(reader, root)
     assert f": {counted}; surefoot data look {root} " in line
 
 
@@ -201,31 +205,36 @@ def test_a_link_to_nothing_is_an_error(reader: Reader, root: Path) -> None:
 
 def test_a_loop_of_links_ends_and_is_said(reader: Reader, root: Path) -> None:
     (root / reader.folder / "again").symlink_to(root)
-    (line,) = not_read(reader, root)
+    (line,) = lines_of_files(reader, root)
     assert "not read: 1 folder (again);" in line
 
 
 def test_no_reader_lists_files_itself() -> None:
-    found = set()
+    listing = set()
     for part in ("data", "recipes"):
         for file in (SOURCE / part).rglob("*.py"):
             if LISTING.search(file.read_text()):
-                found.add(file.relative_to(SOURCE).as_posix())
-    assert found == {*LISTS_ITSELF}
+                listing.add(file.relative_to(SOURCE).as_posix())
+    assert listing == {*LISTS_ITSELF}
 
 
-def test_keys_that_nothing_uses_are_named(tmp_path: Path) -> None:
+def test_a_key_of_texts_that_nothing_uses_is_named(tmp_path: Path) -> None:
     rows = [{"text": f"a text {number}", "id": number} for number in range(9)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (said,) = said_of_text(tmp_path)
-    assert "id" in said
-    rows = [{"prompt": "2?", "completion": "2", "source": "me"} for number in range(9)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "a.jsonl", rows)
+    (line,) = said_of_text(tmp_path)
+    assert "id" in line
+
+
+def test_a_key_of_chats_that_nothing_uses_is_named_with_its_rows(tmp_path: Path) -> None:
+    rows = [{"prompt": "2?", "completion": "2", "source": "me"}] * 9
+    write_rows(tmp_path / "a.jsonl", rows)
     assert any(line.endswith(": source (9 rows)") for line in said_of_chats(tmp_path))
+
+
+def test_a_key_of_pairs_that_nothing_uses_is_named(tmp_path: Path) -> None:
     rows = [{"en": f"word {number}", "de": f"Wort {number}", "by": "me"} for number in range(99)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = "; ".join(said_of_pairs(tmp_path / "a.jsonl"))
-    assert "by" in said
+    write_rows(tmp_path / "a.jsonl", rows)
+    assert "by" in "; ".join(said_of_pairs(tmp_path / "a.jsonl"))
 
 
 def test_folders_beside_the_parts_are_said(tmp_path: Path) -> None:
@@ -233,6 +242,14 @@ def test_folders_beside_the_parts_are_said(tmp_path: Path) -> None:
         (tmp_path / part).mkdir()
         write_pictures(tmp_path / part)
     assert "extra" in "; ".join(said_of_pictures(tmp_path))
+
+
+def files_in_header(header: str) -> list[float]:
+    """How many files are read, of how many, beside one that is not."""
+    text = " ".join(header.split())
+    (line,) = re.findall(r"\d+ \w+ \d+ files; [^;]*: 1 \.xyz; surefoot data look", text)
+    read_count, file_count, *_ = numbers_in(line)
+    return [read_count, file_count]
 
 
 def test_the_header_of_a_run_has_the_line(
@@ -243,13 +260,24 @@ def test_the_header_of_a_run_has_the_line(
     (tmp_path / "data").mkdir()
     write_text(tmp_path / "data")
     (tmp_path / "data" / "notes.xyz").touch()
-    options = ["--data.tokenizer=bytes", "--model.layers=1", "--model.width=16", "--model.heads=2"]
-    options += ["--model.context=8", "--batch-size=4", "--length=1 step", "--cloze-questions=0"]
-    options += [f"--run-dir={tmp_path / 'run'}", "--device=cpu"]
-    main(["train", "gpt", f"--data.path={tmp_path / 'data'}", "--data.cache=False", *options])
-    said = " ".join(capsys.readouterr().out.split())
-    (files,) = re.findall(r"\d+ \w+ \d+ files; [^;]*: 1 \.xyz; surefoot data look", said)
-    assert numbers_in(files)[:2] == [4, 5]
+    options = [
+        f"--data.path={tmp_path / 'data'}",
+        "--data.tokenizer=bytes",
+        "--data.cache=False",
+        "--model.layers=1",
+        "--model.width=16",
+        "--model.heads=2",
+        "--model.context=8",
+        "--batch-size=4",
+        "--length=1 step",
+        "--cloze-questions=0",
+        f"--run-dir={tmp_path / 'run'}",
+        "--device=cpu",
+    ]
+
+    main(["train", "gpt", *options])
+
+    assert files_in_header(capsys.readouterr().out) == [4, 5]
 
 
 def test_the_header_of_a_run_on_tables_has_the_line(
@@ -258,7 +286,7 @@ def test_the_header_of_a_run_on_tables_has_the_line(
     (tmp_path / "data").mkdir()
     write_tables(tmp_path / "data")
     (tmp_path / "data" / "notes.xyz").touch()
-    sf.Run(
+    run = sf.Run(
         model=lambda: torch.nn.Linear(1, 1),
         loss=lambda model, batch: model(batch["x"][:, None].float()).square().mean(),
         train_data=sf.data.Table(tmp_path / "data"),
@@ -266,7 +294,8 @@ def test_the_header_of_a_run_on_tables_has_the_line(
         batch_size=2,
         length="1 step",
         device="cpu",
-    ).train()
-    said = " ".join(capsys.readouterr().out.split())
-    (files,) = re.findall(r"\d+ \w+ \d+ files; [^;]*: 1 \.xyz; surefoot data look", said)
-    assert numbers_in(files)[:2] == [2, 3]
+    )
+
+    run.train()
+
+    assert files_in_header(capsys.readouterr().out) == [2, 3]
