@@ -48,10 +48,9 @@ json_values = st.recursive(
     max_leaves=12,
 )
 
-
-other_keys = st.text().filter(
-    lambda key: key not in {*hints_of(SavedState), "sharded"}
-)  # the values of these have shapes of their own
+# the values of these have shapes of their own
+SAVED_KEYS = {*hints_of(SavedState), "sharded"}
+other_keys = st.text().filter(lambda key: key not in SAVED_KEYS)
 
 
 def small(**changes: Any) -> Checkpoint:
@@ -71,17 +70,21 @@ def test_a_tensor_comes_back_bit_for_bit(
 ) -> None:
     tensor = torch.randint(0, 2, shape).to(dtype)
     write(Checkpoint(1, {"model": {"blocks.0/weight é": tensor}}), directory=tmp_path / "c")
-    found = read(tmp_path / "c").files["model"]["blocks.0/weight é"]
-    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    assert torch.equal(found, tensor)
+
+    restored = read(tmp_path / "c").tensors("model")["blocks.0/weight é"]
+
+    assert restored.dtype == tensor.dtype
+    assert restored.shape == tensor.shape
+    assert torch.equal(restored, tensor)
 
 
 def test_values_that_are_not_finite_come_back_bit_for_bit_in_tensors(tmp_path: Path) -> None:
     tensor = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45])
     write(Checkpoint(1, {"model": {"w": tensor}}), directory=tmp_path / "c")
-    assert torch.equal(
-        read(tmp_path / "c").files["model"]["w"].view(torch.int32), tensor.view(torch.int32)
-    )
+
+    restored = read(tmp_path / "c").tensors("model")["w"]
+
+    assert torch.equal(restored.view(torch.int32), tensor.view(torch.int32))
 
 
 def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path: Path) -> None:
@@ -92,11 +95,7 @@ def test_what_is_read_can_be_changed_in_place_without_changing_the_file(tmp_path
 
 @settings(max_examples=25)
 @given(
-    state=st.dictionaries(
-        st.text().filter(lambda key: key not in {*hints_of(SavedState), "sharded"}),
-        json_values,
-        max_size=5,
-    ),
+    state=st.dictionaries(other_keys, json_values, max_size=5),
     step=st.integers(0, 10**9),
 )
 def test_state_and_step_come_back_exactly(
@@ -104,9 +103,13 @@ def test_state_and_step_come_back_exactly(
 ) -> None:
     directory = tmp_path_factory.mktemp("checkpoints") / "c"
     write(Checkpoint(step, {}, state, (5, "ff")), directory=directory)
-    found = read(directory)
-    assert repr(found.state) == repr(state)  # `==` would let 1 stand for True
-    assert (found.step, found.log, found.files) == (step, (5, "ff"), {})
+
+    restored = read(directory)
+
+    assert repr(restored.state) == repr(state)  # `==` would let 1 stand for True
+    assert restored.step == step
+    assert restored.log == (5, "ff")
+    assert restored.files == {}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +144,7 @@ def test_tensors_that_cannot_be_written_as_they_are_are_refused(
 ) -> None:
     with refused("not-writable-into-checkpoint", CheckpointError, name="model.safetensors"):
         write(small(files={"model": tensors}), directory=tmp_path / "c")
+
     assert verify(tmp_path / "c") == ["manifest.json: missing"]
 
 
@@ -151,8 +155,10 @@ def test_where_hashing_fails_there_is_no_checkpoint(
         raise MemoryError
 
     monkeypatch.setattr("surefoot.checkpoint.format.sha256", no_memory)
+
     with pytest.raises(MemoryError):
         write(small(), directory=tmp_path / "c")
+
     assert verify(tmp_path / "c") == ["manifest.json: missing"]
 
 
@@ -165,9 +171,11 @@ def test_a_file_name_that_could_lead_elsewhere_is_refused(name: str, tmp_path: P
 def test_only_the_chosen_files_are_read_and_checked(tmp_path: Path) -> None:
     write(small(), directory=tmp_path / "c")
     (tmp_path / "c" / "ema.safetensors").unlink()
-    found = read(tmp_path / "c", only=["model"])
-    assert list(found.files) == ["model"]
-    assert found.state == {"a": 1}
+
+    restored = read(tmp_path / "c", only=["model"])
+
+    assert list(restored.files) == ["model"]
+    assert restored.state == {"a": 1}
     with refused("checkpoint-damaged", DamageError, damage="ema.safetensors: missing"):
         read(tmp_path / "c", only=["ema"])
 
@@ -177,6 +185,7 @@ def test_a_chosen_file_is_checked(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "c" / "model.safetensors").read_bytes())
     data[-1] ^= 64
     (tmp_path / "c" / "model.safetensors").write_bytes(data)
+
     with refused("checkpoint-damaged", DamageError, damage="model.safetensors: hash differs"):
         read(tmp_path / "c", only=["model"])
 
@@ -200,10 +209,9 @@ def test_verify_names_every_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "c" / "model.safetensors").write_bytes(b"")
     (tmp_path / "c" / "ema.safetensors").unlink()
     problems = verify(tmp_path / "c")
-    assert sorted(problem.partition(":")[0] for problem in problems) == [
-        "ema.safetensors",
-        "model.safetensors",
-    ]
+
+    files = sorted(problem.partition(":")[0] for problem in problems)
+    assert files == ["ema.safetensors", "model.safetensors"]
 
 
 def test_the_manifest_names_lengths_and_hashes_that_other_tools_can_check(tmp_path: Path) -> None:
@@ -227,25 +235,32 @@ def test_files_that_are_not_ours_do_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [2, 4, 8])
 def test_another_format_is_named_as_such(version: int, tmp_path: Path) -> None:
     write(small(), directory=tmp_path / "c")
-    body = json.loads((tmp_path / "c" / "manifest.json").read_text())
+    file = tmp_path / "c" / "manifest.json"
+    body = json.loads(file.read_text()) | {"format_version": version}
     del body["sha256"]
-    body["format_version"] = version
-    plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
-    body["sha256"] = sha256(plain).hexdigest()
-    (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
-    with refused("checkpoint-damaged", DamageError, path=tmp_path / "c") as error:
+    digest = sha256(manifest_text(body).encode()).hexdigest()
+    file.write_text(manifest_text(body | {"sha256": digest}))
+
+    with refused("checkpoint-damaged", DamageError, path=tmp_path / "c") as caught:
         read(tmp_path / "c")
-    assert f"format {version}" in error.value.fields["damage"]
+
+    assert f"format {version}" in caught.value.fields["damage"]
 
 
-@given(
-    st.builds(
-        Manifest,
-        st.integers(0),
-        st.dictionaries(st.just("state.json"), st.tuples(st.integers(0), st.text()), min_size=1),
-        st.none(),
-    )
+def manifest_text(body: dict[str, Any]) -> str:
+    return json.dumps(body, sort_keys=True, indent=1) + "\n"
+
+
+entries = st.tuples(st.integers(0), st.text())
+manifests = st.builds(
+    Manifest,
+    st.integers(0),
+    st.dictionaries(st.just("state.json"), entries, min_size=1),
+    st.none(),
 )
+
+
+@given(manifests)
 def test_a_manifest_comes_back_from_its_bytes(manifest: Manifest) -> None:
     assert from_bytes(to_bytes(manifest)) == manifest
 
@@ -271,8 +286,10 @@ def test_the_room_asked_for_is_never_less_than_what_is_written(
 ) -> None:
     """A state of up to a megabyte among it."""
     files = {"model": {f"blocks.{number}.weight": torch.ones(3) for number in range(tensors)}}
-    contents = small(files=files, state={"said": "x" * letters})
+    contents = small(files=files, state={"text": "x" * letters})
+
     write(contents, directory=tmp_path / "c")
+
     written = sum(path.stat().st_size for path in (tmp_path / "c").iterdir())
     assert written <= size_bytes(contents)
 
@@ -284,18 +301,22 @@ def test_each_save_copies_into_the_memory_of_the_save_before() -> None:
         torch.ones(3, dtype=torch.int64),
         torch.ones(3, dtype=torch.int64),
     ]
+    matrix, *_ = weights
     with memory.reused():
-        first = [host_copy(each) for each in weights]
+        first = [host_copy(weight) for weight in weights]
+
     with memory.reused():
-        second = [host_copy(each + 1) for each in weights[:2]]
+        second = [host_copy(weight + 1) for weight in weights[:2]]
     assert second[0].data_ptr() == first[0].data_ptr()
     assert second[0].is_contiguous()
-    assert torch.equal(second[0], weights[0] + 1)
+    assert torch.equal(second[0], matrix + 1)
     assert second[1].data_ptr() in {first[1].data_ptr(), first[2].data_ptr()}
+
+    # the state lost the second vector, and got it back
     with memory.reused():
-        third = [host_copy(each) for each in weights]
-    assert (
-        len({each.data_ptr() for each in third}) == 3
-    )  # the state lost the second vector, and got it back
-    assert all(torch.equal(copy, each) for copy, each in zip(third, weights, strict=True))
-    assert host_copy(weights[0]).data_ptr() != third[0].data_ptr()  # outside of a save
+        third = [host_copy(weight) for weight in weights]
+    assert len({copy.data_ptr() for copy in third}) == 3
+    assert all(map(torch.equal, third, weights))
+
+    outside_of_a_save = host_copy(matrix)
+    assert outside_of_a_save.data_ptr() != third[0].data_ptr()
