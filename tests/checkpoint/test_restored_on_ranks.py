@@ -16,6 +16,7 @@ import surefoot as sf
 from module_protocols import WIDTH, Cloning, Quantised, Transposed, TwoKeys, equal_bits
 from rank_processes import forks, on_ranks
 from refused import refused
+from same_bits import newest_checkpoint
 from surefoot.errors import CheckpointError
 
 pytestmark = forks
@@ -23,12 +24,6 @@ INPUTS = torch.randn(24, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
 def build(run_dir: Path | None, model: Any, parallel: str, **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {
-        "length": "4 steps",
-        "save_every": "1000 steps",
-        "console": False,
-        "report": False,
-    }
     return sf.Run(
         model=model,
         loss=lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
@@ -39,8 +34,12 @@ def build(run_dir: Path | None, model: Any, parallel: str, **changes: Any) -> sf
         ema=0.5,
         device="cpu",
         parallel=parallel,
+        length="4 steps",
+        save_every="1000 steps",
         run_dir=run_dir,
-        **(settings | changes),
+        console=False,
+        report=False,
+        **changes,
     )
 
 
@@ -62,50 +61,61 @@ class Counting(nn.Linear):
         self.passes = int(state[1][0])
 
 
-def nets(parallel: str) -> nn.Module:
-    own = [Cloning()] if parallel == "fsdp" else [TwoKeys(), Transposed()]
-    return nn.Sequential(*own, Counting(), Quantised(), nn.Linear(WIDTH, WIDTH))
+def net_for_ddp() -> nn.Module:
+    layers = [TwoKeys(), Transposed(), Counting(), Quantised()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
+
+
+def net_for_fsdp() -> nn.Module:
+    layers = [Cloning(), Counting(), Quantised()]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
 
 
 @pytest.mark.fast("fsdp")
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("parallel", "net"),
+    [
+        pytest.param("ddp", net_for_ddp, id="ddp"),
+        pytest.param("fsdp", net_for_fsdp, id="fsdp"),
+    ],
+)
 def test_two_ranks_go_on_with_every_bit_and_one_rank_can_use_the_weights(
-    parallel: str, tmp_path: Path
+    parallel: str, net: Any, tmp_path: Path
 ) -> None:
     def train(rank: int) -> None:
-        whole = build(tmp_path / "whole", lambda: nets(parallel), parallel)
-        whole.train()
-        build(tmp_path / "run", lambda: nets(parallel), parallel, stop_after="2 steps").train()
-        build(tmp_path / "run", lambda: nets(parallel), parallel).train()
+        build(tmp_path / "whole", net, parallel).train()
+        build(tmp_path / "run", net, parallel, stop_after="2 steps").train()
+        build(tmp_path / "run", net, parallel).train()
 
     assert on_ranks(2, train) == [0, 0]
-    both = [
-        sf.checkpoint.Store(tmp_path / name / "checkpoints").newest_intact()
-        for name in ("whole", "run")
-    ]
-    contents = [each[0] for each in both if each is not None]
-    assert [each.step for each in contents] == [4, 4]
+
+    whole = newest_checkpoint(tmp_path / "whole")
+    resumed = newest_checkpoint(tmp_path / "run")
+    assert whole.step == resumed.step == 4
+    assert resumed.state["extra"] == whole.state["extra"]
     for file in ("model", "ema", "optimizer"):
-        one, other = (each.tensors(file) for each in contents)
-        assert one.keys() == other.keys()
-        assert [name for name in one if not equal_bits(one[name], other[name])] == []
-    assert contents[0].state["extra"] == contents[1].state["extra"]
-    alone = sf.load(tmp_path / "run").load_model(nets(parallel))
-    assert all(
-        equal_bits(each, contents[1].tensors("ema")[name])
-        for name, each in alone.state_dict().items()
-        if isinstance(each, torch.Tensor)
-    )
+        assert_equal_bits(resumed.tensors(file), whole.tensors(file))
+    alone = sf.load(tmp_path / "run").load_model(net())
+    average = resumed.tensors("ema")
+    for name, value in alone.state_dict().items():
+        if isinstance(value, torch.Tensor):
+            assert equal_bits(value, average[name]), name
+
+
+def assert_equal_bits(tensors: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert tensors.keys() == expected.keys()
+    assert [name for name in tensors if not equal_bits(tensors[name], expected[name])] == []
 
 
 @pytest.mark.parametrize("layer", [TwoKeys, pytest.param(Transposed, marks=pytest.mark.slow)])
 def test_what_does_not_lie_by_rows_is_refused_before_the_first_step(
     layer: Any, tmp_path: Path
 ) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(layer(), nn.Linear(WIDTH, WIDTH))
+
     def train(rank: int) -> None:
         with refused("parameter-not-sharded-by-rows", CheckpointError):
-            build(
-                tmp_path / "run", lambda: nn.Sequential(layer(), nn.Linear(WIDTH, WIDTH)), "fsdp"
-            ).train()
+            build(tmp_path / "run", net, "fsdp").train()
 
     assert on_ranks(2, train) == [0, 0]

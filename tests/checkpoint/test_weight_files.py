@@ -23,6 +23,7 @@ TENSORS = {
     "line": torch.arange(3.0),
 }
 TURNED = ("wide", "narrow")
+EXPECTED = TENSORS | {name: TENSORS[name].t() for name in TURNED}
 
 
 def on_disk_tensors(path: Path) -> list[Written]:
@@ -32,15 +33,21 @@ def on_disk_tensors(path: Path) -> list[Written]:
     return [Written(name, on_disk[name], turned=name in TURNED) for name in TENSORS]
 
 
-def expected() -> dict[str, Tensor]:
-    return {name: tensor.t() if name in TURNED else tensor for name, tensor in TENSORS.items()}
-
-
 def assert_holds(tensors: dict[str, Tensor], names: list[str]) -> None:
     assert sorted(tensors) == sorted(names)
     for name in names:
-        assert tensors[name].dtype == TENSORS[name].dtype
-        assert torch.equal(tensors[name], expected()[name]), name
+        assert tensors[name].dtype == EXPECTED[name].dtype
+        assert torch.equal(tensors[name], EXPECTED[name]), name
+
+
+def write(tmp_path: Path, max_bytes: int, **aliases: str) -> list[str]:
+    """Write the tensors; the files that this has made, which are all that are there."""
+    out = tmp_path / "out"
+    files = write_weights(
+        on_disk_tensors(tmp_path / "a"), out, max_bytes=max_bytes, aliases=aliases
+    )
+    assert sorted(files) == sorted(file.name for file in out.iterdir())
+    return files
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 10, 16, 24, 1 << 20])
@@ -49,10 +56,10 @@ def test_one_file_holds_all_and_nothing_lies_beside_it(
 ) -> None:
     """However few bytes are turned at once."""
     monkeypatch.setattr(weight_files, "CHUNK_BYTES", chunk_bytes)
-    files = write_weights(
-        on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=1000, aliases={"again": "line"}
-    )
-    assert files == [file.name for file in (tmp_path / "out").iterdir()] == [WEIGHTS]
+
+    files = write(tmp_path, 1000, again="line")
+
+    assert files == [WEIGHTS]
     assert_holds(load_file(tmp_path / "out" / WEIGHTS), list(TENSORS))
 
 
@@ -72,26 +79,21 @@ def test_each_file_is_as_full_as_it_may_be(
     """96, 20, 8 and 12 bytes, in this order; what is larger than a file may be has one of its
     own.
     """
-    files = write_weights(
-        on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={}
-    )
-    assert sorted(files) == sorted(file.name for file in (tmp_path / "out").iterdir())
+    files = write(tmp_path, max_bytes)
+
     shards = [file for file in files if file != INDEX]
+    file_of_tensor = {}
     for file, names in zip(shards, parts, strict=True):
         assert_holds(load_file(tmp_path / "out" / file), names)
+        file_of_tensor |= dict.fromkeys(names, file)
     if len(parts) > 1:
         index = json.loads((tmp_path / "out" / INDEX).read_text())
         assert index["metadata"] == {"total_size": 136}
-        assert index["weight_map"] == {
-            name: file for file, names in zip(shards, parts, strict=True) for name in names
-        }
+        assert index["weight_map"] == file_of_tensor
     assert_holds(read_weights(tmp_path / "out"), list(TENSORS))
 
 
 def test_weights_that_were_there_are_replaced(tmp_path: Path) -> None:
     for max_bytes in (1, 1000, 20):
-        files = write_weights(
-            on_disk_tensors(tmp_path / "a"), tmp_path / "out", max_bytes=max_bytes, aliases={}
-        )
-        assert sorted(files) == sorted(file.name for file in (tmp_path / "out").iterdir())
+        write(tmp_path, max_bytes)
         assert_holds(read_weights(tmp_path / "out"), list(TENSORS))

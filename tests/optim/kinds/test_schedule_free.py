@@ -4,7 +4,6 @@ evaluated. (2 s)
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,12 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from refused import refused
+from same_bits import assert_same_bits, weights
 from stated import lines_naming
 from surefoot.checkpoint.store import Store
 from surefoot.optim.ema import copy_model
 from surefoot.optim.kinds.schedule_free import ScheduleFree, ScheduleFreeAverage
+from surefoot.tracking.jsonl import records
 from surefoot.train.model_weights import weights_of
 
 RATES = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.5, 0.1]
@@ -33,8 +34,7 @@ def trained(
 ) -> tuple[nn.Linear, Tensor]:
     """A matrix after one step for each gradient, and its mean as it would be evaluated."""
     model = nn.Linear(4, 3, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        model.weight.fill_(1.0)
+    nn.init.ones_(model.weight)
     optimizer = ScheduleFree(model.parameters(), lr=0.02, betas=betas, weight_decay=decay)
     average = ScheduleFreeAverage(copy_model(model), optimizer)
     for rate, gradient in zip(rates, gradients(), strict=False):
@@ -51,7 +51,9 @@ def trained(
 def test_it_is_the_published_algorithm_with_any_rates(
     betas: tuple[float, float], decay: float
 ) -> None:
-    x = y = z = np.ones((3, 4))
+    x = np.ones((3, 4))
+    y = x
+    z = x
     square = np.zeros((3, 4))
     weights = 0.0
     for t, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
@@ -63,11 +65,11 @@ def test_it_is_the_published_algorithm_with_any_rates(
         share = lr**2 / weights
         x = (1 - share) * x + share * z
         y = (1 - betas[0]) * z + betas[0] * x
+
     model, mean = trained(RATES, betas=betas, decay=decay)
 
-    np.testing.assert_allclose(
-        model.weight.detach().numpy(), y, rtol=1e-6
-    )  # the sum of weights is in float32
+    # the sum of weights is in float32
+    np.testing.assert_allclose(model.weight.detach().numpy(), y, rtol=1e-6)
     np.testing.assert_allclose(mean.numpy(), x, rtol=1e-6)
 
 
@@ -85,6 +87,7 @@ def test_with_a_warm_up_it_is_its_authors_package(decay: float) -> None:
         optimizer.step()
     trained_theirs = theirs.detach().clone()
     optimizer.eval()
+
     model, mean = trained([0.25, 0.5, 0.75, 1, 1, 1, 1, 1], betas=(0.9, 0.99), decay=decay)
 
     torch.testing.assert_close(model.weight.detach(), trained_theirs, rtol=1e-6, atol=1e-7)
@@ -99,23 +102,21 @@ def test_at_a_constant_rate_the_mean_is_that_of_all_places_of_the_fast_point() -
     average = ScheduleFreeAverage(copy_model(holder), optimizer)
     places = []
     for step in range(6):
-        parameter.grad = torch.randn(
-            3, dtype=torch.float64, generator=torch.Generator().manual_seed(step)
-        )
+        generator = torch.Generator().manual_seed(step)
+        parameter.grad = torch.randn(3, dtype=torch.float64, generator=generator)
         optimizer.step()
         places.append(optimizer.state[parameter]["z"].clone())
     average.update(torch.tensor(1.0))
     average.refresh(holder)
 
-    expected = torch.stack(places).mean(0)
-    torch.testing.assert_close(
-        next(average.model.parameters()).detach(), expected, rtol=1e-6, atol=1e-8
-    )
+    mean = next(average.model.parameters()).detach()
+    torch.testing.assert_close(mean, torch.stack(places).mean(0), rtol=1e-6, atol=1e-8)
 
 
 def test_a_rate_of_zero_moves_nothing() -> None:
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
+
     ScheduleFree([parameter], lr=0.0).step()
 
     assert parameter.tolist() == [1.0, 1.0]
@@ -130,7 +131,9 @@ def loss(model: Any, batch: Any) -> Tensor:
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(24, 5, generator=generator), torch.randint(3, (24,), generator=generator)
+    inputs = torch.randn(24, 5, generator=generator)
+    labels = torch.randint(3, (24,), generator=generator)
+    return inputs, labels
 
 
 class Net(nn.Sequential):
@@ -158,10 +161,11 @@ def build(**changes: Any) -> sf.Run:
 def expected_mean(run: sf.Run) -> dict[str, Tensor]:
     """x = (y - (1 - beta1) z) / beta1, by name, in float64."""
     state = run.state.optimizers["model"].optimizer.state
-    return {
-        name: ((y.double() - 0.1 * state[y]["z"].double()) / 0.9).float().detach()
-        for name, y in run.state.models["model"].named_parameters()
-    }
+    mean = {}
+    for name, y in run.state.models["model"].named_parameters():
+        z = state[y]["z"].double()
+        mean[name] = ((y.double() - 0.1 * z) / 0.9).float().detach()
+    return mean
 
 
 def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
@@ -181,12 +185,11 @@ def test_the_mean_is_what_is_scored_and_saved_and_loaded(tmp_path: Any) -> None:
 
 def test_scoring_and_saving_more_often_changes_no_bit(tmp_path: Any) -> None:
     often = build(evaluate_every="1 steps", run_dir=tmp_path / "run", save_every="1 steps")
-    never = build(splits=None)
     often.train()
+    never = build(splits=None)
     never.train()
 
-    first, second = (run.state.models["model"].state_dict() for run in (often, never))
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert_same_bits(weights(often), weights(never))
 
 
 def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: Any) -> None:
@@ -198,21 +201,18 @@ def test_a_split_for_the_end_is_scored_with_the_mean_of_the_best_step(tmp_path: 
         "end": sf.Split(data(), batch_size=8, at_end=True),
     }
     run = build(splits=splits, best="max all/loss", run_dir=tmp_path / "run")
-    seen: dict[int, float] = {}
+    losses: dict[int, float] = {}
     with run:
         for step in run:
             if step.metrics:
-                seen[step.index + 1] = step.metrics["all/loss"]
-    last = [
-        line
-        for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-        if '"final_eval"' in line
-    ]
-    worst = max(seen, key=seen.__getitem__)
+                losses[step.index + 1] = step.metrics["all/loss"]
 
-    assert worst != 12
-    assert json.loads(last[-1])["weights_step"] == worst
-    assert json.loads(last[-1])["end/loss"] == pytest.approx(seen[worst], rel=1e-6)
+    run_records = records(tmp_path / "run" / "metrics.jsonl")
+    *_, at_end = [record for record in run_records if record["kind"] == "final_eval"]
+    best = max(losses, key=losses.__getitem__)  # by "max all/loss"
+    assert best != 12
+    assert at_end["weights_step"] == best
+    assert at_end["end/loss"] == pytest.approx(losses[best], rel=1e-6)
 
 
 def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any) -> None:
@@ -226,19 +226,15 @@ def test_a_mean_that_is_lent_is_not_made_anew_of_the_newest_steps(tmp_path: Any)
                 start = Store(tmp_path / "run/checkpoints").at(0)
                 with weights_of(run.state, start):
                     lent = run.parts.evaluator.models()["model"].state_dict()
-                    torch.testing.assert_close(
-                        {name: lent[name] for name in lent}, dict(start.files["ema"])
-                    )
-                mean = run.state.ema_models["model"].model
-                torch.testing.assert_close(
-                    dict(mean.named_parameters()), expected_mean(run), rtol=1e-5, atol=1e-6
-                )
+                    torch.testing.assert_close(dict(lent), start.tensors("ema"))
+                mean = dict(run.state.ema_models["model"].model.named_parameters())
+                torch.testing.assert_close(mean, expected_mean(run), rtol=1e-5, atol=1e-6)
 
 
 def test_averages_of_its_own_and_ema_are_refused_together() -> None:
-    with refused(
-        "average-of-averaging-optimizer", setting="ema", value=0.9, optimizer="schedule_free"
-    ):
+    fields = {"setting": "ema", "value": 0.9, "optimizer": "schedule_free"}
+
+    with refused("average-of-averaging-optimizer", **fields):
         build(ema=0.9)
 
 
@@ -246,8 +242,8 @@ def test_a_falling_schedule_is_noted(capsys: pytest.CaptureFixture[str]) -> None
     build(schedule=sf.schedules.cosine(), console=True)
     build(schedule=sf.schedules.constant("2 steps"), console=True)
 
-    notes = lines_naming(capsys.readouterr().out, "note: ", " schedule_free ")
-    assert ["schedule=sf.schedules.constant(...)" in note for note in notes] == [True]
+    (note,) = lines_naming(capsys.readouterr().out, "note: ", " schedule_free ")
+    assert "schedule=sf.schedules.constant(...)" in note
 
 
 def test_a_first_beta_of_zero_is_refused() -> None:
@@ -266,6 +262,8 @@ def test_a_parameter_that_is_frozen_has_no_mean() -> None:
         average.update(torch.tensor(1.0))
     model[0].requires_grad_(False)
     torch.nn.init.zeros_(model[0].weight)
+
     average.refresh(model)
+
     assert torch.equal(average.model[0].weight, torch.zeros(2, 2))
     assert not torch.equal(average.model[1].weight, model[1].weight)
