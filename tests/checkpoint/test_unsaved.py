@@ -352,6 +352,26 @@ def test_what_the_losses_of_a_users_own_steps_remember_is_refused(tmp_path: Path
     assert other.seen == 1
 
 
+class TwoLatestBatches:
+    """A loss that remembers what it has last seen: of passes of one batch alone, always the same."""
+
+    def __init__(self) -> None:
+        self.latest = (0.0, 0.0)
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        self.latest = (self.latest[1], float(batch[0].sum()))
+        return loss(model, batch)
+
+
+def test_in_steps_of_ones_own_the_passes_that_are_compared_follow_one_of_another_step(
+    tmp_path: Path,
+) -> None:
+    run = build(tmp_path / "run", loss=None)
+    with refused_for("loss.latest[0]"):
+        make_steps(run, TwoLatestBatches())
+    assert run.state.step == 2
+
+
 def two_losses(passed: dict[str, Tensor], *, emptied: bool) -> tuple[Any, Any]:
     """A loss that leaves its outputs in `passed`, and one that empties it if `emptied`."""
 
