@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+import surefoot as sf
 from pages import Elements, titles
 from refused import refused
 from stated import numbers_in
+from surefoot.tools.diagnose import checks
+from surefoot.tools.diagnose.finding import Check, Verdict
+from surefoot.tools.diagnose.history import History
 from surefoot.tools.report.page import MOST_BYTES
 from surefoot.tools.report.write import page_of, write_page
 from surefoot.tracking.commands import commands
@@ -58,6 +62,22 @@ def test_a_page_is_well_formed_and_every_picture_has_words(page: str) -> None:
     for plot in plots:
         assert plot["role"] == "img"
         assert plot["aria-label"]
+
+
+def test_a_check_that_fails_is_named_and_the_other_findings_stay(
+    rich: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_history: History) -> Verdict:
+        raise ZeroDivisionError("in a check")
+
+    found, *_ = sf.load(rich).diagnose()
+    failing = Check("failing-check", lambda _history: None, fail)
+    monkeypatch.setattr(checks, "CHECKS", (failing, *checks.CHECKS))
+
+    page = page_of([rich])
+
+    assert "The check for failing-check failed: ZeroDivisionError: in a check" in " ".join(page.split())
+    assert found.message in page
 
 
 def test_an_id_stands_on_a_page_once(page: str) -> None:

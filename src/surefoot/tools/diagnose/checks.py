@@ -89,11 +89,13 @@ def verdicts(
     return all_verdicts
 
 
-def findings(history: History) -> list[Finding]:
+def findings(
+    history: History, *, broken: Callable[[Check, Exception], None] | None = None
+) -> list[Finding]:
     """Return the problems and notable facts of a run, errors first. The result depends only on
-    records and settings.
+    records and settings. `broken` is that of `verdicts`.
     """
-    return worst_first(verdicts(history))
+    return worst_first(verdicts(history, broken=broken))
 
 
 def format_findings(history: History, verdicts: Sequence[Verdict], *, every: bool = False) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from surefoot.tools.diagnose.alert import Alert
-from surefoot.tools.diagnose.checks import in_a_line, verdicts
-from surefoot.tools.diagnose.finding import SEVERITIES, Check, Finding, worst_first
+from surefoot.tools.diagnose.checks import findings, in_a_line
+from surefoot.tools.diagnose.finding import SEVERITIES, Check, Finding
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.run_settings import RunDescription
 from surefoot.tracking.format import counted
@@ -91,31 +91,31 @@ class LiveFindings:
         try:
             self._read_earlier()
             history = History(replace(self.described, standing="over"), self.records)
-            findings = worst_first(verdicts(history, broken=self._warn_of))
-            self._send(findings, history.step)
+            at_end = findings(history, broken=self._warn_of)
+            self._send(at_end, history.step)
         except Exception as problem:
             self._give_up(problem)
             return []
-        return [finding for finding in findings if finding.severity != "note"]
+        return [finding for finding in at_end if finding.severity != "note"]
 
     def sentence(self) -> str:
         """Return a sentence with the final findings and the command that explains them. Returns ""
         without findings.
         """
-        findings = self.at_end()
-        if not findings:
+        at_end = self.at_end()
+        if not at_end:
             return ""
         names = []
-        for finding in findings[:_NAMED]:
+        for finding in at_end[:_NAMED]:
             since = f" since step {finding.step:,}" if finding.step else ""
             names.append(f"{finding.name}{since}")
-        if len(findings) > _NAMED:
-            names.append(f"{len(findings) - _NAMED} more")
-        text = f"{counted(len(findings), 'finding')}: {', '.join(names)}"
+        if len(at_end) > _NAMED:
+            names.append(f"{len(at_end) - _NAMED} more")
+        text = f"{counted(len(at_end), 'finding')}: {', '.join(names)}"
         if self.command is not None:
             return f"{text}: {self.command}"
         lines = [text]
-        lines += [in_a_line(finding, command=None) for finding in findings]
+        lines += [in_a_line(finding, command=None) for finding in at_end]
         lines.append(
             "for their evidence and for more checks, set run_dir: surefoot diagnose reads its records"
         )
@@ -127,10 +127,10 @@ class LiveFindings:
             self.alert.close()
             self._say_problems(self.alert)
 
-    def _send(self, findings: Iterable[Finding], step: int) -> None:
+    def _send(self, current: Iterable[Finding], step: int) -> None:
         if self.alert is None:
             return
-        for finding in findings:
+        for finding in current:
             if finding.severity == "error" and finding.name not in self.alerted:
                 self.alerted.add(finding.name)
                 self.alert.send(finding, run=self.described.name, step=step)
@@ -147,8 +147,8 @@ class LiveFindings:
         self.earlier = None
         self.records.extend(earlier)
         if self.records.count:
-            _, findings = self._current_findings()
-            for finding in findings:
+            _, of_earlier = self._current_findings()
+            for finding in of_earlier:
                 self.reported[_key(finding)] = _Reported(SEVERITIES.index(finding.severity))
                 if finding.severity == "error":
                     self.alerted.add(finding.name)
@@ -156,11 +156,11 @@ class LiveFindings:
         self.waiting = []
 
     def _report_new_findings(self) -> None:
-        step, findings = self._current_findings()
-        self._send(findings, step)
+        step, current = self._current_findings()
+        self._send(current, step)
         longest_absence = _GONE * max(step, self.described.steps or 0)
         new = None
-        for finding in findings:
+        for finding in current:
             severity = SEVERITIES.index(finding.severity)
             before = self.reported.get(_key(finding))
             if before is not None and before.covers(severity, step, longest_absence):
@@ -168,7 +168,7 @@ class LiveFindings:
             elif finding.severity != "note" and new is None:  # others are printed next time
                 new = finding
                 self.reported[_key(finding)] = _Reported(severity)
-        present = {_key(finding) for finding in findings}
+        present = {_key(finding) for finding in current}
         for key, reported in self.reported.items():
             if key not in present:
                 reported.gone_since = min(step, reported.gone_since)
@@ -178,10 +178,10 @@ class LiveFindings:
     def _current_findings(self) -> tuple[int, list[Finding]]:
         start_s = self.now()
         history = History(self.described, self.records)
-        findings = worst_first(verdicts(history, broken=self._warn_of))
+        current = findings(history, broken=self._warn_of)
         end_s = self.now()
         self.not_before = end_s + _TIMES_AS_LONG * (end_s - start_s)
-        return history.step, findings
+        return history.step, current
 
     def _give_up(self, problem: Exception) -> None:
         if self.not_before < math.inf:

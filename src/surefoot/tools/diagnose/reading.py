@@ -35,6 +35,11 @@ def history_in(path: Path | str) -> History:
             records = records_of(run)
         except OSError as problem:
             raise unreadable_records(file, problem) from problem
+    return history_of(run, records)
+
+
+def history_of(run: Path, records: RunRecords) -> History:
+    """Return the history of a run in a directory whose records were read."""
     return History(description_of(run), records)
 
 

@@ -13,13 +13,11 @@ from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.tools.diagnose.alert import Alert
-from surefoot.tools.diagnose.checks import verdicts
-from surefoot.tools.diagnose.finding import Finding, worst_first
-from surefoot.tools.diagnose.history import History
-from surefoot.tools.diagnose.reading import description_of
+from surefoot.tools.diagnose.checks import findings
+from surefoot.tools.diagnose.finding import Finding
+from surefoot.tools.diagnose.reading import history_of
 from surefoot.tools.report.charts import Chart
 from surefoot.tools.report.followed import (
-    BROKEN,
     FollowedRun,
     prune_cache,
     read_followed,
@@ -236,10 +234,10 @@ class DirectoryWatch:
         is_due = not more and (now >= run.checked_at or not run.running)
         if run.files is None or is_due:
             run.files = read_run(run.path)
-        findings = self._findings(run, followed) if is_due else None
+        of_run = self._findings(run, followed) if is_due else None
         size, _ = followed.reader.size_and_time
         run.fraction = min(1.0, followed.reader.offset / max(1, size))
-        run.row = row_of(run, followed, findings)
+        run.row = row_of(run, followed, of_run)
         if not more:
             run.read = stamp
             if not run.running or now - run.saved_at >= _SAVED_S:
@@ -248,19 +246,17 @@ class DirectoryWatch:
 
     def _findings(self, run: WatchedRun, followed: FollowedRun) -> list[Finding]:
         started = time.monotonic()
-        try:
-            history = History(description_of(run.path), followed.records)
-            findings = worst_first(verdicts(history, broken=lambda _check, _problem: None))
-        except BROKEN:  # records that another program wrote
-            findings = []
+        history = history_of(run.path, followed.records)
+        # the page of the run names the checks that fail on records of another program
+        of_run = findings(history, broken=lambda _check, _problem: None)
         ended = time.monotonic()
         run.checked_at = ended + max(_FINDINGS_S, _TIMES_AS_LONG * (ended - started))
-        for finding in findings:
+        for finding in of_run:
             is_new = finding.severity == "error" and finding.name not in run.alerted
             if self.alert is not None and run.watched and is_new:
                 self.alert.send(finding, run=run.path, step=followed.records.last_step)
                 run.alerted.append(finding.name)
-        return findings
+        return of_run
 
 
 def _fill_from_cache(run: WatchedRun) -> None:

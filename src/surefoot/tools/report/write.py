@@ -8,9 +8,8 @@ from types import MappingProxyType
 from surefoot.config.paths import run_path
 from surefoot.errors import ConfigError, DataError, first_line
 from surefoot.tools.diagnose.checks import findings
-from surefoot.tools.diagnose.finding import Finding
-from surefoot.tools.diagnose.history import History
-from surefoot.tools.diagnose.reading import description_of
+from surefoot.tools.diagnose.finding import Check, Finding
+from surefoot.tools.diagnose.reading import history_of
 from surefoot.tools.report.figures import write_file
 from surefoot.tools.report.followed import FollowedRun
 from surefoot.tools.report.page import POLICY, run_page, runs_page
@@ -97,8 +96,11 @@ def _with_findings(path: Path, followed: FollowedRun | None) -> tuple[ReportedRu
     run = read_reported_run(path, followed=followed)
     if not run.records.count:
         return run, []
-    try:
-        return run, findings(History(description_of(path), run.records))
-    except Exception as problem:  # records that another program wrote
-        text = f"The findings could not be computed: {type(problem).__name__}: {problem}"
-        return replace(run, problems=(*run.problems, text)), []
+    failures: list[str] = []
+
+    def note(check: Check, problem: Exception) -> None:  # by records that another program wrote
+        text = f"The check for {check.name} failed: {type(problem).__name__}: {problem}"
+        failures.append(text)
+
+    run_findings = findings(history_of(path, run.records), broken=note)
+    return replace(run, problems=(*run.problems, *failures)), run_findings
