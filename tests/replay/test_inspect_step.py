@@ -25,44 +25,47 @@ from surefoot.tools.replay.inspect_step import look
 from surefoot.train.loop import Step, forward_backward, update
 
 
-def upcoming(run: sf.Run, step: int = 0) -> Step:
+def next_step(run: sf.Run, step: int = 0) -> Step:
     return Step(step, run.parts.pipeline.again(step), run.parts.task, run.parts.state)
 
 
-def after(run: sf.Run, steps: int) -> Step:
-    """The next step of a run after some, in memory."""
+def step_after(run: sf.Run, steps: int) -> Step:
+    """The next step of a run that has made some, in memory."""
     for index in range(steps):
-        step = upcoming(run, index)
+        step = next_step(run, index)
         forward_backward(step)
         update(step)
-    return upcoming(run, steps)
+    return next_step(run, steps)
 
 
-def tensors(run: sf.Run) -> dict[str, Tensor]:
-    contents = run.parts.packed()
-    found = {
-        f"{file}/{name}": held
-        for file in contents.files
-        for name, held in contents.tensors(file).items()
-    }
-    found |= {f"buffer/{name}": held for name, held in run.state.models["model"].named_buffers()}
-    return found | {
-        f"grad/{place}": held.grad
-        for place, held in enumerate(run.state.parameters)
-        if held.grad is not None
-    }
+def all_tensors(run: sf.Run) -> dict[str, Tensor]:
+    """Copies of what a checkpoint would have, and of buffers and gradients."""
+    tensors: dict[str, Tensor] = {}
+    checkpoint = run.parts.packed()
+    for file in checkpoint.files:
+        for name, tensor in checkpoint.tensors(file).items():
+            tensors[f"{file}/{name}"] = tensor.clone()
+    for name, buffer in run.state.models["model"].named_buffers():
+        tensors[f"buffer/{name}"] = buffer.clone()
+    for place, parameter in enumerate(run.state.parameters):
+        if parameter.grad is not None:
+            tensors[f"grad/{place}"] = parameter.grad.clone()
+    return tensors
 
 
 @pytest.mark.parametrize("checkpointing", ["off", "blocks", "selective"])
 def test_loss_and_norm_are_those_of_the_step_bit_for_bit(checkpointing: Any) -> None:
     run = sf.Run(**settings(activation_checkpointing=checkpointing))
-    step = after(run, 3)
+    step = step_after(run, 3)
+
     seen = look(step)
+
     forward_backward(step)
     update(step)
     assert step.loss is not None
     assert step.grad_norm is not None
-    assert (seen.loss, seen.norm) == (float(step.loss), float(step.grad_norm))
+    assert seen.loss == float(step.loss)
+    assert seen.norm == float(step.grad_norm)
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -82,24 +85,24 @@ def settings(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("fault", "samples"), [("none", 8), ("none", 0), ("magnitude", 8)])
 def test_nothing_is_changed_by_a_look(fault: Any, samples: int) -> None:
     config = Config(fault=fault)
-    run = sf.Run(
-        **settings(model=lambda: faulty_runs.Net(config), train_data=faulty_runs.data(config)[:2])
-    )
-    step = after(run, faulty_runs.first_step_of(config)[0])
-    modes = [module.training for module in run.state.models["model"].modules()]
-    before = {name: held.clone() for name, held in tensors(run).items()}
-    drawn = torch.get_rng_state()
+    inputs, labels, _ = faulty_runs.data(config)
+    run = sf.Run(**settings(model=lambda: faulty_runs.Net(config), train_data=(inputs, labels)))
+    first_bad_step, _ = faulty_runs.first_step_of(config)
+    step = step_after(run, first_bad_step)
+    modules = list(run.state.models["model"].modules())
+    modes_before = [module.training for module in modules]
+    tensors_before = all_tensors(run)
+    random_state_before = torch.get_rng_state()
+
     look(step, samples=samples)
-    assert torch.equal(torch.get_rng_state(), drawn)
+
+    assert torch.equal(torch.get_rng_state(), random_state_before)
     assert run.state.buffers.passes == 0
     with refused("update-without-gradient", step=step.index):
         sf.update(step)
-    assert [module.training for module in run.state.models["model"].modules()] == modes
-    found = tensors(run)
-    assert found.keys() == before.keys()
-    for name, held in before.items():
-        torch.testing.assert_close(found[name], held, rtol=0, atol=0, equal_nan=True, msg=name)
-    for module in run.state.models["model"].modules():
+    assert [module.training for module in modules] == modes_before
+    torch.testing.assert_close(all_tensors(run), tensors_before, rtol=0, atol=0, equal_nan=True)
+    for module in modules:
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
 
@@ -127,18 +130,21 @@ class Counting(nn.Linear):
 
 def test_extra_state_is_not_changed_by_a_look() -> None:
     run = linear(torch.ones(16, 2), torch.ones(16, 1), model=lambda: Counting(2, 1))
-    step = after(run, 2)
+    step = step_after(run, 2)
     before = run.state.models["model"].get_extra_state()
+    assert before
+
     look(step, samples=8)
-    assert run.state.models["model"].get_extra_state() == before != ""
+
+    assert run.state.models["model"].get_extra_state() == before
 
 
 def test_each_sample_is_passed_from_the_extra_state_before_the_step() -> None:
+    """All are equal, and passed one after the other."""
     run = linear(torch.ones(16, 2), torch.ones(16, 1), model=lambda: Counting(2, 1))
-    seen = look(after(run, 1), samples=8)
-    assert (
-        len({sample.loss for sample in seen.samples}) == 1
-    )  # all are equal, and passed one after the other
+    seen = look(step_after(run, 1), samples=8)
+    losses = [sample.loss for sample in seen.samples]
+    assert losses == [losses[0]] * 8
 
 
 def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:
@@ -157,33 +163,46 @@ def linear(x: Tensor, y: Tensor, **changes: Any) -> sf.Run:
 
 
 def test_a_linear_layer_in_closed_form() -> None:
-    """Loss w . x - y squared: its mean, its gradient, and both of each sample by itself."""
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, 2, generator=generator), torch.randn(8, 1, generator=generator)
+    """The loss is (w . x - y) squared: its mean, its gradient, and both of each sample by itself."""
+    x, y = random_samples()
     run = linear(x, y)
-    seen = look(upcoming(run), samples=8)
+    seen = look(next_step(run), samples=8)
+
     w = run.state.models["model"].get_parameter("0.weight").detach()
-    error = x @ w.T - y
-    gradients = 2 * error * x
-    assert seen.loss == pytest.approx(float(error.square().mean()), rel=1e-6)
-    (of_weight,) = seen.parameters
-    assert (of_weight.name, of_weight.shape, of_weight.share) == ("0.weight", (1, 2), 1.0)
-    assert of_weight.norm == pytest.approx(float(gradients.mean(0).norm()), rel=1e-5)
-    assert of_weight.largest == pytest.approx(float(gradients.mean(0).abs().max()), rel=1e-5)
-    losses = {sample.id: (sample.loss, sample.gradient_norm) for sample in seen.samples}
-    assert list(losses) == error.flatten().square().argsort(descending=True).tolist()
-    for sample in range(8):
-        expected = (float(error[sample] ** 2), float(gradients[sample].norm()))
-        assert losses[sample] == pytest.approx(expected, rel=1e-4)
-    (output,) = (held.output for held in seen.modules)
-    told = (output.numbers, output.mean, output.rms, output.largest)
-    z = x @ w.T
-    assert told == pytest.approx(
-        (8, float(z.mean()), float(z.square().mean().sqrt()), float(z.abs().max())), rel=1e-5
-    )
-    assert seen.loss == pytest.approx(
-        sum(held.loss * held.count for held in seen.micro_batches) / 8, rel=1e-6
-    )
+    outputs = x @ w.T
+    errors = outputs - y
+    losses = errors.square()
+    gradients = 2 * errors * x
+    gradient = gradients.mean(0)
+
+    assert seen.loss == pytest.approx(float(losses.mean()), rel=1e-6)
+    loss_sum = sum(micro_batch.loss * micro_batch.count for micro_batch in seen.micro_batches)
+    assert seen.loss == pytest.approx(loss_sum / 8, rel=1e-6)
+
+    (weight,) = seen.parameters
+    assert weight.name == "0.weight"
+    assert weight.shape == (1, 2)
+    assert weight.share == 1.0
+    assert weight.norm == pytest.approx(float(gradient.norm()), rel=1e-5)
+    assert weight.largest == pytest.approx(float(gradient.abs().max()), rel=1e-5)
+
+    largest_first = losses.flatten().argsort(descending=True).tolist()
+    assert [sample.id for sample in seen.samples] == largest_first
+    for sample in seen.samples:
+        assert sample.loss == pytest.approx(float(losses[sample.id]), rel=1e-4)
+        norm = float(gradients[sample.id].norm())
+        assert sample.gradient_norm == pytest.approx(norm, rel=1e-4)
+
+    (module,) = seen.modules
+    assert module.output.numbers == 8
+    assert module.output.mean == pytest.approx(float(outputs.mean()), rel=1e-5)
+    assert module.output.rms == pytest.approx(float(outputs.square().mean().sqrt()), rel=1e-5)
+    assert module.output.largest == pytest.approx(float(outputs.abs().max()), rel=1e-5)
+
+
+def random_samples() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(8, 2, generator=generator), torch.randn(8, 1, generator=generator)
 
 
 def test_counted_losses_are_means_over_what_they_count() -> None:
@@ -194,21 +213,24 @@ def test_counted_losses_are_means_over_what_they_count() -> None:
         weights = batch[2]
         return sf.Mean((squares * weights).sum(), weights.sum())
 
-    generator = torch.Generator().manual_seed(1)
-    x, y = torch.randn(8, 2, generator=generator), torch.randn(8, 1, generator=generator)
-    weights = torch.tensor([[0.0], [1.0]]).repeat(4, 1)
+    x, y = random_samples()
+    weights = torch.tensor([[0.0], [1.0]]).repeat(4, 1)  # samples of odd number count
     run = linear(x, y, loss=loss, train_data=(x, y, weights))
-    seen = look(upcoming(run))
-    error = x @ run.state.models["model"].get_parameter("0.weight").detach().T - y
-    assert seen.loss == pytest.approx(float(error[1::2].square().mean()), rel=1e-6)
-    gradient = (2 * error * x)[1::2].mean(0)
-    assert seen.parameters[0].norm == pytest.approx(float(gradient.norm()), rel=1e-5)
+    seen = look(next_step(run))
+
+    w = run.state.models["model"].get_parameter("0.weight").detach()
+    errors = x @ w.T - y
+    losses = errors.square()
+    gradients = 2 * errors * x
+    assert seen.loss == pytest.approx(float(losses[1::2].mean()), rel=1e-6)
+    (weight,) = seen.parameters
+    assert weight.norm == pytest.approx(float(gradients[1::2].mean(0).norm()), rel=1e-5)
     for sample in seen.samples:
-        if sample.id % 2:
-            assert sample.loss == pytest.approx(float(error[sample.id] ** 2), rel=1e-4)
-            assert sample.gradient_norm == pytest.approx(
-                float((2 * error * x)[sample.id].norm()), rel=1e-4
-            )
+        is_counted = sample.id % 2 == 1
+        if is_counted:
+            assert sample.loss == pytest.approx(float(losses[sample.id]), rel=1e-4)
+            norm = float(gradients[sample.id].norm())
+            assert sample.gradient_norm == pytest.approx(norm, rel=1e-4)
         else:
             assert sample.loss is None
 
@@ -218,67 +240,75 @@ def test_two_models_have_their_names_before_their_parts() -> None:
         return F.mse_loss(models["right"](models["left"](batch[0])), batch[1])
 
     models = {"left": lambda: nn.Linear(2, 2), "right": lambda: nn.Linear(2, 1)}
-    seen = look(upcoming(linear(torch.randn(8, 2), torch.randn(8, 1), loss=loss, model=models)))
-    assert [held.name for held in seen.modules] == ["left", "right"]
-    assert [held.name for held in seen.parameters] == [
-        "left.weight",
-        "left.bias",
-        "right.weight",
-        "right.bias",
-    ]
+    run = linear(torch.randn(8, 2), torch.randn(8, 1), loss=loss, model=models)
+
+    seen = look(next_step(run))
+
+    assert [module.name for module in seen.modules] == ["left", "right"]
+    parameters = [parameter.name for parameter in seen.parameters]
+    assert parameters == ["left.weight", "left.bias", "right.weight", "right.bias"]
 
 
 def test_a_batch_that_cannot_be_cut_is_looked_at_whole() -> None:
     def collate(samples: list[Any]) -> dict[str, Any]:
-        return {"x": torch.cat([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+        inputs, targets = zip(*samples, strict=True)
+        return {"x": torch.cat(inputs), "y": torch.stack(targets)}
 
     def loss(model: Any, batch: Any) -> Tensor:
         return F.mse_loss(model(batch["x"].view(-1, 2)), batch["y"])
 
-    x, y = torch.randn(8, 2), torch.randn(8, 1)
+    x, y = random_samples()
     x[5, 0] = math.inf
     run = linear(x, y, collate_fn=collate, loss=loss, count_fn=lambda batch: len(batch["y"]))
-    seen = look(upcoming(run))
+
+    seen = look(next_step(run))
+
     assert len(seen.notes) == 1  # that it cannot be split
     assert seen.first is not None
-    assert (seen.first.what, seen.first.name, seen.first.samples) == ("inputs", "batch['x']", ())
-    assert [held.nonfinite for held in seen.parameters] == [
-        2
-    ]  # inf - inf is NaN for the other column
+    assert seen.first.what == "inputs"
+    assert seen.first.name == "batch['x']"
+    assert seen.first.samples == ()
+    (weight,) = seen.parameters
+    assert weight.nonfinite == 2  # inf - inf is NaN for the other column
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_gradients_are_told_without_the_loss_scale(precision: str) -> None:
     x = torch.randn(8, 2, generator=torch.Generator().manual_seed(2))
-    plain, scaled = (
-        linear(x, x.sum(1, keepdim=True), precision=name) for name in ("fp32", precision)
-    )
-    if scaled.parts.run_state.precision.loss_scale is not None:
-        scaled.parts.run_state.precision.loss_scale.scale.fill_(1024.0)
-    one, other = look(upcoming(plain)), look(upcoming(scaled))
-    assert other.parameters[0].norm == pytest.approx(one.parameters[0].norm, rel=0.02)
-    assert other.norm == pytest.approx(one.norm, rel=0.02)
-    for sample, same in zip(
-        sorted(one.samples, key=by_id), sorted(other.samples, key=by_id), strict=True
-    ):
-        assert same.gradient_norm == pytest.approx(sample.gradient_norm, rel=0.05, abs=0.02)
+    y = x.sum(1, keepdim=True)
+    in_fp32 = look(next_step(linear(x, y, precision="fp32")))
 
+    run = linear(x, y, precision=precision)
+    loss_scale = run.parts.run_state.precision.loss_scale
+    if loss_scale is not None:
+        loss_scale.scale.fill_(1024.0)
+    seen = look(next_step(run))
 
-def by_id(sample: Any) -> int:
-    return int(sample.id)
+    (weight,) = seen.parameters
+    assert weight.norm == pytest.approx(in_fp32.parameters[0].norm, rel=0.02)
+    assert seen.norm == pytest.approx(in_fp32.norm, rel=0.02)
+    expected = {sample.id: sample.gradient_norm for sample in in_fp32.samples}
+    assert {sample.id for sample in seen.samples} == expected.keys()
+    for sample in seen.samples:
+        assert sample.gradient_norm == pytest.approx(expected[sample.id], rel=0.05, abs=0.02)
 
 
 def test_samples_are_described_by_the_function_of_the_run() -> None:
-    run = linear(torch.randn(8, 2), torch.randn(8, 1))
-    seen = look(upcoming(run), samples=2, describe=lambda batch: f"of {len(batch[0])}")
+    run = linear(*random_samples())
+    seen = look(next_step(run), samples=2, describe=lambda batch: f"of {len(batch[0])}")
     assert [sample.shown for sample in seen.samples] == ["of 1", "of 1"] + [None] * 6
 
-    def failing(batch: Any) -> str:
+
+def test_an_error_of_the_function_that_describes_samples_is_shown_in_its_place() -> None:
+    def fail(batch: Any) -> str:
         raise KeyError("nothing")
 
-    seen = look(upcoming(run), samples=1, describe=failing)
+    seen = look(next_step(linear(*random_samples())), samples=1, describe=fail)
     assert "describe_fn failed: KeyError" in str(seen.samples[0].shown)
-    assert look(upcoming(run), samples=0).samples == []
+
+
+def test_where_no_samples_are_asked_for_there_are_none() -> None:
+    assert look(next_step(linear(*random_samples())), samples=0).samples == []
 
 
 def test_a_fault_that_batch_statistics_spread_is_traced_to_its_sample() -> None:
@@ -287,7 +317,9 @@ def test_a_fault_that_batch_statistics_spread_is_traced_to_its_sample() -> None:
     class Spread(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             big = torch.where(x.abs() > 50, x.square() * 1e36, x)
-            return big - big.mean(dim=0) if self.training else big
+            if self.training:
+                big = big - big.mean(dim=0)
+            return big
 
     x = torch.randn(8, 2, generator=torch.Generator().manual_seed(3))
     x[6] = 90.0
@@ -297,57 +329,62 @@ def test_a_fault_that_batch_statistics_spread_is_traced_to_its_sample() -> None:
         model=lambda: nn.Sequential(Spread(), nn.Linear(2, 1)),
         micro_batch_size=8,
     )
-    seen = look(upcoming(run))
+
+    seen = look(next_step(run))
+
     assert seen.first is not None
-    assert (seen.first.what, seen.first.name, seen.first.samples) == ("output", "0", (6,))
+    assert seen.first.what == "output"
+    assert seen.first.name == "0"
+    assert seen.first.samples == (6,)
 
 
 def test_json_holds_what_is_not_finite_as_null_with_its_name() -> None:
     config = Config(fault="sample")
-    run = faulty_runs.build(config)
-    plain = look(after(run, faulty_runs.first_step_of(config)[0])).to_dict()
-    text = json.dumps(plain, allow_nan=False)
+    first_bad_step, _ = faulty_runs.first_step_of(config)
+    seen = look(step_after(faulty_runs.build(config), first_bad_step))
+    text = json.dumps(seen.to_dict(), allow_nan=False)
     assert json.loads(text)["nonfinite"] == {"loss": "nan", "norm": "nan"}
 
 
-def test_sharded_models_are_refused() -> None:
-    run = linear(torch.randn(8, 2), torch.randn(8, 1))
-    step = upcoming(run)
+def test_a_step_without_a_loss_of_its_own_is_refused() -> None:
+    """As one of a sharded model."""
+    run = linear(*random_samples())
+    step = next_step(run)
+    without_loss = replace(run.parts.task, loss=None)
     with refused("sharded-step-not-inspected"):
-        look(replace_task(run, step))
-
-
-def replace_task(run: sf.Run, step: Step) -> Step:
-    return Step(step.index, step.micro_batches, replace(run.parts.task, loss=None), step.state)
+        look(Step(step.index, step.micro_batches, without_loss, step.state))
 
 
 def test_a_step_without_a_fault_has_no_first() -> None:
-    seen: Look = look(upcoming(linear(torch.randn(8, 2), torch.randn(8, 1))))
-    assert (seen.first, seen.finite, seen.notes) == (None, True, [])
+    seen: Look = look(next_step(linear(*random_samples())))
+    assert seen.first is None
+    assert seen.finite
+    assert seen.notes == []
 
 
 @pytest.mark.parametrize("checkpointing", ["blocks", "selective"])
 def test_what_is_computed_again_is_not_looked_at_twice(checkpointing: Any) -> None:
-    plain, again = (
-        look(after(sf.Run(**settings(activation_checkpointing=how)), 1))
-        for how in ("off", checkpointing)
-    )
+    plain = look(step_after(sf.Run(**settings(activation_checkpointing="off")), 1))
+    again = look(step_after(sf.Run(**settings(activation_checkpointing=checkpointing)), 1))
     assert again.modules == plain.modules
-    assert {held.calls for held in again.modules} == {2}  # once in each micro-batch
+    assert {module.calls for module in again.modules} == {2}  # once in each micro-batch
 
 
 def test_what_an_optimizer_notes_of_absent_gradients_is_taken_back() -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.used, self.idle = nn.Linear(2, 1), nn.Linear(2, 1)
+            self.used = nn.Linear(2, 1)
+            self.idle = nn.Linear(2, 1)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x)
 
-    run = linear(torch.randn(8, 2), torch.randn(8, 1), model=Idle, optimizer=sf.optim.adamw(lr=0.1))
-    groups = [dict(group) for group in run.state.optimizers["model"].optimizer.param_groups]
-    seen = look(upcoming(run))
-    assert [held.name for held in seen.parameters] == ["used.weight", "used.bias"]
-    found = run.state.optimizers["model"].optimizer.param_groups
-    assert [group.keys() for group in found] == [group.keys() for group in groups]
+    run = linear(*random_samples(), model=Idle, optimizer=sf.optim.adamw(lr=0.1))
+    groups = run.state.optimizers["model"].optimizer.param_groups
+    names_before = [set(group) for group in groups]
+
+    seen = look(next_step(run))
+
+    assert [parameter.name for parameter in seen.parameters] == ["used.weight", "used.bias"]
+    assert [set(group) for group in groups] == names_before

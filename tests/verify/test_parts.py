@@ -24,7 +24,7 @@ from surefoot.tools.verify.metrics_log import Log, Noted, read
 from surefoot.tools.verify.records import rates
 from surefoot.tools.verify.rerun import cost_steps, gaps, plan_windows
 from surefoot.tools.verify.text import record_facts
-from surefoot.tools.verify.verdict import Kind, Problem, Verdict, Window
+from surefoot.tools.verify.verdict import Difference, Kind, Problem, Verdict, Window
 from written_runs import state_json
 
 # --- windows --------------------------------------------------------------------------------------
@@ -41,33 +41,38 @@ def test_windows_begin_at_checkpoints_end_where_something_is_compared_and_do_not
     starts: list[int], steps: int, windows: int, seed: int | None
 ) -> None:
     points = sorted({*range(5, 201, 5), *starts})
-    found = plan_windows(starts, points, steps=steps, windows=windows, seed=seed)
-    assert 1 <= len(found) <= windows
-    assert all(
-        window.start in starts and window.stop in points and window.steps > 0 for window in found
-    )
-    assert all(first.stop <= second.start for first, second in pairwise(found))
-    assert sum(window.steps for window in [*found, *gaps(found, end=200)]) == 200
+    planned = plan_windows(starts, points, steps=steps, windows=windows, seed=seed)
+
+    assert 1 <= len(planned) <= windows
+    for window in planned:
+        assert window.start in starts
+        assert window.stop in points
+        assert window.steps > 0
+    for earlier, later in pairwise(planned):
+        assert earlier.stop <= later.start
+    assert sum(window.steps for window in [*planned, *gaps(planned, end=200)]) == 200
     if seed is None and windows > 1:
-        assert found[0].start == 0
+        assert planned[0].start == 0
     if seed is None and max(starts) + steps >= 200:
-        assert found[-1].stop == 200, "the end is among them where it can be reached"
+        assert planned[-1].stop == 200, "the end is among them where it can be reached"
 
 
 def test_windows_that_are_drawn_are_the_same_for_the_same_seed() -> None:
     starts = list(range(0, 1000, 10))
-    drawn = [
-        plan_windows(starts, [*starts, 1000], steps=10, windows=3, seed=seed) for seed in (1, 1, 2)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
+
+    def draw(seed: int) -> list[Window]:
+        return plan_windows(starts, [*starts, 1000], steps=10, windows=3, seed=seed)
+
+    assert draw(seed=1) == draw(seed=1)
+    assert draw(seed=1) != draw(seed=2)
 
 
 def test_windows_without_a_seed_are_the_nearest_to_even_distances() -> None:
     starts = list(range(0, 300, 10))
-    found = plan_windows(starts, [*starts, 300], steps=10, windows=15)
+    planned = plan_windows(starts, [*starts, 300], steps=10, windows=15)
     # 15 of 30: the eighth, number 14.5, lies midway between two, and the even one counts
-    chosen = [0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29]
-    assert [window.start // 10 for window in found] == chosen
+    nearest = [0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29]
+    assert [window.start // 10 for window in planned] == nearest
 
 
 def test_a_window_that_has_no_point_within_its_steps_goes_on_to_the_next_one() -> None:
@@ -79,10 +84,12 @@ def test_a_gap_before_every_checkpoint_cannot_be_closed() -> None:
 
 
 def test_the_pace_of_a_run_is_its_time_over_all_of_its_steps() -> None:
-    took = {"kind": "train", "training_s": 1.5, "data_wait_s": 0.5}
-    assert (
-        pace_s([took | {"step": 4}, took | {"step": 12}, {"kind": "train", "step": 16}]) == 4 / 16
-    )
+    records = [
+        {"kind": "train", "step": 4, "training_s": 1.5, "data_wait_s": 0.5},
+        {"kind": "train", "step": 12, "training_s": 1.5, "data_wait_s": 0.5},
+        {"kind": "train", "step": 16},
+    ]
+    assert pace_s(records) == (2.0 + 2.0) / 16
     assert pace_s([]) is None
 
 
@@ -97,7 +104,7 @@ def checkpoint(step: int, log: Log | None, *, scored: str = "a") -> StoredStep:
 
 
 def test_every_checkpoint_but_that_of_step_0_has_a_clock_to_compare() -> None:
-    log = records_of({"kind": "train", "step": 1})
+    log = log_of({"kind": "train", "step": 1})
     files = Files(Path("a"), {step: checkpoint(step, log) for step in (0, 1, 2)}, log, [], [], [])
     assert numbers_in(record_facts(files)) == []  # of every one
     files.checkpoints[1] = checkpoint(1, None)
@@ -112,14 +119,18 @@ LINES = [
 ]
 
 
-def noted(lines: list[bytes], *counts: int) -> list[Noted]:
-    parts = [(count, b"".join(lines[:count])) for count in counts]
-    return [Noted(count, len(part), sha256(part).hexdigest()) for count, part in parts]
+def note_lines(lines: list[bytes], *counts: int) -> list[Noted]:
+    """What checkpoints have noted of the first lines."""
+    notes = []
+    for count in counts:
+        data = b"".join(lines[:count])
+        notes.append(Noted(count, len(data), sha256(data).hexdigest()))
+    return notes
 
 
 @in_one
 @pytest.mark.parametrize(
-    ("changed", "where"),
+    ("changed", "stated"),
     [
         (0, [2, 2, 1, 2, 2, 1, 2]),  # seen at, before; lines from, to; records, steps from, to
         (2, [3, 2, 3, 3, 3]),  # seen at; between; line, step
@@ -128,46 +139,67 @@ def noted(lines: list[bytes], *counts: int) -> list[Noted]:
 )
 @pytest.mark.parametrize("loss", ["2.5", "3", "2." + 90 * "0" + "1"])
 def test_a_changed_line_is_found_between_two_checkpoints(
-    changed: int, where: list[int], loss: str
+    changed: int, stated: list[int], loss: str
 ) -> None:
     """Also where it became longer or shorter."""
-    now = [*LINES]
-    now[changed] = now[changed].replace(b"1.5", loss.encode())
-    (problem,) = read(b"".join(now), noted(LINES, 2, 3, 7)).problems
+    lines = [*LINES]
+    lines[changed] = lines[changed].replace(b"1.5", loss.encode())
+
+    (problem,) = read(b"".join(lines), note_lines(LINES, 2, 3, 7)).problems
+
     assert problem.kind == "damaged"
-    assert numbers_in(problem.text) == where
+    assert numbers_in(problem.text) == stated
 
 
 def test_what_was_changed_before_a_run_went_on_is_told_apart() -> None:
-    now = [LINES[0].replace(b"1.5", b"2.5"), *LINES[1:]]
-    (problem,) = read(b"".join(now), [*noted(LINES, 2, 3), *noted(now, 7)]).problems
+    lines = [LINES[0].replace(b"1.5", b"2.5"), *LINES[1:]]
+    notes = note_lines(LINES, 2, 3) + note_lines(lines, 7)
+
+    (problem,) = read(b"".join(lines), notes).problems
+
     assert numbers_in(problem.text)[-1] == 7
 
 
-def test_only_what_a_kill_leaves_is_a_line_without_a_record() -> None:
-    cut = LINES[3][:9] + b"\n"
-    resumed = json.dumps({"kind": "resume", "step": 2}).encode() + b"\n"
-    assert read(b"".join([*LINES[:3], cut, resumed, *LINES[2:]]), []).problems == ()
-    assert read(b"".join([*LINES[:3], cut[:-1]]), []).problems == ()
-    (problem,) = read(b"".join([*LINES[:3], cut, *LINES[4:]]), []).problems
-    assert (problem.kind, numbers_in(problem.text)) == ("inconsistent", [4])
+CUT_LINE = LINES[3][:9]
 
 
-def records_of(*records: dict[str, object]) -> Log:
+def test_a_line_that_a_kill_has_cut_off_is_no_problem() -> None:
+    assert read(b"".join([*LINES[:3], CUT_LINE]), []).problems == ()
+    resumed = json.dumps({"kind": "resume", "step": 2}).encode()
+    lines = [*LINES[:3], CUT_LINE + b"\n", resumed + b"\n", *LINES[2:]]
+    assert read(b"".join(lines), []).problems == ()
+
+
+def test_a_line_without_a_record_that_no_kill_leaves_is_a_problem() -> None:
+    lines = [*LINES[:3], CUT_LINE + b"\n", *LINES[4:]]
+    (problem,) = read(b"".join(lines), []).problems
+    assert problem.kind == "inconsistent"
+    assert numbers_in(problem.text) == [4]
+
+
+def log_of(*records: dict[str, object]) -> Log:
     return read(b"".join(json.dumps(record).encode() + b"\n" for record in records), [])
+
+
+def rate_problems(*records: dict[str, object]) -> list[Problem]:
+    """Of a schedule whose rate is that of the step times the factor of evaluations."""
+    return list(rates(log_of(*records), lambda index, factor: factor * index))
 
 
 def test_a_rate_that_an_evaluation_lowered_holds_for_the_steps_after_it() -> None:
     """The step that was evaluated was made before, also where its record stands after the
     scores.
     """
-    lowered = {"kind": "eval", "step": 5, "lr_factor": 0.5}
-    at, after = ({"kind": "train", "step": step, "lr": rate} for step, rate in ((5, 4.0), (6, 2.5)))
-    assert list(rates(records_of(lowered, at, after), lambda index, factor: factor * index)) == []
-    assert list(rates(records_of(at, lowered, after), lambda index, factor: factor * index)) == []
-    for wrong in (at | {"lr": 2.0}, after | {"lr": 5.0}):
-        (problem,) = rates(records_of(lowered, wrong), lambda index, factor: factor * index)
-        assert problem.step == wrong["step"]
+    lowered: dict[str, object] = {"kind": "eval", "step": 5, "lr_factor": 0.5}
+    evaluated: dict[str, object] = {"kind": "train", "step": 5, "lr": 4.0}
+    after: dict[str, object] = {"kind": "train", "step": 6, "lr": 2.5}
+    assert rate_problems(lowered, evaluated, after) == []
+    assert rate_problems(evaluated, lowered, after) == []
+
+    (problem,) = rate_problems(lowered, evaluated | {"lr": 2.0})
+    assert problem.step == 5
+    (problem,) = rate_problems(lowered, after | {"lr": 5.0})
+    assert problem.step == 6
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -178,21 +210,31 @@ def test_numbers_are_compared_to_the_last_bit_and_nan_is_nan() -> None:
     record = {"loss": 0.1, "grad_norm": math.nan, "skipped": 0, "targets": 8.0}
     same = {"loss": 0.1, "grad_norm": math.nan, "skipped": 0, "targets": 8, "loss_max": 3.0}
     assert numbers(record, same, known=known, exact=True) == []
-    (found,) = numbers(record, same | {"loss": math.nextafter(0.1, 1)}, known=known, exact=True)
-    assert (found.where, found.saved, found.computed) == ("loss", "0.1", "0.10000000000000002")
+
+    (different,) = numbers(record, same | {"loss": math.nextafter(0.1, 1)}, known=known, exact=True)
+    assert different.where == "loss"
+    assert different.saved == "0.1"
+    assert different.computed == "0.10000000000000002"
+
+
+def test_a_number_that_a_record_lacks_is_named() -> None:
+    known = {"loss", "grad_norm"}
     (absent,) = numbers({"loss": 0.1}, {"loss": 0.1, "grad_norm": 2.0}, known=known, exact=True)
-    assert (absent.where, absent.saved) == ("grad_norm", "absent")
+    assert absent.where == "grad_norm"
+    assert absent.saved == "absent"
 
 
 def test_elsewhere_counts_must_agree_and_thresholds_need_not() -> None:
     record = {"loss": 1.0, "clip_fraction": 0.5, "skipped": 0}
-    (loss,) = numbers(
-        record, {"loss": 1.01, "clip_fraction": 0.6, "skipped": 0}, known=set(record), exact=False
-    )
+    other_loss = {"loss": 1.01, "clip_fraction": 0.6, "skipped": 0}
+    other_count = {"loss": 1.0, "clip_fraction": 0.6, "skipped": 1}
+
+    (loss,) = numbers(record, other_loss, known=set(record), exact=False)
+    (skipped,) = numbers(record, other_count, known=set(record), exact=False)
+
+    assert loss.where == "loss"
     assert loss.relative == pytest.approx(0.01, rel=0.02)
-    (skipped,) = numbers(
-        record, {"loss": 1.0, "clip_fraction": 0.6, "skipped": 1}, known=set(record), exact=False
-    )
+    assert skipped.where == "skipped"
     assert skipped.relative == math.inf
 
 
@@ -209,32 +251,49 @@ def test_elsewhere_one_target_more_in_100_000_is_no_rounding(
 def test_one_bit_of_a_tensor_is_a_difference(dtype: torch.dtype) -> None:
     saved = torch.linspace(-2, 1, 12, dtype=dtype).reshape(3, 4)
     computed = saved.clone()
-    computed[2, 1] = (
-        torch.nextafter(computed[2, 1], computed[2, 1] * 0)
-        if dtype != torch.float16
-        else computed[2, 1] * 0.5
-    )
+    if dtype == torch.float16:  # torch has no nextafter for it
+        computed[2, 1] *= 0.5
+    else:
+        computed[2, 1] = torch.nextafter(computed[2, 1], computed[2, 1] * 0)
+
+    difference = difference_of(saved, computed)
+
     assert tensor("w", saved, saved.clone()) is None
-    found = tensor("w", saved, computed)
-    assert found is not None
-    assert (found.where, found.more) == ("w[2, 1]", "1 of 12 values")
-    assert 0 < found.relative < 0.5
+    assert difference.where == "w[2, 1]"
+    assert difference.more == "1 of 12 values"
+    assert 0 < difference.relative < 0.5
 
 
-def test_zeros_of_other_sign_nan_integers_and_shapes_are_told_apart() -> None:
-    zero = tensor("w", torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
-    assert zero is not None
-    assert (zero.relative, zero.saved, zero.computed) == (0.0, "0.0", "-0.0")
+def difference_of(saved: torch.Tensor, computed: torch.Tensor) -> Difference:
+    difference = tensor("w", saved, computed)
+    assert difference is not None
+    return difference
+
+
+def test_zeros_of_other_sign_are_a_difference_of_no_size() -> None:
+    difference = difference_of(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
+    assert difference.relative == 0.0
+    assert difference.saved == "0.0"
+    assert difference.computed == "-0.0"
+
+
+def test_nan_is_equal_to_nan_alone() -> None:
     assert tensor("w", torch.tensor([math.nan]), torch.tensor([math.nan])) is None
-    lost = tensor("w", torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan]))
-    assert lost is not None
-    assert (lost.where, lost.relative) == ("w[1]", math.inf)
-    counted = tensor("n", torch.tensor(3), torch.tensor(4))
-    assert counted is not None
-    assert (counted.where, counted.relative) == ("n", math.inf)
-    shape = tensor("w", torch.zeros(2, 3), torch.zeros(3, 2))
-    assert shape is not None
-    assert (shape.saved, shape.computed) == ("float32 [2, 3]", "float32 [3, 2]")
+    difference = difference_of(torch.tensor([1.0, 2.0]), torch.tensor([1.0, math.nan]))
+    assert difference.where == "w[1]"
+    assert difference.relative == math.inf
+
+
+def test_another_integer_is_no_rounding() -> None:
+    difference = difference_of(torch.tensor(3), torch.tensor(4))
+    assert difference.where == "w"
+    assert difference.relative == math.inf
+
+
+def test_another_shape_is_a_difference() -> None:
+    difference = difference_of(torch.zeros(2, 3), torch.zeros(3, 2))
+    assert difference.saved == "float32 [2, 3]"
+    assert difference.computed == "float32 [3, 2]"
 
 
 def test_to_rounding_an_entry_that_only_rounding_drives_is_judged_with_all_others() -> None:
@@ -246,16 +305,18 @@ def test_to_rounding_an_entry_that_only_rounding_drives_is_judged_with_all_other
     states = {"w/exp_avg": average, "w/step": torch.tensor(3.0)}
     saved = Checkpoint(3, {"model": {"w": weights, "mean": torch.ones(4)}, "optimizer": states})
 
-    def apart(place: int, by: float, name: str = "w") -> list[float]:
-        held = {"w": weights.clone(), "mean": torch.ones(4)}
-        held[name][place] += by
-        computed = Checkpoint(3, {"model": held, "optimizer": states})
-        found = tensors(saved, computed, exact=False)
-        return [each.relative for each in rescale(saved, computed, found, buffers={"mean"})]
+    def rescaled_differences(name: str, place: int) -> list[float]:
+        """Of a checkpoint in which one entry is larger by 0.05."""
+        model = {"w": weights.clone(), "mean": torch.ones(4)}
+        model[name][place] += 0.05
+        computed = Checkpoint(3, {"model": model, "optimizer": states})
+        differences = tensors(saved, computed, exact=False)
+        rescaled = rescale(saved, computed, differences, buffers={"mean"})
+        return [difference.relative for difference in rescaled]
 
-    assert apart(0, 0.05) == pytest.approx([0.0, 0.005], rel=1e-4)
-    assert apart(7, 0.05) == pytest.approx([0.05, 0.005], rel=1e-4)
-    assert apart(2, 0.05, "mean") == pytest.approx([0.025], rel=1e-4)
+    assert rescaled_differences("w", 0) == pytest.approx([0.0, 0.005], rel=1e-4)
+    assert rescaled_differences("w", 7) == pytest.approx([0.05, 0.005], rel=1e-4)
+    assert rescaled_differences("mean", 2) == pytest.approx([0.025], rel=1e-4)
 
 
 def test_another_drawing_is_told_from_a_changed_entry() -> None:
@@ -263,10 +324,8 @@ def test_another_drawing_is_told_from_a_changed_entry() -> None:
     changed = saved.clone()
     changed[3] += 1
     drawn = torch.randn(50, generator=torch.Generator().manual_seed(1))
-    one, all_of_them = tensor("w", saved, changed), tensor("w", saved, drawn)
-    assert one is not None
-    assert all_of_them is not None
-    assert (one.differing, all_of_them.differing) == (0.02, 1.0)
+    assert difference_of(saved, changed).differing == 1 / 50
+    assert difference_of(saved, drawn).differing == 1.0
 
 
 @pytest.mark.parametrize(
