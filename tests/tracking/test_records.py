@@ -84,7 +84,7 @@ def test_a_time_limit_too_short_for_a_step_is_named(
     run.train()
     (note,) = [line for line in capsys.readouterr().out.splitlines() if "leaves no time" in line]
     assert "time_limit = 1 s" in note
-    assert happened(tmp_path / "run") == [(0, "stopped by time_limit")]
+    assert events_of(tmp_path / "run") == [(0, "stopped by time_limit")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
