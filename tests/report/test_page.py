@@ -76,7 +76,9 @@ def test_a_check_that_fails_is_named_and_the_other_findings_stay(
 
     page = page_of([rich])
 
-    assert "The check for failing-check failed: ZeroDivisionError: in a check" in " ".join(page.split())
+    assert "The check for failing-check failed: ZeroDivisionError: in a check" in " ".join(
+        page.split()
+    )
     assert found.message in page
 
 
