@@ -259,13 +259,6 @@ CASES = {
         "optimizer.rounds", lambda: {"optimizer": LateRounds}
     ),
 }
-fast_cases = pytest.mark.fast(
-    "a buffer that is not persistent",
-    "an attribute, counter",
-    "a generator of the model's own",
-    "a loss, callable",
-    "an optimizer of one's own",
-)
 
 
 @contextmanager
@@ -296,7 +289,13 @@ def test_what_a_pass_or_an_update_changes_and_no_checkpoint_holds_is_refused_by_
     assert ("register_buffer" in remedies) == case.state.startswith("model.")
 
 
-@fast_cases
+@pytest.mark.fast(
+    "a buffer that is not persistent",
+    "an attribute, counter",
+    "a generator of the model's own",
+    "a loss, callable",
+    "an optimizer of one's own",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_without_the_check_it_would_resume_as_another_run(name: str, tmp_path: Path) -> None:
     """A process that begins anew has built all objects anew: so here the same."""
@@ -315,7 +314,13 @@ def test_without_the_check_it_would_resume_as_another_run(name: str, tmp_path: P
     assert changed_names(weights(resumed), weights(whole)) != []
 
 
-@fast_cases
+@pytest.mark.fast(
+    "a buffer that is not persistent",
+    "an attribute, counter",
+    "a generator of the model's own",
+    "a loss, callable",
+    "an optimizer of one's own",
+)
 @pytest.mark.parametrize("name", CASES)
 def test_in_steps_of_ones_own_it_is_refused_too(name: str, tmp_path: Path) -> None:
     case = CASES[name]
