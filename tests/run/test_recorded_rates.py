@@ -4,6 +4,7 @@ latest step, as torch's own groups have it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.tools.report.charts import Chart
 from surefoot.tools.report.run_charts import charts
 from surefoot.tools.report.series import read_reported_run
 from surefoot.tracking.record import BY_OPTIMIZER
@@ -22,9 +24,10 @@ INPUTS = torch.linspace(-1, 1, 24).reshape(12, 2)
 
 
 def together(models: Any, batch: Any) -> Tensor:
-    outputs = models(batch[0]) if isinstance(models, nn.Module) else models["a"](batch[0])
-    if not isinstance(models, nn.Module):
-        outputs = outputs + models["b"](batch[0])
+    if isinstance(models, nn.Module):
+        outputs = models(batch[0])
+    else:
+        outputs = models["a"](batch[0]) + models["b"](batch[0])
     return F.mse_loss(outputs, batch[1])
 
 
@@ -66,14 +69,14 @@ def groups_with(**values: Any) -> Any:
 
 def recorded(run_dir: Path) -> list[dict[str, float]]:
     """The rates and momenta of each training record, by name."""
-    return [
-        {
-            name: value
-            for name, value in record.items()
-            if name in ("lr", "momentum") or name.startswith(BY_OPTIMIZER)
-        }
-        for record in sf.load(run_dir).records("train")
-    ]
+    rates = []
+    for record in sf.load(run_dir).records("train"):
+        rates.append({name: value for name, value in record.items() if is_rate(name)})
+    return rates
+
+
+def is_rate(name: str) -> bool:
+    return name in ("lr", "momentum") or name.startswith(BY_OPTIMIZER)
 
 
 @pytest.mark.parametrize(
@@ -114,34 +117,45 @@ def test_rates_and_momenta_have_names_where_they_are_several(
     assert recorded(tmp_path / "a") == [expected] * STEPS
 
 
-@pytest.mark.parametrize("is_opened", [False, True])
-def test_each_record_has_the_rates_that_its_step_used(tmp_path: Path, is_opened: bool) -> None:
+def steps_of_run(run: sf.Run) -> Iterator[sf.Step]:
+    yield from run
+
+
+def steps_of_ones_own(run: sf.Run) -> Iterator[sf.Step]:
+    for step in run.steps():
+        sf.forward_backward(step)
+        sf.update(step)
+        yield step
+
+
+@pytest.mark.parametrize("steps", [steps_of_run, steps_of_ones_own])
+def test_each_record_has_the_rates_that_its_step_used(
+    tmp_path: Path, steps: Callable[[sf.Run], Iterator[sf.Step]]
+) -> None:
     """Also where the body changes the groups after the step, and where the schedule does."""
     optimizers = two_models(sf.optim.adamw(lr=0.1), groups_with(lr=0.01))
     cycle = sf.schedules.one_cycle(momentum_range=(0.7, 0.9))
     run = build(tmp_path / "a", **optimizers, schedule=cycle)
+    first, *_ = run.state.optimizers["a"].optimizer.param_groups
+    group0, group1 = run.state.optimizers["b"].optimizer.param_groups
     used = []
     with run:
-        for step in run.steps() if is_opened else run:
-            if is_opened:
-                sf.forward_backward(step)
-                sf.update(step)
-            groups_a = run.state.optimizers["a"].optimizer.param_groups
-            groups_b = run.state.optimizers["b"].optimizer.param_groups
+        for _ in steps(run):
             used.append(
                 {
-                    "lr": groups_a[0]["lr"],
-                    "lr/a": groups_a[0]["lr"],
-                    "lr/b/group0": groups_b[0]["lr"],
-                    "lr/b/group1": groups_b[1]["lr"],
-                    "momentum": groups_a[0]["betas"][0],
-                    "momentum/a": groups_a[0]["betas"][0],
-                    "momentum/b": groups_b[0]["momentum"],
+                    "lr": first["lr"],
+                    "lr/a": first["lr"],
+                    "lr/b/group0": group0["lr"],
+                    "lr/b/group1": group1["lr"],
+                    "momentum": first["betas"][0],
+                    "momentum/a": first["betas"][0],
+                    "momentum/b": group0["momentum"],
                 }
             )
-            groups_b[1]["lr"] *= 0.5
+            group1["lr"] *= 0.5
+
     assert recorded(tmp_path / "a") == used
-    assert len({each["momentum/b"] for each in used}) > 2
+    assert len({rates["momentum/b"] for rates in used}) > 2
 
 
 def test_a_scheduler_of_the_body_shows_the_momentum_of_the_step_before_it(tmp_path: Path) -> None:
@@ -152,7 +166,8 @@ def test_a_scheduler_of_the_body_shows_the_momentum_of_the_step_before_it(tmp_pa
             group = run.state.optimizers["model"].optimizer.param_groups[0]
             momenta.append(group["momentum"])
             group["momentum"] *= 0.5
-    assert [each["momentum"] for each in recorded(tmp_path / "a")] == momenta
+
+    assert [rates["momentum"] for rates in recorded(tmp_path / "a")] == momenta
 
 
 def test_a_resume_goes_on_with_the_same_names(tmp_path: Path) -> None:
@@ -161,6 +176,7 @@ def test_a_resume_goes_on_with_the_same_names(tmp_path: Path) -> None:
     build(tmp_path / "whole", **changes).train()
     build(tmp_path / "cut", stop_after="3 steps", **changes).train()
     build(tmp_path / "cut", **changes).train()
+
     assert recorded(tmp_path / "cut") == recorded(tmp_path / "whole")
 
 
@@ -170,39 +186,51 @@ def test_a_value_that_the_body_logs_under_such_a_name_stays(tmp_path: Path) -> N
     with run:
         for step in run:
             step.log(momentum=7.0, ms_per_step=8.0)
+
     record = sf.load(tmp_path / "a").records("train")[-1]
     assert (record["momentum"], record["ms_per_step"]) == (7.0, 8.0)
 
 
-def test_page_and_tensorboard_show_every_rate(tmp_path: Path) -> None:
+def charts_of(run_dir: Path) -> dict[str, Chart]:
+    return {chart.name: chart for chart in charts(read_reported_run(run_dir))}
+
+
+def test_the_page_draws_every_rate(tmp_path: Path) -> None:
+    changes = two_models(sf.optim.sgd(lr=0.1), groups_with(lr=0.01))
+    build(tmp_path / "a", **changes, schedule=sf.schedules.one_cycle()).train()
+
+    drawn = charts_of(tmp_path / "a")
+    rates = recorded(tmp_path / "a")
+    lines = drawn["learning-rate"].lines
+    assert [line.name for line in lines] == ["a", "b/group0", "b/group1"]
+    for line in lines:
+        expected = [(step, values[f"lr/{line.name}"]) for step, values in enumerate(rates, start=1)]
+        assert [*line.points] == expected
+    assert "momentum" not in drawn  # it is constant
+
+
+def test_tensorboard_shows_every_rate(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     changes = two_models(sf.optim.sgd(lr=0.1), groups_with(lr=0.01))
     cycle = sf.schedules.one_cycle()
     build(tmp_path / "a", **changes, schedule=cycle, tensorboard=True).train()
-    by_key = {chart.name: chart for chart in charts(read_reported_run(tmp_path / "a"))}
-    lines = {line.name: line.points for line in by_key["learning-rate"].lines}
-    rates = recorded(tmp_path / "a")
-    assert lines == {
-        name: tuple((float(step), each[f"lr/{name}"]) for step, each in enumerate(rates, 1))
-        for name in ("a", "b/group0", "b/group1")
-    }
-    assert "momentum" not in by_key  # it is constant
+
     events = EventAccumulator(str(tmp_path / "a" / "tensorboard"))
     events.Reload()
-    scalars = [event.value for event in events.Scalars("train/lr/b/group1")]
-    assert scalars == pytest.approx([each["lr/b/group1"] for each in rates])
+    for name in ("lr/a", "lr/b/group0", "lr/b/group1"):
+        scalars = [event.value for event in events.Scalars(f"train/{name}")]
+        assert scalars == pytest.approx([rates[name] for rates in recorded(tmp_path / "a")])
 
 
 def test_the_page_draws_a_momentum_that_changes(tmp_path: Path) -> None:
     cycle = sf.schedules.one_cycle(momentum_range=(0.7, 0.9))
     build(tmp_path / "a", optimizer=sf.optim.adamw(lr=0.1), schedule=cycle).train()
-    by_key = {chart.name: chart for chart in charts(read_reported_run(tmp_path / "a"))}
-    (line,) = by_key["momentum"].lines
-    assert [value for _, value in line.points] == [
-        each["momentum"] for each in recorded(tmp_path / "a")
-    ]
+
+    (line,) = charts_of(tmp_path / "a")["momentum"].lines
+    momenta = [rates["momentum"] for rates in recorded(tmp_path / "a")]
+    assert [value for _, value in line.points] == momenta
 
 
 def test_the_milliseconds_of_a_step_are_those_of_its_phases(tmp_path: Path) -> None:

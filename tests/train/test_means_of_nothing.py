@@ -13,18 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from recorded import training_records
 from refused import refused
 from scored_runs import build, rows
+from stated import lines_naming
 from surefoot.mean import Mean, means_of_sums
 from surefoot.metrics import ClassificationReport, accuracy, perplexity
-from surefoot.tracking.jsonl import records
 from surefoot.tracking.table import Table
 
 CLASSES = 3
-
-
-def written(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == kind]
 
 
 # --- means ----------------------------------------------------------------------------------------
@@ -43,12 +40,16 @@ def test_a_loss_of_nothing_is_zero_with_zero_gradients() -> None:
     mean = sf.losses.cross_entropy(logits, torch.tensor([-100, -100]))
     value = torch.as_tensor(mean.value)
     value.backward()
+
     assert value.item() == 0.0
     assert logits.grad is not None
     assert not logits.grad.any()
-    with torch.no_grad():
-        value = torch.as_tensor(sf.losses.cross_entropy(logits, torch.tensor([-100, -100])).value)
-    assert value.isnan()
+
+
+def test_without_gradients_a_loss_of_nothing_is_not_a_number() -> None:
+    mean = sf.losses.cross_entropy(torch.zeros(2, CLASSES), torch.tensor([-100, -100]))
+
+    assert torch.as_tensor(mean.value).isnan()
 
 
 def test_a_rank_without_a_value_adds_nothing_and_all_without_one_are_nan() -> None:
@@ -56,22 +57,23 @@ def test_a_rank_without_a_value_adds_nothing_and_all_without_one_are_nan() -> No
     assert math.isnan(means_of_sums([{"loss": [[], []]}, {"loss": [[], []]}])["loss"])
 
 
-def test_what_is_computed_of_nothing_is_nan_too() -> None:
+def test_the_perplexity_of_nothing_is_not_a_number() -> None:
     assert math.isnan(perplexity({"loss": math.nan}))
     assert perplexity({"loss": 800.0}) == math.inf
+
+
+def test_the_accuracy_in_a_report_of_nothing_is_not_a_number() -> None:
     report = ClassificationReport(CLASSES)
-    outputs = torch.zeros(2, CLASSES)
-    targets = torch.tensor([-1, -1])
-    assert math.isnan(report.whole(*report.per_batch(outputs, targets))["accuracy"])
+    outputs, targets = report.per_batch(torch.zeros(2, CLASSES), torch.tensor([-1, -1]))
+
+    assert math.isnan(report.whole(outputs, targets)["accuracy"])
 
 
 def test_records_without_a_target_are_merged_into_those_with_some() -> None:
-    lines: list[dict[str, Any]] = []
-    for step, (loss, targets) in enumerate([(math.nan, 0.0), (2.0, 4.0), (1.0, 4.0)] * 2, start=1):
-        lines.append({"kind": "train", "step": step, "loss": loss, "targets": targets})
     table = Table(recent=0, stretches=4)
-    for record in lines:
-        table.append(record)
+    for step, (loss, targets) in enumerate([(math.nan, 0.0), (2.0, 4.0), (1.0, 4.0)] * 2, start=1):
+        table.append({"kind": "train", "step": step, "loss": loss, "targets": targets})
+
     _, losses = table.values(["loss"], "mean")
     assert losses.tolist() == [[2.0, 1.0, 1.5]]
 
@@ -94,12 +96,14 @@ def test_a_score_over_nothing_is_null_and_never_the_best(tmp_path: Path) -> None
         early_stopping=sf.EarlyStopping("min val/of_confident", patience=3),
     )
     run.train()
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    first = next(line for line in map(json.loads, lines) if line["kind"] == "eval")
-    assert first["val/of_confident"] is None
-    assert first["nonfinite"] == {"val/of_confident": "nan"}
+
+    first, *_ = lines_naming((tmp_path / "run" / "metrics.jsonl").read_text(), '"eval"')
+    raw = json.loads(first)
+    assert raw["val/of_confident"] is None
+    assert raw["nonfinite"] == {"val/of_confident": "nan"}
     assert run.parts.run_state.best is not None
-    assert (run.parts.run_state.best.step, run.state.step) == (4, 7)
+    assert run.parts.run_state.best.step == 4
+    assert run.state.step == 7
 
 
 def classified(ignored: float, targets: int = 8) -> tuple[Tensor, Tensor]:
@@ -148,6 +152,7 @@ def test_a_split_without_a_target_is_refused_before_the_first_step(
     run = built(None, loss, split)
     with refused("split-without-targets", sf.DataError, split="val", batches=3):
         run.train()
+
     assert run.state.step == 0
 
 
@@ -165,6 +170,7 @@ def test_a_split_without_a_target_is_refused_before_the_first_step(
 def test_a_split_with_a_target_is_evaluated(split: sf.Split) -> None:
     run = built(None, counted_loss, split)
     run.train()
+
     assert run.state.step == 2
 
 
@@ -185,32 +191,30 @@ def test_steps_without_a_target_are_null_in_the_records_and_move_no_weight(tmp_p
         mean = counted_loss(model, batch)
         return mean, {"right": accuracy(model(batch[0]), batch[1])}
 
-    run = built(
-        tmp_path / "run",
-        loss,
-        None,
-        **PARTLY_IGNORED,
-    )
+    run = built(tmp_path / "run", loss, None, **PARTLY_IGNORED)
     weights = []
     with run:
         for _ in run:
             weights.append(run.state.model.weight.detach().clone())
-    found = written(tmp_path / "run", "train")
-    assert [line["targets"] for line in found] == [0.0, 0.0, 2.0, 2.0]
-    assert [math.isnan(line["loss"]) for line in found] == [True, True, False, False]
-    assert [math.isnan(line["right"]) for line in found] == [True, True, False, False]
-    assert [math.isnan(line["perplexity"]) for line in found] == [True, True, False, False]
-    assert [line["skipped"] for line in found] == [0, 0, 0, 0]
+
+    trained = training_records(tmp_path / "run")
+    assert [record["targets"] for record in trained] == [0.0, 0.0, 2.0, 2.0]
+    for name in ("loss", "right", "perplexity"):
+        is_nan = [math.isnan(record[name]) for record in trained]
+        assert is_nan == [True, True, False, False]
+    assert [record["skipped"] for record in trained] == [0, 0, 0, 0]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
-    assert all(each.isfinite().all() for each in weights)
+    assert torch.stack(weights).isfinite().all()
     again = built(tmp_path / "run", loss, None, **PARTLY_IGNORED)
     assert sf.load(again).verify(say=None).exit_status == 0
 
 
-@pytest.mark.parametrize(
-    "loss", [counted_loss, lambda model, batch: counted_loss(model, batch).value]
-)
+def value_of_loss(model: nn.Module, batch: Any) -> Any:
+    return counted_loss(model, batch).value
+
+
+@pytest.mark.parametrize("loss", [counted_loss, value_of_loss])
 def test_findings_of_a_run_whose_labels_are_all_ignored_name_the_labels(
     loss: Any, tmp_path: Path
 ) -> None:
@@ -218,7 +222,8 @@ def test_findings_of_a_run_whose_labels_are_all_ignored_name_the_labels(
         tmp_path / "run", loss, None, train_data=classified(1.0), length="24 steps", batch_size=4
     )
     run.train()
-    findings = {each.name: each for each in sf.load(tmp_path / "run").diagnose()}
+
+    findings = {finding.name: finding for finding in sf.load(tmp_path / "run").diagnose()}
     assert "diverged" not in findings
     assert any("ignored" in cause for cause in findings["vanishing-gradient"].causes)
     if loss is counted_loss:

@@ -17,7 +17,7 @@ from torch import Tensor
 import surefoot as sf
 from gallery import batches, example
 from rank_processes import Ranks
-from surefoot.tracking.jsonl import records
+from recorded import training_records
 
 SMALL: dict[str, Any] = {
     "length": "12 steps",
@@ -29,22 +29,18 @@ SMALL: dict[str, Any] = {
 
 
 def state(models: Any) -> dict[str, dict[str, Tensor]]:
-    return {
-        name: {key: each.detach() for key, each in model.state_dict().items()}
-        for name, model in models.items()
-    }
+    """The tensors of each model."""
+    return {name: model.state_dict() for name, model in models.items()}
 
 
 def test_pictures_are_generated_once_in_a_step() -> None:
     dcgan = example("dcgan")
-    calls = [0]
+    calls = []
     run = dcgan.build(**SMALL, micro_batch_size=8, check_state=False)
-    run.state.models["generator"].register_forward_pre_hook(
-        lambda *_: calls.__setitem__(0, calls[0] + 1)
-    )
+    run.state.models["generator"].register_forward_pre_hook(lambda *_: calls.append(1))
     dcgan.train(run)
 
-    assert calls == [12 * 2]  # once for each micro-batch
+    assert len(calls) == 12 * 2  # once for each micro-batch
 
 
 def test_sharing_changes_no_result_beside_generating_twice() -> None:
@@ -54,10 +50,11 @@ def test_sharing_changes_no_result_beside_generating_twice() -> None:
     dcgan.train(shared)
 
     def generator_loss(models: Any, batch: Any) -> Tensor:
-        buffers = [(each, each.clone()) for each in models["generator"].buffers()]
-        fake = models["generator"](torch.randn(len(batch[0]), 8, 1, 1))
-        for each, before in buffers:
-            each.data.copy_(before)  # its statistics count the pictures once
+        generator = models["generator"]
+        before = [buffer.clone() for buffer in generator.buffers()]
+        fake = generator(torch.randn(len(batch[0]), 8, 1, 1))
+        for buffer, start in zip(generator.buffers(), before, strict=True):
+            buffer.data.copy_(start)  # its statistics count the pictures once
         logits = models["discriminator"](fake)
         return torch.as_tensor(dcgan.criterion(logits, torch.ones_like(logits)))
 
@@ -68,43 +65,34 @@ def test_sharing_changes_no_result_beside_generating_twice() -> None:
             sf.forward_backward(step, generator_loss)
             sf.update(step, "generator")
 
-    torch.testing.assert_close(
-        state(shared.state.models), state(twice.state.models), rtol=0, atol=0
-    )
+    expected = state(twice.state.models)
+    torch.testing.assert_close(state(shared.state.models), expected, rtol=0, atol=0)
 
 
 def test_projected_gradients_are_those_of_a_plain_loop() -> None:
     surgery = example("gradient_surgery")
     settings = SMALL | {"optimizer": sf.optim.sgd(lr=0.05), "clip": "off"}
-    run, plain = surgery.build(**settings), surgery.build(**settings)
-    steps = batches(surgery.build(**settings))
-    surgery.train(run)
+    run = surgery.build(**settings)
+    model = surgery.build(**settings).state.model
+    weights = list(model.parameters())
+    sizes = [weight.numel() for weight in weights]
 
-    weights = list(plain.state.model.parameters())
+    def flat_gradient(loss: Tensor) -> Tensor:
+        gradients = torch.autograd.grad(loss, weights)
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    surgery.train(run)
     conflicts = 0
-    for batch in steps:
-        tasks = [
-            torch.cat(
-                [
-                    each.flatten()
-                    for each in torch.autograd.grad(loss(plain.state.model, batch), weights)
-                ]
-            )
-            for loss in (surgery.class_loss, surgery.distance_loss)
-        ]
-        dot = tasks[0] @ tasks[1]
-        conflicts += bool(dot < 0)
-        total = tasks[0] + tasks[1]
+    for batch in batches(surgery.build(**settings)):
+        one = flat_gradient(surgery.class_loss(model, batch))
+        other = flat_gradient(surgery.distance_loss(model, batch))
+        total = one + other
+        dot = one @ other
         if dot < 0:
-            total = (
-                total
-                - dot / (tasks[1] @ tasks[1]) * tasks[1]
-                - dot / (tasks[0] @ tasks[0]) * tasks[0]
-            )
+            conflicts += 1
+            total = total - dot / (other @ other) * other - dot / (one @ one) * one
         with torch.no_grad():
-            for weight, part in zip(
-                weights, total.split([each.numel() for each in weights]), strict=True
-            ):
+            for weight, part in zip(weights, total.split(sizes), strict=True):
                 weight.sub_(0.05 * part.view_as(weight))
 
     assert conflicts > 0
@@ -136,12 +124,14 @@ def session(name: str, run_dir: str, kill_at: int) -> None:
 
 def outcome(run_dir: Path) -> Any:
     newest = max((run_dir / "checkpoints").glob("step-*"))
-    values = ("step", "loss", "grad_norm", "generator_loss", "distance_loss")
-    lines = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == "train"]
-    tensors = {
-        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
-    }
-    return newest.name, tensors, [{key: line.get(key) for key in values} for line in lines]
+    tensors = {}
+    for file in newest.glob("*.safetensors"):
+        tensors[file.name] = sha256(file.read_bytes()).hexdigest()
+    values = []
+    for record in training_records(run_dir):
+        names = ("step", "loss", "grad_norm", "generator_loss", "distance_loss")
+        values.append([record.get(name) for name in names])
+    return newest.name, tensors, values
 
 
 @pytest.mark.parametrize(
@@ -149,21 +139,20 @@ def outcome(run_dir: Path) -> Any:
     [
         ("dcgan", [29]),
         pytest.param("gradient_surgery", [23], marks=pytest.mark.slow),
-        pytest.param(
-            "dcgan", [1, 13, 35, 6], marks=pytest.mark.slow
-        ),  # six passes of the discriminator in a step
+        # six passes of the discriminator in a step
+        pytest.param("dcgan", [1, 13, 35, 6], marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_example_ends_with_the_same_bits(
     name: str, kills: list[int], ranks: Ranks, tmp_path: Path
 ) -> None:
     def status(run_dir: Path, kill_at: int) -> int:
-        (end,) = ranks.outcomes(
-            ranks.start(1, session, name=name, run_dir=str(run_dir), kill_at=kill_at)
-        )
+        started = ranks.start(1, session, name=name, run_dir=str(run_dir), kill_at=kill_at)
+        (end,) = ranks.outcomes(started)
         return end.status
 
     assert status(tmp_path / "whole", 0) == 0
-    assert [status(tmp_path / "killed", at) for at in kills] == [-signal.SIGKILL] * len(kills)
+    for kill_at in kills:
+        assert status(tmp_path / "killed", kill_at) == -signal.SIGKILL
     assert status(tmp_path / "killed", 0) == 0
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,29 @@ from refused import refused
 Write = Callable[[nn.Parameter], Any]
 
 
-def assigned(weight: nn.Parameter) -> None:
+def clamp_without_effect(weight: nn.Parameter) -> None:
+    weight.clamp_(-100, 100)
+
+
+def write_past_version_counter(weight: nn.Parameter) -> None:
+    weight.data.mul_(0.99)
+
+
+def write_through_numpy(weight: nn.Parameter) -> None:
+    array = weight.detach().numpy()
+    array *= 0.99
+
+
+def assign_other_memory(weight: nn.Parameter) -> None:
     weight.data = 0.99 * weight.data
 
 
-WRITES: dict[str, Write] = {
-    "a clamp without an effect yet": lambda weight: weight.clamp_(-100, 100),
-    "past the version counter": lambda weight: weight.data.mul_(0.99),
-    "through NumPy": lambda weight: weight.detach().numpy().__imul__(0.99),
-    "other memory": assigned,
-}
+WRITES: list[Write] = [
+    clamp_without_effect,
+    write_past_version_counter,
+    write_through_numpy,
+    assign_other_memory,
+]
 
 
 class Writing(nn.Module):
@@ -77,47 +90,65 @@ def train(run: sf.Run, *, own_steps: bool) -> None:
 @pytest.mark.parametrize("has_directory", [False, True])
 @pytest.mark.parametrize("write", WRITES)
 def test_a_pass_that_writes_weights_is_refused_by_name_before_an_update(
-    write: str, has_directory: bool, own_steps: bool, tmp_path: Path
+    write: Write, has_directory: bool, own_steps: bool, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run" if has_directory else None
-    run = run_of(lambda: Writing(WRITES[write]), run_dir=run_dir)
+    run = run_of(lambda: Writing(write), run_dir=run_dir)
+
     with refused("pass-writes-weights", names=["model.layer.weight"]):
         train(run, own_steps=own_steps)
+
     assert run.state.step == 0
 
 
 @pytest.mark.parametrize("has_directory", [False, True])
 def test_initialization_by_the_first_batch_is_refused(has_directory: bool, tmp_path: Path) -> None:
     run_dir = tmp_path / "run" if has_directory else None
-    write = WRITES["past the version counter"]
-    run = run_of(lambda: Writing(write, once=True), run_dir=run_dir)
+    run = run_of(lambda: Writing(write_past_version_counter, once=True), run_dir=run_dir)
     with refused("pass-writes-weights", names=["model.layer.weight"]):
         run.train()
 
 
-@pytest.mark.parametrize("own_steps", [False, True])
-def test_a_body_may_write_weights(own_steps: bool, tmp_path: Path) -> None:
-    for run_dir in (None, tmp_path / "run"):
-        run = run_of(Writing, run_dir=run_dir)
-        weight = run.state.model.get_parameter("layer.weight")
-        with run:
-            for step in run.steps() if own_steps else run:
-                with torch.no_grad():
-                    weight.clamp_(-0.01, 0.01)
-                if own_steps:
-                    sf.forward_backward(step)
-                    with torch.no_grad():
-                        weight.mul_(0.9)
-                    sf.update(step)
-        assert run.state.step == 3
+@pytest.mark.parametrize("has_directory", [False, True])
+def test_a_body_may_write_weights(has_directory: bool, tmp_path: Path) -> None:
+    run = run_of(Writing, run_dir=tmp_path / "run" if has_directory else None)
+    weight = run.state.model.get_parameter("layer.weight")
+    with run:
+        for _ in run:
+            with torch.no_grad():
+                weight.clamp_(-0.01, 0.01)
+
+    assert run.state.step == 3
 
 
-def test_check_state_lets_a_pass_write(tmp_path: Path) -> None:
-    write = WRITES["past the version counter"]
-    for run_dir in (None, tmp_path / "run"):
-        run = run_of(lambda: Writing(write), run_dir=run_dir, check_state=False)
-        run.train()
-        assert run.state.step == 3
+@pytest.mark.parametrize("has_directory", [False, True])
+def test_a_loop_of_ones_own_may_write_weights_before_and_after_its_passes(
+    has_directory: bool, tmp_path: Path
+) -> None:
+    run = run_of(Writing, run_dir=tmp_path / "run" if has_directory else None)
+    weight = run.state.model.get_parameter("layer.weight")
+    with run:
+        for step in run.steps():
+            with torch.no_grad():
+                weight.clamp_(-0.01, 0.01)
+            sf.forward_backward(step)
+            with torch.no_grad():
+                weight.mul_(0.9)
+            sf.update(step)
+
+    assert run.state.step == 3
+
+
+@pytest.mark.parametrize("has_directory", [False, True])
+def test_without_check_state_a_pass_may_write(has_directory: bool, tmp_path: Path) -> None:
+    run = run_of(
+        lambda: Writing(write_past_version_counter),
+        run_dir=tmp_path / "run" if has_directory else None,
+        check_state=False,
+    )
+    run.train()
+
+    assert run.state.step == 3
 
 
 @pytest.mark.parametrize(
@@ -148,6 +179,14 @@ class Margin(nn.Module):
         return (model(batch[0]) - self.center).square().mean()
 
 
+def steps_made_with(loss: Any, run: sf.Run) -> Iterator[sf.Step]:
+    """In a loop of one's own, where only the step knows its loss."""
+    for step in run.steps():
+        sf.forward_backward(step, loss)
+        sf.update(step)
+        yield step
+
+
 @pytest.mark.parametrize("own_steps", [False, True])
 @pytest.mark.parametrize("form", ["module", "closure", "tensor"])
 def test_a_parameter_of_a_loss_that_the_body_trains_is_named_unless_it_is_registered(
@@ -162,23 +201,23 @@ def test_a_parameter_of_a_loss_that_the_body_trains_is_named_unless_it_is_regist
         def closure(model: Any, batch: Any) -> Tensor:
             return margin(model, batch)  # type: ignore[no-any-return]
 
-        own = margin if form == "module" else closure
+        loss_fn = margin if form == "module" else closure
         optimizer = torch.optim.SGD([margin.center], lr=0.1)
-        run = run_of(lambda: nn.Linear(4, 2), loss=None if own_steps else own, run_dir=run_dir)
+        loss_of_run = None if own_steps else loss_fn
+        run = run_of(lambda: nn.Linear(4, 2), loss=loss_of_run, run_dir=run_dir)
         if is_registered:
             run.register_state("margin", margin if form == "module" else [margin.center])
             run.register_state("optimizer", optimizer)
         with run:
-            for step in run.steps() if own_steps else run:
-                if own_steps:
-                    sf.forward_backward(step, own)
-                    sf.update(step)
+            for _ in steps_made_with(loss_fn, run) if own_steps else run:
                 optimizer.step()
                 optimizer.zero_grad()
 
     with refused("state-not-saved", when="between two steps") as caught:
         attempt(tmp_path / "unsaved", is_registered=False)
-    assert caught.value.fields["names"][0].endswith("center")
+
+    name, *_ = caught.value.fields["names"]
+    assert name.endswith("center")
     if form != "closure":
         attempt(tmp_path / "saved", is_registered=True)
 

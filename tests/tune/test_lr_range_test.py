@@ -35,7 +35,8 @@ def fall(rates: Curve, at: float) -> Curve:
 
 @pytest.mark.parametrize("at", [1e-4, 1e-3, 1e-2, 0.1])
 def test_the_suggestion_is_where_a_logistic_fall_is_steepest(at: float) -> None:
-    losses = fall(RATES, at) + np.where(100 * at < RATES, np.log10(RATES / (100 * at)), 0)
+    rise = np.where(100 * at < RATES, np.log10(RATES / (100 * at)), 0)
+    losses = fall(RATES, at) + rise
     found = suggest(RATES, losses + 0.01 * NOISE, end="diverged", diverged_at=10.0)
     assert found.suggested == pytest.approx(at, rel=0.35)
     assert found.minimum is not None
@@ -91,20 +92,26 @@ def test_no_rate_is_blamed_for_what_was_not_finite_before() -> None:
 def test_smoothing_is_a_mean_that_moves_a_curve_to_neither_side() -> None:
     line = 5.0 - np.log10(RATES)
     assert smoothed(RATES, line)[40:-40] == pytest.approx(line[40:-40], abs=1e-2)
-    spike = np.where(np.arange(141) == 70, -1.0, 0.0)
-    found = smoothed(RATES, spike)
-    assert found[50:91] == pytest.approx(
-        found[50:91][::-1], rel=0.05
-    )  # but for how near the ends are
-    weights = np.exp(-np.abs(np.arange(141) - 70) * 0.05 / 0.3)
-    assert found[70] == pytest.approx(-1 / weights.sum())
+
+
+def test_smoothing_spreads_a_spike_evenly_to_both_sides() -> None:
+    places = np.arange(len(RATES)) - 70
+    spread = smoothed(RATES, np.where(places == 0, -1.0, 0.0))
+
+    around = spread[50:91]
+    assert around == pytest.approx(around[::-1], rel=0.05)  # but for how near the ends are
+    weights = np.exp(-np.abs(places) * 0.05 / 0.3)
+    assert spread[70] == pytest.approx(-1 / weights.sum())
 
 
 def test_smoothing_is_over_rates_and_not_over_steps() -> None:
-    few, many = np.geomspace(1e-4, 1, 41), np.geomspace(1e-4, 1, 401)
-    assert smoothed(few, fall(few, 0.01)) == pytest.approx(
-        smoothed(many, fall(many, 0.01))[::10], abs=0.02
-    )
+    few = np.geomspace(1e-4, 1, 41)
+    many = np.geomspace(1e-4, 1, 401)
+
+    of_few = smoothed(few, fall(few, 0.01))
+    of_many = smoothed(many, fall(many, 0.01))
+
+    assert of_few == pytest.approx(of_many[::10], abs=0.02)
 
 
 def test_divergence_is_where_the_average_passes_four_times_its_best() -> None:
@@ -116,8 +123,13 @@ def test_divergence_is_where_the_average_passes_four_times_its_best() -> None:
         mean = 0.8 * mean + 0.2 * loss
         weight = 0.8 * weight + 0.2
         means.append(mean / weight)
+
     best = np.minimum.accumulate(means)
-    assert diverged(losses) == int(np.flatnonzero(np.array(means) > 4 * best)[0])
+    first, *_ = np.flatnonzero(np.array(means) > 4 * best)
+    assert diverged(losses) == first
+
+
+def test_a_loss_below_zero_diverges_only_if_it_rises_far_above() -> None:
     assert diverged(np.array([-1.0, -2.0, -1.5, -1.0])) is None  # a log-likelihood
     assert diverged(np.array([-2.0, 60.0])) == 1
 
@@ -162,15 +174,17 @@ def test_all_that_is_wrong_with_a_range_is_told_at_once() -> None:
 def test_one_bad_batch_changes_no_suggestion(place: int, spike: float) -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.02, 100)
     rates = np.geomspace(1e-6, 10.0, 100)
-    curve = fall(rates, 0.01) + noise
-    before = suggest(rates, curve, end="highest").suggested
-    curve[place] = spike
-    after = suggest(rates, curve, end="highest").suggested
-    assert before is not None
-    assert after is not None
-    assert 0.6 < after / before < 1.6
+    falling = fall(rates, 0.01) + noise
     level = 2.3 + noise
+    expected = suggest(rates, falling, end="highest").suggested
+
+    falling[place] = spike
     level[place] = spike
+    suggested = suggest(rates, falling, end="highest").suggested
+
+    assert expected is not None
+    assert suggested is not None
+    assert 0.6 < suggested / expected < 1.6
     assert suggest(rates, level, end="highest").suggested is None
 
 
@@ -181,12 +195,16 @@ def test_of_noise_alone_there_is_seldom_a_suggestion(steps: int) -> None:
     """
     rates = np.geomspace(1e-6, 10.0, steps)
     curves = np.random.default_rng(1).normal(2.3, 0.02, (200, steps))
-    assert sum(suggest(rates, curve, end="highest").suggested is not None for curve in curves) <= 16
+
+    suggested = [suggest(rates, curve, end="highest").suggested for curve in curves]
+
+    assert len([rate for rate in suggested if rate is not None]) <= 16
 
 
 def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_ended() -> None:
     rates = RATES[:-1]
     found = suggest(rates, fall(rates, 0.01), end="diverged", diverged_at=10.0)
+
     lines = str(found).splitlines()
     assert lines[0].split() == ["lr", "loss", "smoothed"]
     assert len(lines) <= 18
@@ -194,26 +212,37 @@ def test_a_result_prints_as_a_short_table_with_the_suggestion_and_why_the_test_e
     assert suggestion.split()[-1] == as_text(found.suggested or 0)
     assert as_text(found.suggested or 0) in found.reason
     assert numbers_in(lines[-1])[:2] == [10, 4]  # it stopped there, at so many times the minimum
+
+
+def test_a_result_without_a_suggestion_prints_none() -> None:
     assert "suggested  " not in str(suggest(RATES[:0], np.zeros(0), end="not finite"))
+
+
+def test_a_test_that_went_to_its_end_says_to_which_rate() -> None:
     assert numbers_in(flat().ended) == [10]
 
 
 def test_the_drawn_curve_ends_where_losses_count_as_less_than_they_are() -> None:
     losses = fall(RATES, 0.01) + np.where(RATES > 1, 100.0, 0.0)
     drawn = chart_of(suggest(RATES, losses, end="diverged", diverged_at=10.0)).lines[1]
-    assert (drawn.name, drawn.points[-1][0]) == ("smoothed", RATES[RATES <= 1][-1])
+
+    last_rate, _ = drawn.points[-1]
+    assert drawn.name == "smoothed"
+    assert last_rate == RATES[RATES <= 1][-1]
     assert [rate for rate, _ in chart_of(flat()).lines[1].points] == RATES.tolist()
 
 
-def test_losses_above_what_is_drawn_are_marks_at_the_top() -> None:
-    for lifted in (0.0, -5.0):  # a logarithmic axis, and a linear one
-        losses = fall(RATES, 0.01) + lifted + np.where(RATES > 5, 1e6, 0.0)
-        chart = chart_of(suggest(RATES, losses, end="diverged", diverged_at=10.0))
-        assert [mark.x for mark in chart.marks if mark.kind == "strange"] == RATES[
-            RATES > 5
-        ].tolist()
-        assert chart.scale == ("linear" if lifted else "log")
-        assert max(value for line in chart.lines for _, value in line.points) < 1e5
+@pytest.mark.parametrize(("least", "scale"), [(0.5, "log"), (-4.5, "linear")])
+def test_losses_above_what_is_drawn_are_marks_at_the_top(least: float, scale: str) -> None:
+    losses = fall(RATES, 0.01) - 0.5 + least
+    losses[RATES > 5] += 1e6
+    chart = chart_of(suggest(RATES, losses, end="diverged", diverged_at=10.0))
+
+    marked = [mark.x for mark in chart.marks if mark.kind == "strange"]
+    assert marked == RATES[RATES > 5].tolist()
+    assert chart.scale == scale
+    for line in chart.lines:
+        assert max(value for _, value in line.points) < 1e5
 
 
 def flat() -> LRRangeTest:
