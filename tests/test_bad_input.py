@@ -21,81 +21,79 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import surefoot as sf
-from small_runs import Net, build
+from run_files import files_below, records_of, same_tensors
+from small_runs import Net, build, loss
 from stated import numbers_in
 from surefoot.checkpoint import Store
 from surefoot.checkpoint.filesystem import Disk
 from surefoot.cli.main import main
-from surefoot.tracking.jsonl import records
 from waiting import HANG_S
 
-Refused = Callable[..., str]
+Refuse = Callable[..., str]
 COMMAND = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
 GPT = [
     "train",
     "gpt",
-    "--length",
-    "3 steps",
-    "--model.width",
-    "16",
-    "--model.context",
-    "8",
-    "--model.layers",
-    "1",
+    "--length=3 steps",
+    "--model.width=16",
+    "--model.context=8",
+    "--model.layers=1",
 ]
 
 
 @pytest.fixture
-def refused(
+def refuse_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Refused:
+) -> Refuse:
     """What `surefoot ...` says of a mistake: short, without traceback, and with the exit status
     expected.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["surefoot"])
 
-    def said(*arguments: str, status: int) -> str:
+    def run_and_fail(*arguments: str, status: int) -> str:
         with pytest.raises(SystemExit) as end:
             main(list(arguments))
         error = capsys.readouterr().err
+        lines = error.splitlines()
+        without_codes = [line for line in lines if not re.fullmatch(r"  \[[a-z-]+\]", line)]
         assert end.value.code == status, error
         assert error.startswith("error: ")
-        before_code = [
-            line for line in error.splitlines() if not re.fullmatch(r"  \[[a-z-]+\]", line)
-        ]
-        assert len(before_code) <= 5, error
+        assert len(without_codes) <= 5, error
         assert "Traceback" not in error
         return error
 
-    return said
+    return run_and_fail
 
 
 @pytest.fixture
-def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
+def refuse_run(refuse_command: Refuse, monkeypatch: pytest.MonkeyPatch) -> Refuse:
     """The same for a run that a program of the user's own builds, with some argument of
     `small_runs.build` changed.
     """
     from surefoot.program import Program
 
-    def said(
+    def train_and_fail(
         status: int,
         run_dir: str | None = None,
         *,
         late: Callable[[], dict[str, Any]] = dict,
         **changes: Any,
     ) -> str:
-        def builds() -> sf.Run:
+        """`late` makes changes that may be refused where they are made."""
+
+        def build_run() -> sf.Run:
             return build(**{"run_dir": run_dir, **changes, **late()})
 
-        program = Program(builds, None, {"kind": "file"}, {})
+        program = Program(build_run, None, {"kind": "file"}, {})
         monkeypatch.setattr("surefoot.cli.processes.find_program", lambda name: program)
-        return refused("train", "mine.py", status=status)
+        return refuse_command("train", "mine.py", status=status)
 
-    return said
+    return train_and_fail
 
 
 # --- typed wrong ----------------------------------------------------------------------------------
@@ -152,126 +150,148 @@ def run_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> Refused:
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_shortly_and_nothing_is_written(
-    arguments: list[str], says: str, refused: Refused, tmp_path: Path
+    arguments: list[str], says: str, refuse_command: Refuse, tmp_path: Path
 ) -> None:
-    assert says in refused(*arguments, status=2)
+    error = refuse_command(*arguments, status=2)
+
+    assert says in error
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n", b"\xff\xfe\x00"])
 def test_a_text_that_is_missing_empty_or_none_is_a_data_error(
-    content: bytes | None, refused: Refused, tmp_path: Path
+    content: bytes | None, refuse_command: Refuse, tmp_path: Path
 ) -> None:
     if content is not None:
         (tmp_path / "text.txt").write_bytes(content)
-    assert "text.txt" in refused(*GPT, "--data.path", "text.txt", status=3)
+
+    error = refuse_command(*GPT, "--data.path", "text.txt", status=3)
+
+    assert "text.txt" in error
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_text_shorter_than_the_context_is_a_data_error(refused: Refused, tmp_path: Path) -> None:
+def test_a_text_shorter_than_the_context_is_a_data_error(
+    refuse_command: Refuse, tmp_path: Path
+) -> None:
     (tmp_path / "text.txt").write_text("short")
-    refused(*GPT, "--data.path", "text.txt", status=3)
+    refuse_command(*GPT, "--data.path", "text.txt", status=3)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_the_installed_command_gives_status_and_message_too(tmp_path: Path) -> None:
-    for arguments, status in (
-        (["train", "gpt", "--lenght", "3"], 2),
-        ([*GPT, "--data.path", "nowhere"], 3),
-    ):
-        done = subprocess.run(
-            [*COMMAND, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=HANG_S,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
-        assert len(done.stderr.splitlines()) <= 5
-        assert done.stderr.startswith("error: ")
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["train", "gpt", "--lenght", "3"], 2), ([*GPT, "--data.path", "nowhere"], 3)],
+)
+def test_the_installed_command_gives_status_and_message_too(
+    arguments: list[str], status: int, tmp_path: Path
+) -> None:
+    process = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert process.returncode == status, process.stderr
+    assert len(process.stderr.splitlines()) <= 5
+    assert process.stderr.startswith("error: ")
 
 
 # --- a loss, a model, data that cannot be trained with --------------------------------------------
 
 
-def per_sample(model: nn.Module, batch: Any) -> Tensor:
+def loss_of_each_sample(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def detached(model: nn.Module, batch: Any) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1]).detach()
+def detached_loss(model: nn.Module, batch: Any) -> Tensor:
+    return loss(model, batch).detach()
 
 
-def read(model: nn.Module, batch: Any) -> float:
-    return float(F.cross_entropy(model(batch[0]), batch[1]).detach())
+def loss_as_number(model: nn.Module, batch: Any) -> float:
+    return loss(model, batch).item()
 
 
-def in_a_list(model: nn.Module, batch: Any) -> Any:
-    return [F.cross_entropy(model(batch[0]), batch[1])]
+def loss_in_a_list(model: nn.Module, batch: Any) -> Any:
+    return [loss(model, batch)]
 
 
-def empty(model: nn.Module, batch: Any) -> None:
+def no_loss(model: nn.Module, batch: Any) -> None:
     return None
 
 
 @pytest.mark.parametrize(
-    ("loss", "says"),
+    ("loss", "code"),
     [
-        (per_sample, "[loss-not-a-scalar]"),
-        (detached, "[loss-without-gradient]"),
-        (read, "[loss-not-a-tensor]"),
-        (in_a_list, "[loss-not-a-tensor]"),
+        (loss_of_each_sample, "[loss-not-a-scalar]"),
+        (detached_loss, "[loss-without-gradient]"),
+        (loss_as_number, "[loss-not-a-tensor]"),
+        (loss_in_a_list, "[loss-not-a-tensor]"),
     ],
 )
 def test_a_loss_that_is_no_loss_is_refused_and_step_0_stands(
-    loss: Any, says: str, run_refused: Refused, tmp_path: Path
+    loss: Any, code: str, refuse_run: Refuse, tmp_path: Path
 ) -> None:
-    assert says in run_refused(2, run_dir="run", loss=loss)
+    error = refuse_run(2, run_dir="run", loss=loss)
+
+    assert code in error
     assert Store(tmp_path / "run" / "checkpoints").steps() == [0]
 
 
-def test_a_loss_that_returns_nothing_is_refused(run_refused: Refused) -> None:
-    assert "[every-sample-left-out]" in run_refused(2, run_dir="run", loss=empty)
+def test_a_loss_that_returns_nothing_is_refused(refuse_run: Refuse) -> None:
+    assert "[every-sample-left-out]" in refuse_run(2, run_dir="run", loss=no_loss)
 
 
-def test_a_device_of_no_name_of_torch_says_which_to_write(run_refused: Refused) -> None:
-    said = run_refused(2, device="gpu")
-    assert "[device-unusable]" in said
-    assert 'device="cuda"' in said  # the program takes no setting as a flag
-    assert "vulkan" not in said
+def test_a_device_of_no_name_of_torch_says_which_to_write(refuse_run: Refuse) -> None:
+    error = refuse_run(2, device="gpu")
+    assert "[device-unusable]" in error
+    assert 'device="cuda"' in error  # the program takes no setting as a flag
+    assert "vulkan" not in error
 
 
+@pytest.mark.parametrize(
+    ("length", "remedy"), [("1 epochs", 'length="15 epochs"'), ("6 steps", 'length="90 steps"')]
+)
 def test_a_warm_up_that_does_not_fit_suggests_a_length_in_the_users_unit(
-    run_refused: Refused,
+    length: str, remedy: str, refuse_run: Refuse
 ) -> None:
-    warmup = sf.schedules.cosine(warmup="9 steps")
-    sizes = {"train_data": data(), "batch_size": 4, "splits": None, "early_stopping": None}
-    assert "9 steps (9 steps)" not in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
-    assert 'length="15 epochs"' in run_refused(2, **sizes, length="1 epochs", schedule=warmup)
-    assert 'length="90 steps"' in run_refused(2, **sizes, length="6 steps", schedule=warmup)
+    error = refuse_run(
+        2,
+        train_data=data(),
+        batch_size=4,
+        splits=None,
+        early_stopping=None,
+        length=length,
+        schedule=sf.schedules.cosine(warmup="9 steps"),
+    )
+    assert remedy in error
+    assert "9 steps (9 steps)" not in error
 
 
-def frozen() -> nn.Module:
+def frozen_model() -> nn.Module:
     return Net().requires_grad_(False)
 
 
 @pytest.mark.parametrize(
-    ("model", "says"), [(frozen, "no trainable parameter"), (lambda: 3, "is a int")]
+    ("model", "says"), [(frozen_model, "no trainable parameter"), (lambda: 3, "is a int")]
 )
 def test_a_model_that_cannot_be_trained_is_refused(
-    model: Any, says: str, run_refused: Refused, tmp_path: Path
+    model: Any, says: str, refuse_run: Refuse, tmp_path: Path
 ) -> None:
-    assert says in run_refused(2, run_dir="run", model=model)
+    error = refuse_run(2, run_dir="run", model=model)
+
+    assert says in error
     assert not (tmp_path / "run").exists()
 
 
 def data(samples: int = 24) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(samples, 8, generator=generator), torch.randint(
-        3, (samples,), generator=generator
-    )
+    inputs = torch.randn(samples, 8, generator=generator)
+    labels = torch.randint(3, (samples,), generator=generator)
+    return inputs, labels
 
 
 PLAIN: dict[str, Any] = {
@@ -284,72 +304,81 @@ PLAIN: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrong", [3, -1])
 def test_a_target_out_of_range_names_sample_and_step(
-    wrong: int, run_refused: Refused, tmp_path: Path
+    wrong: int, refuse_run: Refuse, tmp_path: Path
 ) -> None:
     inputs, labels = data()
     labels[17] = wrong
-    said = run_refused(3, run_dir="run", train_data=(inputs, labels), **PLAIN)
-    order = [17 in ids for ids in batches_of(inputs, labels)]
-    assert "[target-out-of-range]" in said
-    assert numbers_in(said)[:3] == [wrong, order.index(True), 17]
+    step = step_of_sample(17, inputs, labels)
+
+    error = refuse_run(3, run_dir="run", train_data=(inputs, labels), **PLAIN)
+
+    assert "[target-out-of-range]" in error
+    assert numbers_in(error)[:3] == [wrong, step, 17]
     assert 0 in Store(tmp_path / "run" / "checkpoints").steps()
     assert list((tmp_path / "run" / "crash").iterdir())
 
 
-def test_a_target_out_of_range_of_many_classes_is_named_too(run_refused: Refused) -> None:
+def test_a_target_out_of_range_of_many_classes_is_named_too(refuse_run: Refuse) -> None:
     """Above 16,384 classes the loss takes its logits in pieces, and torch words it otherwise."""
     inputs, labels = data()
     labels[17] = 20_000
 
-    def loss(model: nn.Module, batch: Any) -> sf.Mean:
+    def loss_in_pieces(model: nn.Module, batch: Any) -> sf.Mean:
         return sf.losses.linear_cross_entropy(batch[0], model[0].weight, batch[1])  # type: ignore[index,arg-type]
 
-    many = {
-        "model": lambda: nn.Sequential(nn.Linear(8, 20_000)),
-        "loss": loss,
-        "train_data": (inputs, labels),
-    }
-    said = run_refused(3, **many, **PLAIN)
-    assert "[target-out-of-range]" in said
-    target, _, sample, *_ = numbers_in(said)
-    assert (target, sample) == (20_000, 17)
+    error = refuse_run(
+        3,
+        model=lambda: nn.Sequential(nn.Linear(8, 20_000)),
+        loss=loss_in_pieces,
+        train_data=(inputs, labels),
+        **PLAIN,
+    )
+
+    assert "[target-out-of-range]" in error
+    target, _step, sample, *_ = numbers_in(error)
+    assert target == 20_000
+    assert sample == 17
 
 
 def test_an_index_of_the_users_own_that_is_out_of_range_is_no_label(tmp_path: Path) -> None:
     inputs, labels = data()
 
-    def loss(model: nn.Module, batch: Any) -> Tensor:
+    def loss_with_index(model: nn.Module, batch: Any) -> Tensor:
         weights = torch.ones(2)
-        return F.cross_entropy(model(batch[0]), batch[1]) * weights[2]
+        return loss(model, batch) * weights[2]
 
+    run = build(tmp_path / "run", loss=loss_with_index, train_data=(inputs, labels), **PLAIN)
     with pytest.raises(IndexError, match="index 2 is out of bounds"):
-        build(tmp_path / "run", loss=loss, train_data=(inputs, labels), **PLAIN).train()
+        run.train()
 
 
-def batches_of(*tensors: Tensor) -> list[list[int]]:
-    run = build(None, train_data=(tensors[0], tensors[1].clamp(0, 2)), **PLAIN)
-    with run:
-        return [
-            [int(sample) for part in step.micro_batches for sample in part.sample_ids]
-            for step in run
-        ]
+def step_of_sample(sample: int, inputs: Tensor, labels: Tensor) -> int:
+    """The first step that reads a sample, where all labels are in range."""
+    with build(None, train_data=(inputs, labels.clamp(0, 2)), **PLAIN) as run:
+        for step in run:
+            for micro_batch in step.micro_batches:
+                if sample in micro_batch.sample_ids.tolist():
+                    return step.index
+    raise AssertionError(f"no step reads sample {sample}")
 
 
 def test_nan_in_the_data_names_the_sample_and_keeps_the_weights_of_the_last_good_step(
-    run_refused: Refused, tmp_path: Path
+    refuse_run: Refuse, tmp_path: Path
 ) -> None:
     inputs, labels = data(8)  # one batch: from some pass on, every step would hold it
     poisoned = inputs.clone()
     poisoned[5, 2] = float("nan")
     changes = PLAIN | {"length": "30 steps", "log_every": "4 steps"}
-    said = run_refused(5, run_dir="run", train_data=(poisoned, labels), **changes)
-    assert "sample 5" in said
-    assert 0 in numbers_in(said)  # the step whose weights are saved
+    untrained = build(None, train_data=(inputs, labels), **changes).state.models["model"]
+
+    error = refuse_run(5, run_dir="run", train_data=(poisoned, labels), **changes)
+
+    assert "sample 5" in error
+    assert 0 in numbers_in(error)  # the step whose weights are saved
     store = Store(tmp_path / "run" / "checkpoints")
-    fresh = build(None, train_data=(inputs, labels), **changes).state.models["model"].state_dict()
+    assert store.steps()
     for step in store.steps():
-        held = store.at(step).files["model"]
-        assert all(torch.equal(held[name], value) for name, value in fresh.items()), step
+        assert same_tensors(store.at(step).tensors("model"), untrained.state_dict()), step
 
 
 def test_a_single_nan_sample_is_skipped_shown_and_the_run_goes_on(
@@ -357,74 +386,78 @@ def test_a_single_nan_sample_is_skipped_shown_and_the_run_goes_on(
 ) -> None:
     inputs, labels = data()
     inputs[5, 2] = float("nan")
-    build(
-        None, train_data=(inputs, labels), console=True, **(PLAIN | {"log_every": "3 steps"})
-    ).train()
+
+    build(None, train_data=(inputs, labels), console=True, log_every="3 steps", **PLAIN).train()
+
     assert capsys.readouterr().out.count("skipped=") == 2  # each pass of three steps holds it once
 
 
-class Stream(torch.utils.data.IterableDataset[Any]):
+class EmptyStream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([])
 
 
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [(iter([1]), "[stream-source-read-once]"), (EmptyStream(), "[stream-empty]")],
+    ids=["read once", "no rows"],
+)
 def test_a_source_that_can_be_read_only_once_or_has_no_rows_is_a_data_error(
-    run_refused: Refused, tmp_path: Path
+    source: Any, code: str, refuse_run: Refuse, tmp_path: Path
 ) -> None:
-    steps = {**PLAIN, "length": "3 steps"}
-    said = run_refused(3, run_dir="run", train_data=iter([1]), **steps)
-    assert "[stream-source-read-once]" in said
-    assert "[stream-empty]" in run_refused(3, run_dir="run", train_data=Stream(), **steps)
+    error = refuse_run(3, run_dir="run", train_data=source, **PLAIN)
+
+    assert code in error
     assert not (tmp_path / "run").exists()
 
 
-def test_an_empty_data_set_is_a_data_error(run_refused: Refused, tmp_path: Path) -> None:
-    assert "empty" in run_refused(3, run_dir="run", train_data=data(0), **PLAIN)
+def test_an_empty_data_set_is_a_data_error(refuse_run: Refuse, tmp_path: Path) -> None:
+    error = refuse_run(3, run_dir="run", train_data=data(0), **PLAIN)
+
+    assert "empty" in error
     assert not (tmp_path / "run").exists()
 
 
 # --- somebody else's checkpoint -------------------------------------------------------------------
 
 
-def files_below(path: Path) -> dict[Path, bytes]:
-    return {
-        file: file.read_bytes()
-        for file in path.rglob("*")
-        if file.is_file() and file.name != "events"
-    }
-
-
-def wider() -> nn.Module:
+def wider_model() -> nn.Module:
     return nn.Sequential(
         nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 3)
     )
 
 
 def test_a_checkpoint_of_another_model_is_refused_naming_a_tensor_and_left_alone(
-    run_refused: Refused, tmp_path: Path
+    refuse_run: Refuse, tmp_path: Path
 ) -> None:
     build("run", length="4 steps", schedule=None).train()
     before = files_below(tmp_path / "run" / "checkpoints")
-    said = run_refused(4, run_dir="run", length="4 steps", schedule=None, model=wider)
-    assert re.search(r"0\.weight", said)
-    assert "16" in said
-    assert "32" in said
+
+    error = refuse_run(4, run_dir="run", length="4 steps", schedule=None, model=wider_model)
+
+    assert "0.weight" in error
+    assert "16" in error
+    assert "32" in error
     assert files_below(tmp_path / "run" / "checkpoints") == before
 
 
-def test_initial_weights_of_nothing_that_fits_are_refused(
-    run_refused: Refused, tmp_path: Path
-) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
-    (tmp_path / "pickle.pt").write_bytes(b"\x80\x02.")
-    for file, code in (
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
         ("other.safetensors", "[no-initial-weight-fits]"),
         ("pickle.pt", "[weights-unreadable]"),
         ("nowhere", "[initial-weights-missing]"),
-    ):
-        assert code in run_refused(4, run_dir="run", init_from=file)
+    ],
+)
+def test_initial_weights_of_nothing_that_fits_are_refused(
+    file: str, code: str, refuse_run: Refuse, tmp_path: Path
+) -> None:
+    save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
+    (tmp_path / "pickle.pt").write_bytes(b"\x80\x02.")
+
+    error = refuse_run(4, run_dir="run", init_from=file)
+
+    assert code in error
     assert Store(tmp_path / "run" / "checkpoints").steps() == []
 
 
@@ -436,54 +469,55 @@ class Failing:
     times.
     """
 
-    def __init__(self, kind: int, *, after: int = 0, times: int = 1 << 30) -> None:
-        self.kind = kind
+    def __init__(self, error: int, *, after: int = 0, times: int = 1 << 30) -> None:
+        self.error = error
         self.left = after
         self.times = times
         self.disk = Disk()
 
     def __getattr__(self, name: str) -> Any:
-        held = getattr(self.disk, name)
+        operation = getattr(self.disk, name)
         if name not in ("create", "append", "flush", "make_directory"):
-            return held
+            return operation
 
-        def failing(*arguments: Any) -> Any:
+        def fail_when_due(*arguments: Any) -> Any:
             self.left -= 1
-            if self.left < 0 < self.times:
+            if self.left < 0 and self.times > 0:
                 self.times -= 1
-                raise OSError(self.kind, os.strerror(self.kind))
-            return held(*arguments)
+                raise OSError(self.error, os.strerror(self.error))
+            return operation(*arguments)
 
-        return failing
+        return fail_when_due
 
 
-def test_an_output_directory_below_a_file_is_refused(run_refused: Refused, tmp_path: Path) -> None:
+def test_an_output_directory_below_a_file_is_refused(refuse_run: Refuse, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    assert "[run-directory-not-writable]" in run_refused(2, run_dir="file/run")
+    assert "[run-directory-not-writable]" in refuse_run(2, run_dir="file/run")
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_an_output_that_is_a_file_is_refused(run_refused: Refused, tmp_path: Path) -> None:
+def test_an_output_that_is_a_file_is_refused(refuse_run: Refuse, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
-    assert "[run-directory-not-writable]" in run_refused(2, run_dir="file")
+    assert "[run-directory-not-writable]" in refuse_run(2, run_dir="file")
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@pytest.mark.parametrize("kind", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_takes_nothing_ends_the_run_before_its_first_step(
-    kind: int, run_refused: Refused
+    error: int, refuse_run: Refuse
 ) -> None:
-    passes = []
+    passes = 0
 
-    def counted(model: nn.Module, batch: Any) -> Tensor:
+    def counted_loss(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal passes
         if torch.is_grad_enabled():  # which they are not in the pass of the start
-            passes.append(1)
-        return F.cross_entropy(model(batch[0]), batch[1])
+            passes += 1
+        return loss(model, batch)
 
-    assert os.strerror(kind) in run_refused(
-        4, run_dir="run", disk=Failing(kind), loss=counted, check_state=False
-    )
-    assert passes == []
+    text = refuse_run(4, run_dir="run", disk=Failing(error), loss=counted_loss)
+
+    assert os.strerror(error) in text
+    assert passes == 0
 
 
 def operations_of_the_first_save(tmp_path: Path) -> int:
@@ -498,7 +532,9 @@ def test_a_disk_that_is_full_for_a_while_is_told_loudly_and_the_run_ends_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disk = Failing(errno.ENOSPC, after=operations_of_the_first_save(tmp_path), times=2)
+
     build(str(tmp_path / "run"), disk=disk, console=True, length="12 steps").train()
+
     assert capsys.readouterr().out.count("NOT SAVED") == 2
     store = Store(tmp_path / "run" / "checkpoints")
     assert store.newest_intact() is not None
@@ -507,15 +543,19 @@ def test_a_disk_that_is_full_for_a_while_is_told_loudly_and_the_run_ends_saved(
 
 
 def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_stands(
-    run_refused: Refused, tmp_path: Path
+    refuse_run: Refuse, tmp_path: Path
 ) -> None:
     disk = Failing(errno.ENOSPC, after=operations_of_the_first_save(tmp_path))
-    said = run_refused(4, run_dir="run", disk=disk, length="12 steps")
-    assert "step 12" in said
-    assert "step-00000000" in said
-    found = Store(tmp_path / "run" / "checkpoints").newest_intact()
-    assert found is not None
-    assert (found[0].step, found[1]) == (0, [])
+
+    error = refuse_run(4, run_dir="run", disk=disk, length="12 steps")
+
+    assert "step 12" in error
+    assert "step-00000000" in error
+    newest = Store(tmp_path / "run" / "checkpoints").newest_intact()
+    assert newest is not None
+    checkpoint, damaged = newest
+    assert checkpoint.step == 0
+    assert damaged == []
 
 
 @pytest.mark.parametrize(
@@ -533,10 +573,8 @@ def test_a_disk_that_stays_full_never_ends_with_success_and_the_good_checkpoint_
         "a\nb",
     ],
 )
-def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(
-    name: str, run_refused: Refused, tmp_path: Path
-) -> None:
-    assert "[extra-file-name]" in run_refused(2, extra_files={name: "text"})
+def test_a_file_of_a_recipe_cannot_take_the_place_of_ours(name: str, refuse_run: Refuse) -> None:
+    assert "[extra-file-name]" in refuse_run(2, extra_files={name: "text"})
 
 
 class Unsized(torch.utils.data.IterableDataset[int]):
@@ -551,56 +589,63 @@ def named_loss(outputs: Any, targets: Any) -> sf.Mean:
 named_loss.__name__ = "loss"
 
 
-def splits(name: str = "val", **settings: Any) -> dict[str, Any]:
+def with_split(name: str = "val", **settings: Any) -> dict[str, Any]:
     return {"splits": {name: sf.Split(**{"data": data(), **settings})}}
 
 
-def stopping(**settings: Any) -> dict[str, Any]:
+def with_stopping(**settings: Any) -> dict[str, Any]:
     return {"early_stopping": sf.EarlyStopping("min val/loss", **{"patience": 1, **settings})}
 
 
-MISTAKEN: list[tuple[str, int, Callable[[], dict[str, Any]]]] = [
-    ("[split-not-wrapped]", 2, lambda: {"splits": {"val": data()}}),
-    ("[data-set-empty]", 3, lambda: splits(data=data(0))),
-    ("[split-stream-without-end]", 3, lambda: splits(data=Unsized())),
-    ("[split-name-invalid]", 2, lambda: splits("a/b")),
-    ("[setting-out-of-range]", 2, lambda: splits(batch_size=0)),
-    ("[setting-out-of-range]", 2, lambda: splits(batch_size="8")),
-    (
-        "[metric-name-twice]",
-        2,
-        lambda: splits(metrics=[sf.metrics.accuracy, sf.metrics.accuracy]),
-    ),
-    ("[metric-name-twice]", 2, lambda: splits(metrics=named_loss)),
-    ("[not-a-metric]", 2, lambda: splits(metrics="accuracy")),
-    ("[not-a-metric]", 2, lambda: splits(metrics=sf.metrics.ClassificationReport)),
-    ("[not-a-metric]", 2, lambda: splits(metrics=0.5)),
-    ("[setting-out-of-range]", 2, lambda: stopping(patience=0)),
-    ("[setting-out-of-range]", 2, lambda: stopping(min_delta=float("nan"))),
-    ("[schedule-of-another-form]", 2, lambda: {"schedule": "cosine"}),
-    ("batch_size = 64.0", 2, lambda: {"batch_size": 64.0}),
-    (
-        "[optimizer-instance-misfit]",
-        2,
-        lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
-    ),
-    ("seed = -1", 2, lambda: {"seed": -1}),
-    ("seed = 18446744073709551616", 2, lambda: {"seed": 1 << 64}),
-    ("a lazy module", 2, lambda: {"model": lambda: nn.LazyLinear(3)}),
-    ("[path-empty]", 2, lambda: {"run_dir": ""}),
-]
-
-
-@pytest.mark.parametrize(("says", "status", "changes"), MISTAKEN)
+@pytest.mark.parametrize(
+    ("says", "changes"),
+    [
+        ("[split-not-wrapped]", lambda: {"splits": {"val": data()}}),
+        ("[split-name-invalid]", lambda: with_split("a/b")),
+        ("[setting-out-of-range]", lambda: with_split(batch_size=0)),
+        ("[setting-out-of-range]", lambda: with_split(batch_size="8")),
+        (
+            "[metric-name-twice]",
+            lambda: with_split(metrics=[sf.metrics.accuracy, sf.metrics.accuracy]),
+        ),
+        ("[metric-name-twice]", lambda: with_split(metrics=named_loss)),
+        ("[not-a-metric]", lambda: with_split(metrics="accuracy")),
+        ("[not-a-metric]", lambda: with_split(metrics=sf.metrics.ClassificationReport)),
+        ("[not-a-metric]", lambda: with_split(metrics=0.5)),
+        ("[setting-out-of-range]", lambda: with_stopping(patience=0)),
+        ("[setting-out-of-range]", lambda: with_stopping(min_delta=float("nan"))),
+        ("[schedule-of-another-form]", lambda: {"schedule": "cosine"}),
+        ("batch_size = 64.0", lambda: {"batch_size": 64.0}),
+        (
+            "[optimizer-instance-misfit]",
+            lambda: {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))])},
+        ),
+        ("seed = -1", lambda: {"seed": -1}),
+        ("seed = 18446744073709551616", lambda: {"seed": 1 << 64}),
+        ("a lazy module", lambda: {"model": lambda: nn.LazyLinear(3)}),
+        ("[path-empty]", lambda: {"run_dir": ""}),
+    ],
+)
 def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
-    says: str,
-    status: int,
-    changes: Callable[[], dict[str, Any]],
-    run_refused: Refused,
-    tmp_path: Path,
+    says: str, changes: Callable[[], dict[str, Any]], refuse_run: Refuse, tmp_path: Path
 ) -> None:
-    plain = {"schedule": None, "early_stopping": None, "splits": None, "train_data": data()}
-    assert says in run_refused(status, "run", late=lambda: {**plain, **changes()})
+    error = refuse_run(2, "run", late=lambda: {**PLAIN, "train_data": data(), **changes()})
+
+    assert says in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "split_data"),
+    [("[data-set-empty]", data(0)), ("[split-stream-without-end]", Unsized())],
+    ids=["empty", "without an end"],
+)
+def test_a_split_that_cannot_be_scored_is_refused_before_anything_is_written(
+    code: str, split_data: Any, refuse_run: Refuse, tmp_path: Path
+) -> None:
+    error = refuse_run(3, "run", late=lambda: {**PLAIN, **with_split(data=split_data)})
+
+    assert code in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -609,10 +654,10 @@ def test_what_a_caller_mistakes_is_refused_before_anything_is_written(
     [["--sample-tokens", "-5"], ["--cloze-questions", "-1"], ["--early-stopping.patience", "0"]],
 )
 def test_numbers_below_nothing_are_refused_before_the_training(
-    flags: list[str], refused: Refused, tmp_path: Path
+    flags: list[str], refuse_command: Refuse, tmp_path: Path
 ) -> None:
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
-    refused(*GPT, "--data.path", "text.txt", "--run-dir", "run", *flags, status=2)
+    refuse_command(*GPT, "--data.path", "text.txt", "--run-dir", "run", *flags, status=2)
     assert not (tmp_path / "run").exists()
 
 
@@ -626,34 +671,28 @@ def test_numbers_below_nothing_are_refused_before_the_training(
         (["--config", "nope.toml"], "[path-not-usable]"),
     ],
 )
-def test_a_mistyped_flag_is_told_in_words(flags: list[str], says: str, refused: Refused) -> None:
-    error = refused(*GPT, *flags, status=2)
+def test_a_mistyped_flag_is_told_in_words(
+    flags: list[str], says: str, refuse_command: Refuse
+) -> None:
+    error = refuse_command(*GPT, *flags, status=2)
     assert says in error
     assert "int()" not in error
 
 
-def test_each_of_several_problems_is_marked_as_one(refused: Refused) -> None:
-    error = refused(*GPT, "--seed", "-1", "--workers", "-1", status=2)
+def test_each_of_several_problems_is_marked_as_one(refuse_command: Refuse) -> None:
+    error = refuse_command(*GPT, "--seed", "-1", "--workers", "-1", status=2)
     problems = [line for line in error.splitlines() if not line.startswith(" ")]
     assert [line[:6] for line in problems] == ["error:", "error:"]
 
 
 def test_a_small_text_is_trained_on_without_questions(tmp_path: Path) -> None:
     """There is too little of it to hold out for them, and nobody asked for any."""
-    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 20)
-    main(
-        [
-            *GPT,
-            "--data.path",
-            str(tmp_path / "text.txt"),
-            "--run-dir",
-            str(tmp_path / "run"),
-            "--model.context",
-            "16",
-        ]
-    )
-    (scores,) = [
-        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "eval"
-    ][-1:]
+    text = tmp_path / "text.txt"
+    run_dir = tmp_path / "run"
+    text.write_text("to be or not to be, that is the question\n" * 20)
+
+    main([*GPT, "--model.context=16", f"--data.path={text}", f"--run-dir={run_dir}"])
+
+    *_, scores = records_of(run_dir, "eval")
     assert "val/loss" in scores
     assert "cloze/accuracy" not in scores
