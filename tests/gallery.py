@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self
@@ -64,8 +65,7 @@ class Plain:
         self.key = run.parts.task.key
         models = run.state.models
         self.optimizers = {
-            name: build([each for each in models[name].parameters() if each.requires_grad])
-            for name, build in optimizers.items()
+            name: build(trainable_parameters(models[name])) for name, build in optimizers.items()
         }
         self.schedulers: list[Any] = []
         self.models = models if len(models) > 1 else run.state.model
@@ -95,12 +95,16 @@ class Plain:
             pass
 
     def forward_backward(self, step: Any, loss: Any = None) -> Tensor:
+        loss_function = loss or self.loss
+
         def closure() -> Tensor:
             seed_generators(fold(self.key, step.index, 0))
-            passed = (loss or self.loss)(self.models, step.batch)
-            mean: Tensor = passed[0] if isinstance(passed, tuple) else passed
+            mean = loss_function(self.models, step.batch)
+            if isinstance(mean, tuple):  # with outputs for metrics
+                mean = mean[0]
             mean.backward()
-            return mean.detach()
+            value: Tensor = mean.detach()
+            return value
 
         value = closure()
         step.closure = closure
@@ -110,11 +114,18 @@ class Plain:
     def update(self, step: Any, *names: str) -> None:
         for name in names or self.optimizers:
             optimizer = self.optimizers[name]
-            parameters = [each for group in optimizer.param_groups for each in group["params"]]
             if self.clip.startswith("norm"):
-                nn.utils.clip_grad_norm_(parameters, float(self.clip.split()[1]))
+                groups = [group["params"] for group in optimizer.param_groups]
+                max_norm = float(self.clip.split()[1])
+                nn.utils.clip_grad_norm_([*chain.from_iterable(groups)], max_norm)
             if isinstance(optimizer, torch.optim.LBFGS):
-                optimizer.step(lambda: (self.clear(), step.closure())[1])
+
+                def clear_and_pass() -> Tensor:
+                    self.clear()
+                    loss: Tensor = step.closure()
+                    return loss
+
+                optimizer.step(clear_and_pass)
             else:
                 optimizer.step()
         self.clear()
@@ -122,6 +133,10 @@ class Plain:
     def clear(self) -> None:
         for model in self.state.models.values():
             model.zero_grad()
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def train_plainly(module: ModuleType, plain: Plain) -> list[float]:

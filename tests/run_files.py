@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ def newest_tensors(run_dir: Path, name: str = "model") -> dict[str, torch.Tensor
     return load_file(newest_checkpoint(run_dir) / f"{name}.safetensors")
 
 
-def newest_tensor_files(run_dir: Path) -> dict[str, bytes]:
-    """Every file of tensors of the newest checkpoint."""
-    files = newest_checkpoint(run_dir).glob("*.safetensors")
-    return {file.name: file.read_bytes() for file in files}
+def newest_tensor_hashes(run_dir: Path) -> dict[str, str]:
+    """The hash of each file of tensors of the newest checkpoint."""
+    files = sorted(newest_checkpoint(run_dir).glob("*.safetensors"))
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def files_below(directory: Path) -> dict[Path, bytes]:

@@ -8,8 +8,8 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,14 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 import surefoot as sf
 from gallery import EXAMPLES, NAMES, Plain, batches, example, train_plainly
 from rank_processes import Ranks
-from surefoot.tracking.jsonl import records
+from run_files import newest_checkpoint, newest_tensor_hashes, records_of
 
 
-def matrices_decayed(parameters: Any) -> SGD:
+def sgd_that_decays_matrices(parameters: Any) -> SGD:
     """Return the optimizer of timm's train.py, which decays no bias and no parameter of a norm."""
-    matrices, others = (
-        [each for each in parameters if (each.ndim > 1) == is_matrix] for is_matrix in (True, False)
-    )
-    groups = [{"params": matrices, "weight_decay": 2e-5}, {"params": others, "weight_decay": 0.0}]
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": 2e-5}, {"params": vectors, "weight_decay": 0.0}]
     return SGD(groups, lr=0.05, momentum=0.9, fused=True)
 
 
@@ -46,19 +45,21 @@ SMALL: dict[str, Any] = {
     "sample_fn": None,
 }
 adam = partial(Adam, fused=True)
-gan_adam = partial(adam, lr=2e-3, betas=(0.5, 0.999))
+dcgan_adam = partial(adam, lr=2e-3, betas=(0.5, 0.999))
+gan_adam = partial(adam, lr=1e-3, betas=(0.5, 0.99))
+wgan_adam = partial(adam, lr=1e-3, betas=(0.5, 0.999))
 OPTIMIZERS: dict[str, dict[str, Callable[..., Any]]] = {
     "bert_classification": {"model": partial(AdamW, lr=1e-3, weight_decay=0.0, fused=True)},
     "clip": {"model": partial(AdamW, lr=3e-3, fused=True)},
     "cross_validation": {"model": partial(adam, lr=1e-2)},
-    "dcgan": {"generator": gan_adam, "discriminator": gan_adam},
+    "dcgan": {"generator": dcgan_adam, "discriminator": dcgan_adam},
     "ddpm": {"model": partial(adam, lr=2e-3)},
     "distillation": {"student": partial(SGD, lr=0.05, momentum=0.9, fused=True)},
-    "gan": dict.fromkeys(("generator", "discriminator"), partial(adam, lr=1e-3, betas=(0.5, 0.99))),
+    "gan": {"generator": gan_adam, "discriminator": gan_adam},
     "gpt2_lora_chat": {"model": partial(AdamW, lr=1e-2, weight_decay=0.0, fused=True)},
     "gradient_surgery": {"model": partial(adam, lr=1e-2)},
     "graph_network": {"model": partial(adam, lr=0.01, weight_decay=5e-4)},
-    "image_folder": {"model": matrices_decayed},
+    "image_folder": {"model": sgd_that_decays_matrices},
     "mnist": {"model": partial(Adadelta, lr=1.0)},
     "multi_task": {"model": partial(adam, lr=1e-2)},
     "reinforce": {"model": partial(adam, lr=1e-2)},
@@ -67,14 +68,11 @@ OPTIMIZERS: dict[str, dict[str, Callable[..., Any]]] = {
     "tabular": {"model": partial(AdamW, lr=3e-3, weight_decay=0.05, fused=True)},
     "time_series": {"model": partial(LBFGS, lr=0.8)},
     "vae": {"model": partial(adam, lr=1e-3)},
-    "wgan_gp": {
-        name: partial(adam, lr=1e-3, betas=(0.5, 0.999)) for name in ("generator", "critic")
-    },
+    "wgan_gp": {"generator": wgan_adam, "critic": wgan_adam},
     "word_lm": {"model": partial(adam, lr=5e-3)},
 }
-CHANGES: dict[
-    str, dict[str, Any]
-] = {  # of what would be slow, or what a plain loop has no counterpart of
+# of what would be slow, or what a plain loop has no counterpart of
+CHANGES: dict[str, dict[str, Any]] = {
     "bert_classification": {"batch_size": 8},
     "clip": {"batch_size": 32, "micro_batch_size": None},
     "mnist": {"batch_size": 16},
@@ -90,34 +88,29 @@ def teacher(module: Any) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-ARGUMENTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
-    "distillation": lambda module: (teacher(module),)
-}
-SCHEDULERS: dict[str, Callable[..., Any]] = {  # the factors are proved in tests/schedules
+# the factors are proved in tests/schedules
+SCHEDULERS: dict[str, Callable[..., Any]] = {
     "bert_classification": LambdaLR,
     "gpt2_lora_chat": LambdaLR,
     "image_folder": LambdaLR,
     "mnist": lambda optimizer, _: StepLR(optimizer, 20, gamma=0.7),
 }
-SLOW = (
-    "bert_classification",
-    "gpt2_lora_chat",
-    "time_series",
-)  # imports of seconds; an LSTM under LBFGS
+# imports of seconds; an LSTM under LBFGS
+SLOW = ("bert_classification", "gpt2_lora_chat", "time_series")
 NOT_BIT_EQUAL: dict[str, float] = {}  # by name, the tolerance; `examples/README.md` has the reason
 
 
-def built(name: str, **changes: Any) -> tuple[Any, sf.Run]:
+def build(name: str, **changes: Any) -> tuple[Any, sf.Run]:
+    """The module of a script, and a small run of it."""
     if name == "image_folder":
-        vision()
+        skip_without_timm()
     module = example(name)
-    arguments = ARGUMENTS.get(name, lambda _: ())(module)
-    return module, module.build(
-        *arguments, **({"length": f"{STEPS} steps"} | SMALL | CHANGES.get(name, {}) | changes)
-    )
+    arguments = [teacher(module)] if name == "distillation" else []
+    settings = {"length": f"{STEPS} steps"} | SMALL | CHANGES.get(name, {}) | changes
+    return module, module.build(*arguments, **settings)
 
 
-def vision() -> None:
+def skip_without_timm() -> None:
     """Skip if timm or torchvision do not load beside this torch: the torchvision of the usual index
     needs its own build.
     """
@@ -127,85 +120,98 @@ def vision() -> None:
         pytest.skip(f"timm does not load beside this torch: {problem}")
 
 
-def trained_both(
-    name: str, place: Path, **changes: Any
-) -> tuple[sf.Run, list[float], sf.Run, list[float]]:
-    """Train a script, and the plain loop over the same batches; return both runs and the loss of
-    each step. Only the script has the `changes`."""
-    module, run = built(name, run_dir=place / "run", log_every="1 steps", **changes)
-    inputs = batches(built(name)[1])
-    module.train(run)
-    losses = [
-        record["loss"]
-        for record in records(place / "run" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
+@dataclass
+class Training:
+    """A run that was trained, and the loss of each of its steps."""
 
-    plain_module, plain_run = built(name)
-    plain = Plain(plain_run, inputs, OPTIMIZERS[name])
+    run: sf.Run
+    losses: list[float]
+
+
+def train_script(name: str, run_dir: Path, **changes: Any) -> Training:
+    module, run = build(name, run_dir=run_dir, log_every="1 steps", **changes)
+    module.train(run)
+    return Training(run, [record["loss"] for record in records_of(run_dir, "train")])
+
+
+def train_plain_loop(name: str) -> Training:
+    """Train the plain loop that a script replaces, over the same batches."""
+    _, unused_run = build(name)
+    inputs = batches(unused_run)
+    module, run = build(name)
+    plain = Plain(run, inputs, OPTIMIZERS[name])
     if name in SCHEDULERS:
-        plain.schedulers = [
-            SCHEDULERS[name](plain.optimizers["model"], plain_run.parts.task.factors)
-        ]
-    plain_losses = train_plainly(plain_module, plain)
-    assert len(losses) == run.state.step == len(inputs) > 0
-    return run, losses, plain_run, plain_losses
+        scheduler = SCHEDULERS[name](plain.optimizers["model"], run.parts.task.factors)
+        plain.schedulers = [scheduler]
+    losses = train_plainly(module, plain)
+    assert len(losses) == len(inputs) > 0
+    return Training(run, losses)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else pytest.param(name)
+        for name in NAMES
+    ],
 )
 def test_a_script_is_its_plain_loop(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run, losses, plain_run, plain_losses = trained_both(name, tmp_path)
     tolerance = NOT_BIT_EQUAL.get(name, 0.0)
-    torch.testing.assert_close(losses, plain_losses, rtol=tolerance, atol=0)
-    for model, reference in zip(
-        run.state.models.values(), plain_run.state.models.values(), strict=True
-    ):
-        torch.testing.assert_close(
-            model.state_dict(), reference.state_dict(), rtol=tolerance, atol=tolerance
-        )
+
+    script = train_script(name, tmp_path / "run")
+    plain = train_plain_loop(name)
+
+    assert script.run.state.step == len(script.losses)
+    torch.testing.assert_close(script.losses, plain.losses, rtol=tolerance, atol=0)
+    models = script.run.state.models
+    references = plain.run.state.models
+    assert models.keys() == references.keys()
+    for role, model in models.items():
+        expected = references[role].state_dict()
+        torch.testing.assert_close(model.state_dict(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", ["clip", "simclr"])
 def test_a_contrastive_script_in_micro_batches_has_the_losses_of_a_plain_loop_over_the_whole_batch(
     name: str, tmp_path: Path
 ) -> None:
-    run, losses, _, plain_losses = trained_both(name, tmp_path, micro_batch_size=8)
-    assert run.parts.settings.batch_size == 4 * 8
-    torch.testing.assert_close(losses, plain_losses, rtol=1e-6, atol=0)  # sums in another order
+    script = train_script(name, tmp_path / "run", micro_batch_size=8)
+    plain = train_plain_loop(name)
+
+    assert script.run.parts.settings.batch_size == 4 * 8
+    # sums in another order
+    torch.testing.assert_close(script.losses, plain.losses, rtol=1e-6, atol=0)
 
 
-def session(name: str, run_dir: str, kill_at: int) -> None:
+def train_and_die(name: str, run_dir: str, kill_at: int) -> None:
     """Train a script; SIGKILL in the forward pass `kill_at` of its last model, from 1."""
-    module, run = built(
+    module, run = build(
         name, run_dir=run_dir, save_every="2 steps", log_every="3 steps", check_state=False
     )
-    passes = [0]
+    passes = 0
 
     def count(*_: Any) -> None:
-        passes[0] += 1
-        if passes[0] == kill_at:
+        nonlocal passes
+        passes += 1
+        if passes == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    next(reversed(run.state.models.values())).register_forward_pre_hook(count)
+    *_, last_model = run.state.models.values()
+    last_model.register_forward_pre_hook(count)
     module.train(run)
 
 
-def outcome(run_dir: Path) -> tuple[str, dict[str, str], list[Any]]:
-    newest = max((run_dir / "checkpoints").glob("step-*"))
-    losses = [
-        line["loss"] for line in records(run_dir / "metrics.jsonl") if line["kind"] == "train"
-    ]
-    return (
-        newest.name,
-        {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")},
-        losses,
-    )
+def outcome(run_dir: Path) -> dict[str, Any]:
+    """What must be equal to the bit."""
+    return {
+        "step": newest_checkpoint(run_dir).name,
+        "tensors": newest_tensor_hashes(run_dir),
+        "losses": [record["loss"] for record in records_of(run_dir, "train")],
+    }
 
 
 @pytest.mark.fast("wgan_gp", "word_lm")
@@ -223,28 +229,27 @@ def outcome(run_dir: Path) -> tuple[str, dict[str, str], list[Any]]:
     ],
 )
 def test_a_killed_script_ends_with_the_same_bits(name: str, ranks: Ranks, tmp_path: Path) -> None:
-    def status(run_dir: Path, kill_at: int) -> int:
-        (end,) = ranks.outcomes(
-            ranks.start(1, session, name=name, run_dir=str(run_dir), kill_at=kill_at)
-        )
+    def status_of_session(run_dir: Path, kill_at: int) -> int:
+        session = ranks.start(1, train_and_die, name=name, run_dir=str(run_dir), kill_at=kill_at)
+        (end,) = ranks.outcomes(session)
         return end.status
 
     if name == "image_folder":
-        vision()
-    last = {"wgan_gp": 13, "gradient_surgery": 9}.get(name, 5)
-    assert status(tmp_path / "complete", 0) == 0
-    assert status(tmp_path / "killed", last) == -signal.SIGKILL
-    assert status(tmp_path / "killed", 0) == 0
+        skip_without_timm()
+    last_pass = {"wgan_gp": 13, "gradient_surgery": 9}.get(name, 5)
+
+    assert status_of_session(tmp_path / "complete", 0) == 0
+    assert status_of_session(tmp_path / "killed", last_pass) == -signal.SIGKILL
+    assert status_of_session(tmp_path / "killed", 0) == 0
+
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "complete")
 
 
 def test_readme_of_the_examples_has_a_row_and_the_lines_of_each_script() -> None:
-    rows = re.findall(
-        r"^\| \[(\w+)\.py\]\((\w+)\.py\) .*\| (\d+) \|[^|]*\|$",
-        (EXAMPLES / "README.md").read_text(),
-        re.M,
-    )
+    page = (EXAMPLES / "README.md").read_text()
+    rows = re.findall(r"(?m)^\| \[(\w+)\.py\]\(\1\.py\) .*\| (\d+) \|[^|]*\|$", page)
     lines = {name: len((EXAMPLES / f"{name}.py").read_text().splitlines()) for name in NAMES}
-    assert {first: int(count) for first, second, count in rows if first == second} == lines
+
+    assert {name: int(count) for name, count in rows} == lines
     assert max(lines.values()) < 60
     assert len(lines) >= 16

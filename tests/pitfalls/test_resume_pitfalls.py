@@ -36,7 +36,7 @@ from refused import refused, refused_change
 from run_files import (
     files_below,
     newest_checkpoint,
-    newest_tensor_files,
+    newest_tensor_hashes,
     newest_tensors,
     records_of,
     same_tensors,
@@ -548,7 +548,7 @@ def test_what_an_optimizer_counts_in_its_groups_is_remembered(tmp_path: Path) ->
 
     (group, *_) = run.state.optimizers["model"].optimizer.param_groups
     assert group["made"] == STEPS
-    assert newest_tensor_files(tmp_path / "run") == newest_tensor_files(tmp_path / "whole")
+    assert newest_tensor_hashes(tmp_path / "run") == newest_tensor_hashes(tmp_path / "whole")
 
 
 def test_the_body_s_random_numbers_are_the_step_s_where_nothing_was_counted_too(
@@ -590,7 +590,7 @@ def test_a_part_that_the_body_puts_into_evaluation_mode_is_in_it_after_a_resume(
     train_some(tmp_path / "run", stop=6)
     train_some(tmp_path / "run")
 
-    assert newest_tensor_files(tmp_path / "run") == newest_tensor_files(tmp_path / "whole")
+    assert newest_tensor_hashes(tmp_path / "run") == newest_tensor_hashes(tmp_path / "whole")
 
 
 def test_a_model_handed_over_in_evaluation_mode_is_trained_in_training_mode(
