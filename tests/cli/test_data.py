@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 import tokenizers
+from command_line import error_of
 from in_one import in_one
 from surefoot.cli.main import main
+
+PREPARE = [
+    "data",
+    "prepare",
+    "shards",
+    "a.jsonl",
+    "--tokenizer=bytes",
+    "--column=body",
+    "--processes=1",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -20,67 +31,44 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["surefoot"])
     lines = [json.dumps({"body": "to be or not to be, that is the question"}) for _ in range(99)]
     Path("a.jsonl").write_text("\n".join(lines))
-    lossy = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?")
-    )
-    lossy.save("lossy.json")
+    words = tokenizers.models.WordLevel({"to": 0, "be": 1, "?": 2}, unk_token="?")
+    tokenizers.Tokenizer(words).save("lossy.json")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nowhere"))
 
 
 def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(
-        [
-            "data",
-            "prepare",
-            "shards",
-            "a.jsonl",
-            "--tokenizer",
-            "bytes",
-            "--column=body",
-            "--processes=1",
-        ]
-    )
-    said = capsys.readouterr()
-    assert said.err == "1 file: 1 .jsonl\n4,059 tokens in 1 shard in shards\n"
-    assert said.out == ""
-    small = [
+    main(PREPARE)
+    printed = capsys.readouterr()
+    assert printed.err == "1 file: 1 .jsonl\n4,059 tokens in 1 shard in shards\n"
+    assert printed.out == ""
+
+    flags = [
+        "--data.path=shards",
+        "--run-dir=runs/a",
+        "--length=3 steps",
         "--model.layers=1",
         "--model.width=16",
         "--model.heads=2",
         "--model.context=16",
         "--sample-tokens=0",
+        "--cloze-questions=0",
     ]
-    main(
-        [
-            "train",
-            "gpt",
-            "--data.path=shards",
-            "--length=3 steps",
-            "--cloze-questions=0",
-            "--run-dir=runs/a",
-            *small,
-        ]
-    )
+    main(["train", "gpt", *flags])
     assert Path("runs/a/tokenizer.json").read_text() == Path("shards/tokenizer.json").read_text()
-    main(
-        [
-            "data",
-            "prepare",
-            "more",
-            "a.jsonl",
-            "--tokenizer=runs/a",
-            "--column=body",
-            "--processes=1",
-        ]
-    )
+
+
+def test_the_tokenizer_may_be_that_of_a_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    main(PREPARE)
+    flags = ["--tokenizer=shards", "--column=body", "--processes=1"]
+    main(["data", "prepare", "more", "a.jsonl", *flags])
     assert Path("more/shard-00000.bin").read_bytes() == Path("shards/shard-00000.bin").read_bytes()
 
 
 @in_one
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "status", "reason"),
     [
         ([], 2, "[argument-missing]"),
         (["get"], 2, "[subcommand-unknown]"),
@@ -104,78 +92,51 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(
     ],
     ids=str,
 )
-def test_mistakes_are_told_in_a_few_lines(
-    arguments: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_is_refused_in_a_few_lines(
+    arguments: list[str], status: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["data", *arguments])
-    said = capsys.readouterr().err
-    assert end.value.code == status, said
-    assert says in said
-    assert len(said.splitlines()) <= 5
-    assert "--data." not in said  # which this verb does not have
+    message = error_of(capsys, "data", *arguments, status=status)
+    assert reason in message
+    assert len(message.splitlines()) <= 5
+    assert "--data." not in message  # which this verb does not have
 
 
 def test_neither_the_verb_nor_its_processes_import_torch() -> None:
-    code = "import sys; from surefoot.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        "data",
-        "prepare",
-        "out",
-        "a.jsonl",
-        "--tokenizer=bytes",
-        "--column=body",
-    ]
-    ended = subprocess.run([*command, "--processes=1"], check=True, capture_output=True, text=True)
-    assert ended.stdout == "False\n"
+    program = f"""
+import sys
+from surefoot.cli.main import main
+main({PREPARE})
+print("torch" in sys.modules)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert process.stdout == "False\n"
 
 
 def test_a_damaged_shard_stops_a_run_before_it_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    main(
-        [
-            "data",
-            "prepare",
-            "shards",
-            "a.jsonl",
-            "--tokenizer",
-            "bytes",
-            "--column=body",
-            "--processes=1",
-        ]
-    )
-    data = bytearray(Path("shards/shard-00000.bin").read_bytes())
+    main(PREPARE)
+    shard = Path("shards/shard-00000.bin")
+    data = bytearray(shard.read_bytes())
     data[100] ^= 1
-    Path("shards/shard-00000.bin").write_bytes(data)
-    with pytest.raises(SystemExit) as end:
-        main(
-            [
-                "train",
-                "gpt",
-                "--data.path=shards",
-                "--run-dir=runs/a",
-                "--length=2 steps",
-                "--model.layers=1",
-            ]
-        )
-    said = capsys.readouterr().err
-    assert end.value.code == 3
-    assert "shards/shard-00000.bin is damaged" in said
-    assert "surefoot data prepare shards" in said
+    shard.write_bytes(data)
+
+    flags = ["--data.path=shards", "--run-dir=runs/a", "--length=2 steps", "--model.layers=1"]
+    message = error_of(capsys, "train", "gpt", *flags, status=3)
+
+    assert "shards/shard-00000.bin is damaged" in message
+    assert "surefoot data prepare shards" in message
     assert not Path("runs/a").exists()
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(*_: object, **__: object) -> None:
+    def press_ctrl_c(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("surefoot.recipes.readers.text.prepare_shards.prepare_shards", stopped)
-    with pytest.raises(SystemExit) as end:
-        main(["data", "prepare", "shards", "a.jsonl", "--tokenizer", "bytes"])
-    assert end.value.code == 130
-    (line,) = capsys.readouterr().err.strip().splitlines()  # and no traceback
+    prepare_shards = "surefoot.recipes.readers.text.prepare_shards.prepare_shards"
+    monkeypatch.setattr(prepare_shards, press_ctrl_c)
+    message = error_of(capsys, *PREPARE, status=130)
+    (line,) = message.strip().splitlines()  # and no traceback
     assert " same command " in line

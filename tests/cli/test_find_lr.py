@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from command_line import error_of, output_of
 from forked_ranks import PROGRAM as SMALL_PROGRAM
 from forked_ranks import surefoot
 from in_one import in_one
-from stated import numbers_in
+from stated import numbers_by_line, numbers_in
 from surefoot.cli.find_lr import tried_options, tried_run
 from surefoot.cli.main import main
 from surefoot.cli.profile import Profile
@@ -63,39 +64,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("program.py").write_text(PROGRAM)
 
 
-def refused(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
-def files() -> set[str]:
-    return {
-        str(path)
-        for path in Path().rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+def files() -> dict[str, bytes]:
+    """The contents of all files but those that Python compiled."""
+    paths = [path for path in Path().rglob("*") if path.is_file()]
+    return {str(path): path.read_bytes() for path in paths if "__pycache__" not in path.parts}
 
 
 def test_what_a_run_has_left_where_a_recipe_would_train_is_none_of_the_recipes() -> None:
-    Path("runs/gpt/checkpoints/step-00000000").mkdir(
-        parents=True
-    )  # of a run with another tokenizer, or none
+    # of a run with another tokenizer, or none
+    Path("runs/gpt/checkpoints/step-00000000").mkdir(parents=True)
     Path("text.txt").write_text("to be or not to be " * 200)
-    small = [
-        "--model.layers",
-        "1",
-        "--model.width",
-        "16",
-        "--model.heads",
-        "2",
-        "--model.context",
-        "8",
+    words = [
+        "gpt",
+        "--data.path=text.txt",
+        "--model.layers=1",
+        "--model.width=16",
+        "--model.heads=2",
+        "--model.context=8",
     ]
-    options, flags = tried_options(
-        Profile, ["gpt", "--data.path", "text.txt", *small], verb="profile"
-    )
+    options, flags = tried_options(Profile, words, verb="profile")
     run, names = tried_run(options, flags, verb="profile")
     assert run.parts.directory is None
     assert "model.layers" in names
@@ -104,49 +91,38 @@ def test_what_a_run_has_left_where_a_recipe_would_train_is_none_of_the_recipes()
 def test_find_lr_prints_the_flag_to_type_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["find-lr", "program.py:build", "--batch-size", "48"])
-    said = capsys.readouterr().out
-    found = re.search(r"^suggested  (--optimizer\.lr) (\S+)$", said, re.MULTILINE)
-    assert found, said
-    assert files() == {"program.py"}
-    main(["train", "program.py:build", f"{found[1]}={found[2]}"])
+    output = output_of(capsys, "find-lr", "program.py:build", "--batch-size", "48")
+    (flag,) = re.findall(r"^suggested  (--optimizer\.lr \S+)$", output, re.MULTILINE)
+    assert files().keys() == {"program.py"}
+    main(["train", "program.py:build", *flag.split()])
     assert Path("runs/mine/checkpoints/step-00000040").is_dir()
 
 
 def test_find_lr_draws_where_it_is_told_and_nowhere_else(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(
-        [
-            "find-lr",
-            "program.py:plain",
-            "--out",
-            "pictures/here",
-            "--steps=30",
-            "--min-lr=1e-4",
-            "--max-lr",
-            "100",
-        ]
-    )
-    said = capsys.readouterr().out
-    assert [30, 1e-4, 100] in [numbers_in(line)[:3] for line in said.splitlines()]
-    assert re.search(
-        r"^suggested  learning rate \S+$", said, re.MULTILINE
-    )  # a program without settings has no flag
+    flags = ["--out=pictures/here", "--steps=30", "--min-lr=1e-4", "--max-lr=100"]
+    output = output_of(capsys, "find-lr", "program.py:plain", *flags)
+    first_numbers = [numbers[:3] for numbers in numbers_by_line(output)]
+    assert [30, 1e-4, 100] in first_numbers
+    # a program without settings has no flag
+    assert re.search(r"^suggested  learning rate \S+$", output, re.MULTILINE)
     pictures = {"pictures/here/find-lr.svg", "pictures/here/find-lr.png"}
-    assert files() - pictures == {"program.py"}
-    assert "pictures/here/find-lr.svg" in said
+    assert files().keys() - pictures == {"program.py"}
+    assert "pictures/here/find-lr.svg" in output
 
 
 @pytest.mark.parametrize(
-    ("verb", "own"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory TEXT")]
+    ("verb", "option"), [("find-lr", "--steps INT"), ("find-batch-size", "--memory TEXT")]
 )
 def test_help_of_a_recipe_begins_with_the_options_of_the_verb(
-    verb: str, own: str, capsys: pytest.CaptureFixture[str]
+    verb: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refused(verb, "images", "--help-all") == 0
-    said = capsys.readouterr().out
-    assert 0 <= said.index(own) < said.index("--length TEXT")
+    with pytest.raises(SystemExit) as end:
+        main([verb, "images", "--help-all"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert text.index(option) < text.index("--length TEXT")
 
 
 def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,53 +130,68 @@ def test_another_optimizer_than_the_runs_is_refused(capsys: pytest.CaptureFixtur
     Path("runs/mine/config.toml").write_text(
         '[program]\nkind = "recipe"\nname = "images"\n[optimizer]\nname = "adamw"\n'
     )
-    assert refused("find-lr", "mine", "--optimizer.name", "sgd") == 2
-    assert "[setting-out-of-range]" in capsys.readouterr().err
+    message = error_of(capsys, "find-lr", "mine", "--optimizer.name", "sgd")
+    assert "[setting-out-of-range]" in message
 
 
 def test_find_batch_prints_flags_that_train_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["find-batch-size", "program.py:build", "--batch-size", "32", "--memory", "1 GB"])
-    said = capsys.readouterr().out
-    found = re.search(
-        r"^recommended  (--batch-size) (32) (--micro-batch-size) (\d+)$", said, re.MULTILINE
+    flags = ["--batch-size=32", "--memory=1 GB"]
+    output = output_of(capsys, "find-batch-size", "program.py:build", *flags)
+    (recommended,) = re.findall(
+        r"^recommended  (--batch-size 32 --micro-batch-size \d+)$", output, re.MULTILINE
     )
-    assert found, said
-    assert re.search(r"^ +32 +1 +[\d.]+ kB +[\d,]+ +[\d,]+", said, re.MULTILINE)
-    assert files() == {"program.py"}
-    main(["train", "program.py:build", *found.groups()])
+    assert re.search(r"^ +32 +1 +[\d.]+ kB +[\d,]+ +[\d,]+", output, re.MULTILINE)
+    assert files().keys() == {"program.py"}
+    main(["train", "program.py:build", *recommended.split()])
 
 
-def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from surefoot.checkpoint import Store
-
+@pytest.fixture
+def trained() -> Path:
+    """A run of 8 steps."""
     main(["train", "program.py:build", "--length", "8 steps"])
-    before = {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+    return Path("runs/mine")
+
+
+def test_a_finished_run_has_no_step_to_try(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
-    at_the_end = refused("find-lr", "mine")
-    assert at_the_end == 2
-    said_at_the_end = capsys.readouterr()
-    assert 8 in numbers_in(said_at_the_end.err)  # the step at which it is finished
-    assert said_at_the_end.out == ""
-    assert (
-        refused("find-lr", "runs/mine", "--checkpoint", "0", "--steps", "20", "--max-lr", "1e-4")
-        == 1
-    )  # too noisy for a suggestion
-    said = capsys.readouterr().out
-    stated = [numbers_in(line) for line in said.splitlines()]
-    assert any(numbers[-1:] == [0] for numbers in stated)  # the step where it begins
-    assert [1e-4, 20, 20] in stated  # the highest rate that it reached; of so many rates
-    assert "suggested  " not in said
-    main(["find-batch-size", "latest", "--memory", "1 GB"])
-    assert "recommended" in capsys.readouterr().out
-    assert {path: path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()} == before
-    assert Store(Path("runs/mine/checkpoints")).steps()[-1] == 8
+    with pytest.raises(SystemExit) as end:
+        main(["find-lr", "mine"])
+    assert end.value.code == 2
+    printed = capsys.readouterr()
+    assert 8 in numbers_in(printed.err)
+    assert printed.out == ""
+
+
+def test_a_run_is_tried_at_its_checkpoint_and_stays_as_it_is(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = files()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["find-lr", str(trained), "--checkpoint=0", "--steps=20", "--max-lr=1e-4"])
+    assert end.value.code == 1  # too noisy for a suggestion
+    output = capsys.readouterr().out
+    numbers = numbers_by_line(output)
+    last_numbers = [of_line[-1] for of_line in numbers]
+    assert 0 in last_numbers  # the step where it begins
+    assert [1e-4, 20, 20] in numbers  # the highest rate that it reached; of so many rates
+    assert "suggested  " not in output
+    assert files() == contents
+
+
+def test_a_batch_size_is_found_for_the_latest_run_which_stays_as_it_is(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = files()
+    assert "recommended" in output_of(capsys, "find-batch-size", "latest", "--memory", "1 GB")
+    assert files() == contents
 
 
 @in_one
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reason"),
     [
         (["find-lr"], "[argument-missing]"),
         (["find-batch-size", "--memory", "8GB"], "[argument-missing]"),
@@ -236,15 +227,14 @@ def test_a_run_is_tried_where_it_stands_and_stays_as_it_is(
     ],
     ids=lambda case: " ".join(case) if isinstance(case, list) else "",
 )
-def test_mistakes_are_answered_in_few_lines(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_is_refused_in_few_lines(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert refused(*arguments) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert said.startswith("error: ")
-    assert len(said.splitlines()) <= 5
-    assert "Traceback" not in said
+    message = error_of(capsys, *arguments)
+    assert reason in message
+    assert message.startswith("error: ")
+    assert len(message.splitlines()) <= 5
+    assert "Traceback" not in message
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import error_of, output_of
 from surefoot.cli.main import main
 from surefoot.tools.report.figures import RASTERIZER
 from surefoot.tracking.panels import ConfusionMatrix
@@ -19,20 +20,10 @@ from written_runs import falling, written
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with two runs below runs/."""
     monkeypatch.chdir(tmp_path)
-    for name, rate in (("a", 1e-3), ("b", 3e-3)):
-        written(
-            tmp_path / "runs" / name,
-            falling(100),
-            config=f'[optimizer]\nlr = {rate} # flag\n[program]\nkind = "script"\n',
-        )
+    for name, lr in (("a", 1e-3), ("b", 3e-3)):
+        config = f'[optimizer]\nlr = {lr} # flag\n[program]\nkind = "script"\n'
+        written(tmp_path / "runs" / name, falling(100), config=config)
     return tmp_path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(["report", *arguments])
-    assert end.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize("run", ["a", "runs/a"])
@@ -63,39 +54,68 @@ def test_the_picture_lies_beside_the_page(here: Path, capsys: pytest.CaptureFixt
     assert (here / "runs" / "a" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_makes_the_panels_is_named_where_a_run_that_a_recipe_made_has_left_none(
-    here: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def without_panels(here: Path) -> Path:
+    """A run with a checkpoint that has left no panels."""
+    run = here / "runs" / "a"
+    (run / "checkpoints" / "step-00000000").mkdir(parents=True)
+    return run
+
+
+def set_program_kind(run: Path, kind: str) -> None:
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('kind = "script"', f'kind = "{kind}"'))
+
+
+def test_no_panels_are_missed_of_a_run_that_a_script_made(
+    without_panels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (here / "runs" / "a" / "checkpoints" / "step-00000000").mkdir(parents=True)
-    main(["report", "a"])
-    assert (
-        "note" not in capsys.readouterr().out
-    )  # a script made it, and nothing can build that again
-    config = here / "runs" / "a" / "config.toml"
-    config.write_text(config.read_text().replace("script", "recipe"))
-    main(["report", "a"])
-    assert ": surefoot evaluate runs/a --panels" in capsys.readouterr().out
-    panels = Panels(
-        step=100, panels=(ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),)),)
-    )
-    (here / "runs" / "a" / "panels.json").write_text(panels.to_json())
-    main(["report", "a"])
-    assert "note" not in capsys.readouterr().out
-    assert "cats and dogs" in (here / "runs" / "a" / "report.html").read_text()
+    """Nothing can build it again."""
+    assert "note" not in output_of(capsys, "report", "a")
 
 
-def test_what_is_not_understood_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "[argument-missing]" in refused(capsys)
-    assert "no run c" in refused(capsys, "a", "c")
-    assert "[setting-unknown]" in refused(capsys, "a", "--pdf")
-    assert "[option-missing]" in refused(capsys, "a", "--port", "80")
-    assert "[option-excluded]" in refused(capsys, "a", "--watch", "--out", "x.html")
-    assert "[flags-not-understood]" in refused(capsys, "a", "--watch", "--port", "x")
+def test_the_command_that_makes_the_panels_of_a_recipe_is_named(
+    without_panels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_program_kind(without_panels, "recipe")
+    assert ": surefoot evaluate runs/a --panels" in output_of(capsys, "report", "a")
+
+
+def test_panels_that_a_run_has_left_are_on_its_page(
+    without_panels: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_program_kind(without_panels, "recipe")
+    matrix = ConfusionMatrix(title="cats and dogs", classes=("cat",), counts=((4,),))
+    (without_panels / "panels.json").write_text(Panels(step=100, panels=(matrix,)).to_json())
+    assert "note" not in output_of(capsys, "report", "a")
+    assert "cats and dogs" in (without_panels / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("", "[argument-missing]"),
+        ("a c", "no run c"),
+        ("a --pdf", "[setting-unknown]"),
+        ("a --port 80", "[option-missing]"),
+        ("a --watch --out x.html", "[option-excluded]"),
+        ("a --watch --port x", "[flags-not-understood]"),
+    ],
+)
+def test_what_is_not_understood_is_refused(
+    arguments: str, reason: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reason in error_of(capsys, "report", *arguments.split())
 
 
 def test_a_page_is_made_without_torch(here: Path) -> None:
-    code = "import sys; from surefoot.cli.main import main; main(['report', 'a']); print('torch' in sys.modules)"
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert said == "written: runs/a/report.html\nFalse\n"
+    program = """
+import sys
+from surefoot.cli.main import main
+main(["report", "a"])
+print("torch" in sys.modules)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "written: runs/a/report.html\nFalse\n"
