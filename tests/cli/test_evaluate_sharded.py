@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from command_line import output_of
 from forked import Forked
 from rank_processes import Ranks, forks
 from stated import numbers_in
@@ -26,60 +27,32 @@ from surefoot.tracking.jsonl import records
 
 TEXT = "the quick brown fox jumps over the lazy dog and runs away from it. " * 120
 NETWORK = [
-    "--model.layers",
-    "2",
-    "--model.width",
-    "16",
-    "--model.heads",
-    "2",
-    "--model.context",
-    "16",
+    "--model.layers=2",
+    "--model.width=16",
+    "--model.heads=2",
+    "--model.context=16",
 ]
 SETTINGS = [
     *NETWORK,
-    "--data.tokenizer",
-    "characters",
-    "--batch-size",
-    "8",
-    "--micro-batch-size",
-    "2",
-    "--ema",
-    "0.9",
-    "--precision",
-    "fp32",
+    "--data.tokenizer=characters",
+    "--batch-size=8",
+    "--micro-batch-size=2",
+    "--ema=0.9",
+    "--precision=fp32",
 ]
 EVERY = [
-    "--evaluate-every",
-    "2 steps",
-    "--save-every",
-    "1 steps",
-    "--log-every",
-    "1 steps",
-    "--sample-tokens",
-    "4",
-    "--cloze-questions",
-    "0",
-    "--report",
-    "false",
+    "--evaluate-every=2 steps",
+    "--save-every=1 steps",
+    "--log-every=1 steps",
+    "--sample-tokens=4",
+    "--cloze-questions=0",
+    "--report=false",
 ]
 
 
 def train(text: str, run_dir: str, more: list[str]) -> None:
-    main(
-        [
-            "train",
-            "gpt",
-            "--data.path",
-            text,
-            "--run-dir",
-            run_dir,
-            *SETTINGS,
-            *EVERY,
-            "--length",
-            "6 steps",
-            *more,
-        ]
-    )
+    paths = ["--data.path", text, "--run-dir", run_dir]
+    main(["train", "gpt", *paths, *SETTINGS, *EVERY, "--length=6 steps", *more])
 
 
 def printed_by(**settings: Any) -> str:
@@ -101,7 +74,7 @@ def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def scores(printed: str) -> dict[str, float]:
+def scores_in(printed: str) -> dict[str, float]:
     """The numbers of lines such as "val/loss 2.3" in what `evaluate` prints."""
     words = printed.replace("=", " ").split()
     return {
@@ -109,39 +82,39 @@ def scores(printed: str) -> dict[str, float]:
     }
 
 
+def last_evaluation(run_dir: Path) -> dict[str, Any]:
+    *_, last = [line for line in records(run_dir / "metrics.jsonl") if line["kind"] == "eval"]
+    return last
+
+
 def test_checkpoints_in_pieces_are_kept_and_removed_as_whole_ones_are(runs: Path) -> None:
-    steps = [path.name for path in sorted((runs / "sharded" / "checkpoints").iterdir())]
-    wanted = {
-        0,
-        2,
-        4,
-        6,
-        5,
-    }  # the first, every second, the last two; and the best by val/loss, which is one of them
-    assert {int(name.removeprefix("step-")) for name in steps} == wanted
-    for name in steps:
-        files = {file.name for file in (runs / "sharded" / "checkpoints" / name).iterdir()}
-        pieces = {
-            f"{kind}.0000{n}-of-00002.safetensors"
-            for kind in ("model", "ema", "optimizer")
-            for n in (1, 2)
-        }
-        assert pieces <= files
+    checkpoints = {
+        int(path.name.removeprefix("step-")): path
+        for path in (runs / "sharded" / "checkpoints").iterdir()
+    }
+    # the first, every second, the last two; and the best by val/loss, which is one of them
+    assert checkpoints.keys() == {0, 2, 4, 5, 6}
+    pieces = {
+        f"{kind}.0000{number}-of-00002.safetensors"
+        for kind, number in itertools.product(("model", "ema", "optimizer"), (1, 2))
+    }
+    for checkpoint in checkpoints.values():
+        assert pieces <= {file.name for file in checkpoint.iterdir()}
 
 
 @forks
 def test_evaluate_scores_what_ranks_have_saved_as_they_did(runs: Path) -> None:
-    last = [line for line in records(runs / "sharded" / "metrics.jsonl") if line["kind"] == "eval"][
-        -1
-    ]
     evaluate = ["evaluate", str(runs / "sharded"), "--checkpoint", "6"]
     with Forked(lambda: main(evaluate), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
-    found = scores(said)
-    assert found, said
-    for name, value in found.items():
-        assert value == pytest.approx(last[name], rel=1e-3)
+        output = process.stdout.read()
+
+    scores = scores_in(output)
+
+    assert scores, output
+    recorded = last_evaluation(runs / "sharded")
+    for name, score in scores.items():
+        assert score == pytest.approx(recorded[name], rel=1e-3)
 
 
 @forks
@@ -156,55 +129,38 @@ def test_verify_repeats_the_steps_of_a_sharded_run_bit_for_bit(runs: Path) -> No
 
     with Forked(verify, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        said = process.stdout.read()
-    report, _, group = said.rstrip().rpartition("\n")
+        output = process.stdout.read()
+    report, _, group = output.rstrip().rpartition("\n")
     assert group == "no group is open"
     verdict = json.loads(report)
-    assert (verdict["exit_status"], verdict["whole"], verdict["problems"]) == (0, True, [])
+    assert verdict["exit_status"] == 0
+    assert verdict["whole"]
+    assert verdict["problems"] == []
     assert all(window["exact"] for window in verdict["windows"])
 
 
 def test_predict_continues_a_prompt_with_the_weights_of_both_ranks(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    capsys.readouterr()
-    main(
-        [
-            "predict",
-            str(runs / "sharded"),
-            "the quick",
-            "--max-new-tokens",
-            "5",
-            "--temperature",
-            "0",
-        ]
-    )
-    assert "the quick" in capsys.readouterr().out
+    flags = ["--max-new-tokens=5", "--temperature=0"]
+    output = output_of(capsys, "predict", str(runs / "sharded"), "the quick", *flags)
+    assert "the quick" in output
 
 
-def test_compare_puts_a_sharded_run_beside_one_of_one_process(
-    runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    main(
-        ["compare", str(runs / "sharded"), str(runs / "alone"), "--out", str(tmp_path / "compared")]
-    )
-    table = json.loads((tmp_path / "compared" / "comparison.json").read_text())
-    assert "sharded" in json.dumps(table)
-    assert "alone" in json.dumps(table)
-    capsys.readouterr()
+def test_compare_puts_a_sharded_run_beside_one_of_one_process(runs: Path, tmp_path: Path) -> None:
+    main(["compare", str(runs / "sharded"), str(runs / "alone"), "--out", str(tmp_path / "out")])
+    comparison = (tmp_path / "out" / "comparison.json").read_text()
+    assert "sharded" in comparison
+    assert "alone" in comparison
 
 
 @pytest.mark.slow
 def test_a_run_of_one_process_starts_from_sharded_weights(runs: Path) -> None:
     out = runs / "started"
-    train(
-        str(runs / "text.txt"),
-        str(out),
-        ["--init-from", str(runs / "sharded"), "--stop-after", "1 steps"],
-    )
+    flags = ["--init-from", str(runs / "sharded"), "--stop-after", "1 steps"]
+    train(str(runs / "text.txt"), str(out), flags)
     first = Store(out / "checkpoints").at(0)
-    given = Store(runs / "sharded" / "checkpoints").at(6)
-    averaged = given.tensors("ema")
+    averaged = Store(runs / "sharded" / "checkpoints").at(6).tensors("ema")
     for name, tensor in first.tensors("model").items():
         torch.testing.assert_close(tensor, averaged[name], rtol=0, atol=0)
 
@@ -219,12 +175,12 @@ def test_a_sharded_run_is_gone_on_with_by_one_process_which_is_told(
     first, _ = ranks(2, printed_by, text=text, run_dir=str(out), more=sharded)
     capsys.readouterr()
     train(text, str(out), [])
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        first[first.index("weight decay") : first.index("clip")] in said
-    )  # sizes of whole parameters
-    (note,) = re.findall(r"[^;]*\(fsdp\), [^;]*\(none\): ", said)
-    assert numbers_in(note)[-2:] == [2, 1]  # ranks
+    output = " ".join(capsys.readouterr().out.split())
+    sizes_of_whole_parameters = first[first.index("weight decay") : first.index("clip")]
+    assert sizes_of_whole_parameters in output
+    (note,) = re.findall(r"[^;]*\(fsdp\), [^;]*\(none\): ", output)
+    ranks_before, ranks_after = numbers_in(note)[-2:]
+    assert (ranks_before, ranks_after) == (2, 1)
     losses = {}
     for name in ("half", "alone"):
         lines = records(runs / name / "metrics.jsonl")

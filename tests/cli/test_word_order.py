@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from command_line import output_of
 from refused import refused
 from surefoot.cli.help import Flag, flags_of
-from surefoot.cli.main import VERBS, main
+from surefoot.cli.main import VERBS
 from surefoot.cli.options import target
 from surefoot.cli.word_order import option_kinds, words_first
 from surefoot.errors import Setting
@@ -31,34 +32,30 @@ def values_of(flag: Flag) -> list[list[str]]:
     return [["7"]]
 
 
-def orders(typed: str, values: list[str]) -> tuple[list[str], list[str]]:
-    return ["WORD", typed, *values], [typed, *values, "WORD"]
+def assert_word_moves(verb: str, flag: Flag) -> None:
+    """A word behind a flag and its values is put before it."""
+    for values in values_of(flag):
+        before = ["WORD", flag.typed, *values]
+        behind = [flag.typed, *values, "WORD"]
+        assert words_first(verb, behind) == before
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_word_may_stand_behind_any_flag_of_its_subcommand(verb: str) -> None:
-    flags = [flag for kind in option_kinds(verb) for flag in flags_of(kind, switches=True)]
-    cases = [
-        orders(flag.typed, values)
-        for flag in flags
-        if not flag.metavar
-        for values in values_of(flag)
-    ]
-    assert [behind for before, behind in cases if words_first(verb, behind) != before] == []
+    for options in option_kinds(verb):
+        for flag in flags_of(options, switches=True):
+            if not flag.metavar:
+                assert_word_moves(verb, flag)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_word_may_stand_behind_any_setting_of_a_recipe(name: str) -> None:
-    settings = flags_of(importlib.import_module(f"surefoot.recipes.{name}.config").Config)
-    of_predict = flags_of(importlib.import_module(f"surefoot.recipes.{name}.predict").Predict)
-    cases = [("train", flag) for flag in settings] + [("predict", flag) for flag in of_predict]
-    differing = []
-    for verb, flag in cases:
-        for values in values_of(flag):
-            before, behind = orders(flag.typed, values)
-            if words_first(verb, behind) != before:
-                differing.append(behind)
-    assert differing == []
+    config = importlib.import_module(f"surefoot.recipes.{name}.config").Config
+    predict = importlib.import_module(f"surefoot.recipes.{name}.predict").Predict
+    for flag in flags_of(config):
+        assert_word_moves("train", flag)
+    for flag in flags_of(predict):
+        assert_word_moves("predict", flag)
 
 
 @pytest.mark.parametrize(
@@ -121,12 +118,10 @@ def test_main_puts_them_in_order(
     (tmp_path / "runs/a/metrics.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["surefoot"])
-    printed = []
-    for arguments in (["diagnose", "a", "--json"], ["diagnose", "--json", "a"]):
-        main(arguments)
-        printed.append(capsys.readouterr().out)
-    assert '"findings"' in printed[0]
-    assert printed[0] == printed[1]
+    word_first = output_of(capsys, "diagnose", "a", "--json")
+    flag_first = output_of(capsys, "diagnose", "--json", "a")
+    assert '"findings"' in word_first
+    assert flag_first == word_first
 
 
 def test_a_word_that_a_flag_took_is_named() -> None:
