@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ from in_one import in_one
 from refused import refused
 from surefoot.data.buckets import Buckets
 from surefoot.data.loader import Feed
-from surefoot.tracking.jsonl import records
 
 CPU = torch.device("cpu")
 
@@ -33,8 +34,16 @@ def lengths_of(
 
 
 def batches(plan: Buckets, epoch: int) -> list[list[int]]:
-    steps = range(epoch * plan.steps, (epoch + 1) * plan.steps)
-    return [ids.tolist() for step in steps for ids, _ in plan.micro_batches(step)]
+    """The micro-batches of an epoch."""
+    ids = list[list[int]]()
+    for step in range(epoch * plan.steps, (epoch + 1) * plan.steps):
+        ids += [ids_of_micro_batch.tolist() for ids_of_micro_batch, _ in plan.micro_batches(step)]
+    return ids
+
+
+def count_places(lengths: np.ndarray[Any, Any], batches: Iterable[Any]) -> int:
+    """The tokens of batches, with those that fill them."""
+    return sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches)
 
 
 @settings(max_examples=30)
@@ -48,14 +57,13 @@ def test_every_epoch_holds_every_sample_once_and_no_batch_is_over_the_budget(
     lengths: list[int], tokens: int, pieces: int, seed: int
 ) -> None:
     plan = Buckets(seed, lengths=np.array(lengths), tokens=tokens, pieces=pieces)
+
     for epoch in (0, 2):
-        found = batches(plan, epoch)
-        assert sorted(sample for batch in found for sample in batch) == list(range(len(lengths)))
-        assert all(
-            len(batch) * max(lengths[sample] for sample in batch) <= tokens
-            for batch in found
-            if batch
-        )
+        of_epoch = batches(plan, epoch)
+        assert sorted(itertools.chain(*of_epoch)) == list(range(len(lengths)))
+        for batch in of_epoch:
+            longest = max((lengths[sample] for sample in batch), default=0)
+            assert len(batch) * longest <= tokens
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 4])
@@ -63,57 +71,72 @@ def test_all_steps_have_as_many_micro_batches_and_only_an_epochs_last_ones_are_e
     pieces: int,
 ) -> None:
     plan = Buckets(1, lengths=lengths_of(500), tokens=400, pieces=pieces)
+
     sizes = [[len(ids) for ids, _ in plan.micro_batches(step)] for step in range(plan.steps)]
+
     assert {len(of_step) for of_step in sizes} == {pieces}
-    assert all(min(of_step) > 0 for of_step in sizes[:-1])
-    assert sizes[-1] == sorted(sizes[-1], key=lambda size: size == 0)
+    *before_last, last = sizes
+    assert all(min(of_step) > 0 for of_step in before_last)
+    assert last == sorted(last, key=lambda size: size == 0)
 
 
-def test_the_number_of_batches_depends_on_the_lengths_alone() -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_the_number_of_batches_depends_on_the_lengths_alone(seed: int) -> None:
     lengths = lengths_of(300)
-    plans = [Buckets(seed, lengths=lengths, tokens=300, pieces=1) for seed in range(5)]
-    assert len({plan.steps for plan in plans}) == 1
-    assert all(len(batches(plan, epoch)) == plan.steps for plan in plans for epoch in (0, 1, 7))
+    steps = Buckets(0, lengths=lengths, tokens=300, pieces=1).steps
+
+    plan = Buckets(seed, lengths=lengths, tokens=300, pieces=1)
+
+    assert plan.steps == steps
+    for epoch in (0, 1, 7):
+        assert len(batches(plan, epoch)) == steps
 
 
 def test_a_step_does_not_depend_on_which_were_asked_for_before() -> None:
     lengths = lengths_of(400)
-    walked, fresh = (Buckets(3, lengths=lengths, tokens=256, pieces=2) for _ in range(2))
-    far = 5 * walked.steps + 3
+    plan = Buckets(3, lengths=lengths, tokens=256, pieces=2)
+    far = 5 * plan.steps + 3
+    expected = Buckets(3, lengths=lengths, tokens=256, pieces=2).micro_batches(far)
+
     for step in range(far):
-        walked.micro_batches(step)
-    for (ids, epochs), (again, epochs_again) in zip(
-        walked.micro_batches(far), fresh.micro_batches(far), strict=True
-    ):
-        assert ids.tolist() == again.tolist()
-        assert set(epochs.tolist()) == set(epochs_again.tolist()) == {5}
+        plan.micro_batches(step)
+
+    for (ids, epochs), (ids_asked_first, _) in zip(plan.micro_batches(far), expected, strict=True):
+        assert ids.tolist() == ids_asked_first.tolist()
+        assert set(epochs.tolist()) == {5}
 
 
-def test_epochs_and_seeds_batch_other_samples_together_in_another_order() -> None:
+@pytest.mark.parametrize(("seed", "epoch"), [(0, 1), (1, 0)])
+def test_epochs_and_seeds_batch_other_samples_together_in_another_order(
+    seed: int, epoch: int
+) -> None:
     lengths = lengths_of(400)
     first = batches(Buckets(0, lengths=lengths, tokens=300, pieces=1), 0)
-    for other in (
-        batches(Buckets(0, lengths=lengths, tokens=300, pieces=1), 1),
-        batches(Buckets(1, lengths=lengths, tokens=300, pieces=1), 0),
-    ):
-        assert first != other
-        together = {frozenset(batch) for batch in first} & {frozenset(batch) for batch in other}
-        assert len(together) < len(first) / 4
+
+    other = batches(Buckets(seed, lengths=lengths, tokens=300, pieces=1), epoch)
+
+    assert other != first
+    together = {*map(frozenset, first)} & {*map(frozenset, other)}
+    assert len(together) < len(first) / 4
 
 
 def test_the_padding_that_is_told_is_that_of_the_batches() -> None:
     lengths = lengths_of(300)
     plan = Buckets(0, lengths=lengths, tokens=200, pieces=1)
-    places = sum(len(batch) * int(lengths[batch].max(axis=0).sum()) for batch in batches(plan, 0))
+
+    places = count_places(lengths, batches(plan, 0))
+
     assert plan.padded_fraction(0) == pytest.approx(1 - lengths.sum() / places)
 
 
 def test_padding_is_a_fraction_of_that_of_random_batches() -> None:
     lengths = np.repeat(lengths_of(3000, sides=1), 2, axis=1)  # both sides are as long
     plan = Buckets(0, lengths=lengths, tokens=1000, pieces=1)
-    order = np.random.default_rng(0).permutation(len(lengths)).reshape(-1, 50)
-    places = sum(50 * int(lengths[batch].max(axis=0).sum()) for batch in order)
-    assert plan.padded_fraction(0) < 0.1 * (1 - lengths.sum() / places)
+    random_batches = np.random.default_rng(0).permutation(len(lengths)).reshape(-1, 50)
+
+    padded_fraction = 1 - lengths.sum() / count_places(lengths, random_batches)
+
+    assert plan.padded_fraction(0) < 0.1 * padded_fraction
 
 
 def test_a_sample_longer_than_the_budget_is_named() -> None:
@@ -127,9 +150,9 @@ class Sentences:
     def __init__(self, samples: int = 90) -> None:
         self.lengths = lengths_of(samples, longest=12, sides=1)[:, 0] + 1
         generator = torch.Generator().manual_seed(5)
-        self.rows = [
-            torch.randint(1, 9, (int(length),), generator=generator) for length in self.lengths
-        ]
+        self.rows = list[Tensor]()
+        for length in self.lengths.tolist():
+            self.rows.append(torch.randint(1, 9, (length,), generator=generator))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -152,7 +175,7 @@ def loss(model: nn.Module, batch: Tensor) -> sf.Mean:
     return sf.losses.cross_entropy(model(batch[:, :-1]), targets)
 
 
-def built(run_dir: Path | None = None, **changes: Any) -> sf.Run:
+def build(run_dir: Path | None = None, **changes: Any) -> sf.Run:
     arguments: dict[str, Any] = {
         "model": Net,
         "loss": loss,
@@ -175,40 +198,41 @@ def test_micro_batches_are_read_as_planned_by_any_number_of_workers(workers: int
     feed = Feed(data, plan, seed=0, device=CPU, workers=workers, collate=padded)
     feed.start(0, stop=plan.steps)
     try:
-        for step in range(plan.steps):
-            for micro_batch, (ids, _) in zip(
-                feed.micro_batches(step), plan.micro_batches(step), strict=True
-            ):
-                assert micro_batch.sample_ids.tolist() == ids.tolist()
-                if len(ids):
-                    assert torch.equal(
-                        micro_batch.batch, padded([data[sample] for sample in ids.tolist()])
-                    )
-                else:
-                    assert micro_batch.batch is None
-                    assert micro_batch.count == 0
+        steps = [feed.micro_batches(step) for step in range(plan.steps)]
     finally:
         feed.close()
 
+    for step, micro_batches in enumerate(steps):
+        for micro_batch, (ids, _) in zip(micro_batches, plan.micro_batches(step), strict=True):
+            assert micro_batch.sample_ids.tolist() == ids.tolist()
+            if len(ids):
+                expected = padded([data[sample] for sample in ids.tolist()])
+                assert torch.equal(micro_batch.batch, expected)
+            else:
+                assert micro_batch.batch is None
+                assert micro_batch.count == 0
+
 
 def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_batches() -> None:
-    run = built(model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), length="1 epochs")
+    run = build(model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)), length="1 epochs")
+
     with run:
         for step in run.steps():
-            total = 0.0
-            targets = 0
-            with torch.no_grad():
-                for micro_batch in step.micro_batches:
-                    if micro_batch.count:
-                        rows = micro_batch.batch
-                        logits = run.state.models["model"](rows[:, :-1])
-                        each = F.cross_entropy(
-                            logits.transpose(1, 2), rows[:, 1:], reduction="none"
-                        )
-                        total += float(each[rows[:, 1:] != 0].double().sum())
-                        targets += int((rows[:, 1:] != 0).sum())
-            assert float(sf.forward_backward(step)) == pytest.approx(total / targets, rel=1e-5)
+            losses = list[Tensor]()
+            for micro_batch in step.micro_batches:
+                if micro_batch.count:
+                    losses.append(losses_of_targets(run.state.model, micro_batch.batch))
+            mean = float(torch.cat(losses).mean())
+            assert float(sf.forward_backward(step)) == pytest.approx(mean, rel=1e-5)
             sf.update(step)
+
+
+@torch.no_grad()
+def losses_of_targets(model: nn.Module, rows: Tensor) -> Tensor:
+    """The loss of each target that is no filling."""
+    targets = rows[:, 1:]
+    logits = model(rows[:, :-1]).transpose(1, 2)
+    return F.cross_entropy(logits, targets, reduction="none")[targets != 0].double()
 
 
 @pytest.mark.fast("7")
@@ -216,19 +240,20 @@ def test_the_loss_of_a_step_is_the_mean_over_all_targets_of_its_ragged_micro_bat
 def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(
     stopped_at: int, tmp_path: Path
 ) -> None:
-    whole = built(tmp_path / "whole")
+    whole = build(tmp_path / "whole")
     whole.train()
-    built(tmp_path / "cut", stop_after=f"{stopped_at} steps").train()
-    resumed = built(tmp_path / "cut")
+
+    build(tmp_path / "cut", stop_after=f"{stopped_at} steps").train()
+    resumed = build(tmp_path / "cut")
     resumed.train()
+
     assert resumed.state.step == whole.state.step == 3 * whole.parts.pipeline.plan.steps  # type: ignore[attr-defined]
-    for one, other in zip(whole.state.parameters, resumed.state.parameters, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, resumed.state.parameters, whole.state.parameters))
 
 
 @in_one
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "words"),
     [
         (
             {"batch_size": "96 tokens", "micro_batch_size": 32},
@@ -262,48 +287,43 @@ def test_a_resumed_run_by_tokens_is_bit_equal_to_the_uninterrupted_one(
     ],
 )
 def test_sizes_that_cannot_be_are_refused_with_what_to_type(
-    sizes: dict[str, Any], said: str
+    sizes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(sf.SurefootError) as refused:
-        built(**sizes)
-    assert said in str(refused.value)
+    with pytest.raises(sf.SurefootError) as caught:
+        build(**sizes)
+    assert words in str(caught.value)
 
 
 def test_a_record_counts_the_samples_of_batches_by_tokens(tmp_path: Path) -> None:
-    run = built(tmp_path / "run", length="1 epochs", log_every="1 steps")
+    run = build(tmp_path / "run", length="1 epochs", log_every="1 steps")
+
     run.train()
-    counted = [
-        record["samples"]
-        for record in records(tmp_path / "run" / "metrics.jsonl")
-        if record["kind"] == "train"
-    ]
-    assert sum(counted) == run.parts.pipeline.plan.samples
-    assert len(set(counted)) > 1
+
+    counts = [record["samples"] for record in sf.load(tmp_path / "run").records("train")]
+    assert sum(counts) == run.parts.pipeline.plan.samples
+    assert len(set(counts)) > 1
 
 
 def test_a_budget_of_tokens_is_a_number_of_windows_where_all_are_of_one_length() -> None:
-    tokens = np.arange(1000) % 9
-    windows = sf.data.TrainWindows(tokens, context=16, seed=0)
-    by_tokens, by_windows = (
-        sf.Run(
-            model=lambda: nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)),
+    windows = sf.data.TrainWindows(np.arange(1000) % 9, context=16, seed=0)
+
+    def train(batch_size: int | str, micro_batch_size: int | str) -> sf.Run:
+        run = build(
             loss=lambda model, batch: sf.losses.cross_entropy(model(batch[0]), batch[1]),
             train_data=windows,
-            optimizer=sf.optim.adamw(lr=1e-2),
+            collate_fn=None,
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
             length="5 steps",
-            console=False,
-            **sizes,
         )
-        for sizes in (
-            {"batch_size": "200 tokens", "micro_batch_size": "100 tokens"},
-            {"batch_size": 12, "micro_batch_size": 6},
-        )
-    )
-    assert by_tokens.parts.plan.identity["batch_size"] == 12
-    for run in (by_tokens, by_windows):
         run.train()
-    for one, other in zip(by_tokens.state.parameters, by_windows.state.parameters, strict=True):
-        assert torch.equal(one, other)
+        return run
+
+    by_tokens = train("200 tokens", "100 tokens")
+    by_windows = train(12, 6)
+
+    assert by_tokens.parts.plan.identity["batch_size"] == 12
+    assert all(map(torch.equal, by_tokens.state.parameters, by_windows.state.parameters))
 
 
 @pytest.mark.parametrize(
@@ -322,16 +342,18 @@ def test_lengths_that_cannot_be_those_of_the_samples_are_refused(lengths: Any) -
     data = Sentences()
     data.lengths = lengths
     with refused("lengths-not-of-samples", sf.DataError, samples=90):
-        built(train_data=data)
+        build(train_data=data)
 
 
-def test_lengths_may_be_a_list_or_a_tensor() -> None:
+@pytest.mark.parametrize("kind", [list, torch.tensor])
+def test_lengths_may_be_a_list_or_a_tensor(kind: Any) -> None:
     data = Sentences()
-    plain = built()
-    lengths = data.lengths.tolist()
-    for held in (lengths, torch.tensor(lengths)):
-        data.lengths = held  # type: ignore[assignment]
-        plan = built(train_data=data).parts.pipeline.plan
-        assert [ids.tolist() for ids, _ in plan.micro_batches(3)] == [
-            ids.tolist() for ids, _ in plain.parts.pipeline.plan.micro_batches(3)
-        ]
+    data.lengths = kind(data.lengths.tolist())
+    of_array = build().parts.pipeline.plan
+
+    plan = build(train_data=data).parts.pipeline.plan
+
+    for (ids, _), (expected, _) in zip(
+        plan.micro_batches(3), of_array.micro_batches(3), strict=True
+    ):
+        assert ids.tolist() == expected.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,44 +45,49 @@ def shuffled(_: int) -> list[list[int]]:
 
 def sequence(plan: Any, steps: int) -> tuple[list[int], list[int]]:
     """Ids and epochs of the first steps, one after the other."""
-    ids, epochs = zip(*(plan.ids(step) for step in range(steps)), strict=True)
-    return np.concatenate(ids).tolist(), np.concatenate(epochs).tolist()
+    ids = list[int]()
+    epochs = list[int]()
+    for step in range(steps):
+        ids_of_step, epochs_of_step = plan.ids(step)
+        ids += ids_of_step.tolist()
+        epochs += epochs_of_step.tolist()
+    return ids, epochs
 
 
-PLANS: dict[str, Callable[[], Any]] = {
-    "sequential": lambda: SequentialOrder(samples=23, batch_size=10),
-    "lanes": lambda: Lanes(samples=23, batch_size=10),
-    "weighted": lambda: WeightedOrder(0, Weighted(WEIGHTS), batch_size=10),
-    "weighted, once": lambda: WeightedOrder(
-        0, Weighted(WEIGHTS, num_samples=4, replacement=False), batch_size=10
-    ),
-    "some of a permutation": lambda: Order(0, samples=23, batch_size=10, num_samples=9),
+ONCE = Weighted(WEIGHTS, num_samples=4, replacement=False)
+PLANS: dict[str, Callable[..., Any]] = {
+    "sequential": partial(SequentialOrder, samples=23),
+    "lanes": partial(Lanes, samples=23),
+    "weighted": partial(WeightedOrder, 0, Weighted(WEIGHTS)),
+    "weighted, once": partial(WeightedOrder, 0, ONCE),
+    "some of a permutation": partial(Order, 0, samples=23, num_samples=9),
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_step_is_the_same_whatever_was_asked_before(name: str) -> None:
-    plan = PLANS[name]()
+    plan = PLANS[name](batch_size=10)
+
     for step in (0, 1, 5000, 2, 3276, 0, 10**8, 1):
-        again = PLANS[name]().ids(step)
-        assert all(
-            np.array_equal(one, other) for one, other in zip(plan.ids(step), again, strict=True)
-        )
+        ids, epochs = plan.ids(step)
+        fresh_ids, fresh_epochs = PLANS[name](batch_size=10).ids(step)
+        assert np.array_equal(ids, fresh_ids)
+        assert np.array_equal(epochs, fresh_epochs)
 
 
 @pytest.mark.parametrize(
     "name", ["sequential", "weighted", "weighted, once", "some of a permutation"]
 )
 def test_the_sequence_of_samples_does_not_depend_on_the_batch_size(name: str) -> None:
-    smaller = PLANS[name]()
-    smaller.batch_size = 5
-    if hasattr(smaller, "blocks"):
-        smaller.blocks.batch_size = 5
-    assert sequence(smaller, 40) == sequence(PLANS[name](), 20)
+    smaller = PLANS[name](batch_size=5)
+    larger = PLANS[name](batch_size=10)
+
+    assert sequence(smaller, 40) == sequence(larger, 20)
 
 
 def test_sequential_is_first_to_last_epoch_after_epoch() -> None:
     ids, epochs = sequence(SequentialOrder(samples=7, batch_size=3), 14)
+
     assert ids == [*range(7)] * 6
     assert epochs == [place // 7 for place in range(42)]
 
@@ -92,36 +98,48 @@ def test_sequential_is_first_to_last_epoch_after_epoch() -> None:
 def test_lanes_are_the_parts_of_tensor_split(samples: int, lanes: int) -> None:
     plan = Lanes(samples=samples, batch_size=lanes)
     parts = [part.tolist() for part in torch.arange(samples).tensor_split(lanes)]
-    for epoch in range(2):
-        for place in range(plan.steps):
-            ids, epochs = plan.ids(epoch * plan.steps + place)
-            assert ids.tolist() == [part[place] for part in parts if place < len(part)]
-            assert set(epochs.tolist()) == {epoch}
-    assert sorted(sequence(plan, plan.steps)[0]) == [
-        *range(samples)
-    ]  # nothing is dropped or repeated
+
+    for step in range(2 * plan.steps):
+        epoch, place = divmod(step, plan.steps)
+        ids, epochs = plan.ids(step)
+        assert ids.tolist() == [part[place] for part in parts if place < len(part)]
+        assert set(epochs.tolist()) == {epoch}
+
+
+@pytest.mark.parametrize(
+    ("samples", "lanes"), [(24, 8), (23, 10), (101, 24), (10, 10), (7, 1), (19, 10)]
+)
+def test_lanes_drop_and_repeat_nothing(samples: int, lanes: int) -> None:
+    plan = Lanes(samples=samples, batch_size=lanes)
+
+    ids, _ = sequence(plan, plan.steps)
+
+    assert sorted(ids) == [*range(samples)]
 
 
 def test_lanes_of_equal_length_are_those_of_word_language_model() -> None:
     batchified = torch.arange(24).view(4, -1).t()  # batchify of its main.py
     plan = Lanes(samples=24, batch_size=4)
+
     assert [plan.ids(step)[0].tolist() for step in range(6)] == batchified.tolist()
 
 
 def test_a_lane_stays_in_its_micro_batch() -> None:
     plan = plan_order("lanes", seed=0, samples=23, sizes=Batching(10, 5))
-    lane_of = {
-        sample: lane
-        for lane, part in enumerate(np.array_split(np.arange(23), 10))
-        for sample in part
-    }
+    lanes = np.array_split(np.arange(23), 10)
+    samples_of_micro_batches = [np.concatenate(lanes[:5]), np.concatenate(lanes[5:])]
+
     for step in range(6):
         for index, (ids, _) in enumerate(plan.micro_batches(step)):
-            assert all(lane_of[sample] // 5 == index for sample in ids.tolist())
-    assert [len(ids) for ids, _ in plan.micro_batches(2)] == [
-        3,
-        0,
-    ]  # of three lanes, one sample more
+            assert set(ids) <= set(samples_of_micro_batches[index])
+
+
+def test_a_micro_batch_of_lanes_that_are_at_their_end_is_empty() -> None:
+    plan = plan_order("lanes", seed=0, samples=23, sizes=Batching(10, 5))
+
+    sizes = [len(ids) for ids, _ in plan.micro_batches(2)]
+
+    assert sizes == [3, 0]  # three lanes have one sample more
 
 
 def chi_squared(counts: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
@@ -136,7 +154,9 @@ def bound(freedom: int) -> float:
 @pytest.mark.parametrize("weights", [WEIGHTS, [1.0] * 30, [1e-300, 1e-300, 3e-300], [1e9, 5e8]])
 def test_draws_have_the_distribution_of_their_weights(weights: list[float]) -> None:
     draws = 40_000
+
     ids, _ = WeightedOrder(3, Weighted(weights), batch_size=draws).ids(1)
+
     counts = np.bincount(ids, minlength=len(weights))
     expected = draws * np.array(weights) / sum(weights)
     possible = expected > 0
@@ -147,8 +167,11 @@ def test_draws_have_the_distribution_of_their_weights(weights: list[float]) -> N
 def test_two_draws_in_a_row_are_independent() -> None:
     draws = 60_000
     weights = np.array([1.0, 2.0, 3.0])
-    ids = WeightedOrder(1, Weighted(weights.tolist()), batch_size=draws).ids(0)[0].reshape(-1, 2)
-    counts = np.bincount(ids[:, 0] * 3 + ids[:, 1], minlength=9)
+
+    ids, _ = WeightedOrder(1, Weighted(weights.tolist()), batch_size=draws).ids(0)
+
+    pairs = ids.reshape(-1, 2)
+    counts = np.bincount(pairs[:, 0] * 3 + pairs[:, 1], minlength=9)
     expected = np.outer(weights, weights).ravel() / 36 * draws / 2
     assert chi_squared(counts, expected) < bound(8)
 
@@ -156,10 +179,10 @@ def test_two_draws_in_a_row_are_independent() -> None:
 def test_draws_without_replacement_have_the_distribution_of_one_draw_after_the_other() -> None:
     epochs = 12_000
     weights = np.array([1.0, 2.0, 0.5, 3.0])
-    plan = WeightedOrder(
-        2, Weighted(weights.tolist(), num_samples=2, replacement=False), batch_size=2 * epochs
-    )
-    ids, numbers = plan.ids(0)
+    pairs_of = Weighted(weights.tolist(), num_samples=2, replacement=False)
+
+    ids, numbers = WeightedOrder(2, pairs_of, batch_size=2 * epochs).ids(0)
+
     assert numbers.tolist() == [place // 2 for place in range(2 * epochs)]
     counts = list[int]()
     expected = list[float]()
@@ -180,13 +203,22 @@ def test_no_two_draws_share_an_augmentation() -> None:
 @pytest.mark.parametrize("count", [4, 23, 30, 46, 60])
 def test_an_epoch_of_another_size_has_the_first_samples_of_permutations(count: int) -> None:
     plan = Order(0, samples=23, batch_size=count, num_samples=count)
+
+    assert plan.samples == count
     for step in range(3):
         ids, passes = plan.ids(step)
-        assert plan.samples == count
-        for each in set(passes.tolist()):
-            assert len({*ids[passes == each].tolist()}) == (passes == each).sum()  # none twice
-    ids, passes = (list(part) for part in sequence(plan, 3))
-    assert len({*zip(ids, passes, strict=True)}) == 3 * count  # each has its own augmentation
+        for number in set(passes.tolist()):
+            of_pass = ids[passes == number].tolist()
+            assert len({*of_pass}) == len(of_pass), "none twice"
+
+
+@pytest.mark.parametrize("count", [4, 23, 30, 46, 60])
+def test_samples_of_an_epoch_of_another_size_share_no_augmentation(count: int) -> None:
+    plan = Order(0, samples=23, batch_size=count, num_samples=count)
+
+    ids, passes = sequence(plan, 3)
+
+    assert len({*zip(ids, passes, strict=True)}) == 3 * count
 
 
 @pytest.mark.parametrize(
@@ -217,85 +249,115 @@ def test_weights_may_be_a_tensor_or_an_array() -> None:
 # --- batches of a sampler -------------------------------------------------------------------------
 
 
-def read(plan: BatchLists, steps: int, *, pieces: int = 1) -> list[list[int]]:
-    cut = plan.cut(pieces)
-    return [
-        np.concatenate([ids for ids, _ in cut.micro_batches(step)]).tolist()
-        for step in range(steps)
-    ]
+def read_step(plan: BatchLists, step: int) -> list[int]:
+    ids = [ids for ids, _ in plan.micro_batches(step)]
+    return np.concatenate(ids).tolist()
+
+
+def read_steps(plan: BatchLists, steps: int) -> list[list[int]]:
+    return [read_step(plan, step) for step in range(steps)]
 
 
 def test_the_batches_of_each_epoch_are_those_that_the_sampler_lists() -> None:
-    def by_epoch(epoch: int) -> list[list[int]]:
-        return [[epoch, 1, 2], [3], [4, 5]]
+    plan = BatchLists(0, Lists(lambda epoch: [[epoch, 1, 2], [3], [4, 5]]), samples=23)
 
-    plan = BatchLists(0, Lists(by_epoch), samples=23)
-    assert (plan.steps, plan.samples, plan.largest) == (3, 6, 3)
-    assert read(plan, 9) == [batch for epoch in range(3) for batch in by_epoch(epoch)]
-    assert [epochs.tolist() for step in (0, 5) for _, epochs in plan.micro_batches(step)] == [
-        [0, 0, 0],
-        [1, 1],
-    ]
+    assert plan.steps == 3
+    assert plan.samples == 6
+    assert plan.largest == 3
+    assert read_steps(plan, 6) == [[0, 1, 2], [3], [4, 5], [1, 1, 2], [3], [4, 5]]
+    ((_, epochs_of_first),) = plan.micro_batches(0)
+    ((_, epochs_of_last),) = plan.micro_batches(5)
+    assert epochs_of_first.tolist() == [0, 0, 0]
+    assert epochs_of_last.tolist() == [1, 1]
 
 
-def test_a_sampler_that_draws_from_global_generators_is_addressed_and_changes_by_epoch() -> None:
+@pytest.fixture
+def shuffled_steps() -> list[list[int]]:
+    """Three epochs of a sampler that draws from global generators, read in their order."""
+    return read_steps(BatchLists(0, Lists(shuffled), samples=23), 15)
+
+
+def test_a_sampler_that_draws_from_global_generators_is_addressed(
+    shuffled_steps: list[list[int]],
+) -> None:
     plan = BatchLists(0, Lists(shuffled), samples=23)
-    steps = [0, 7, 3, 12, 1]
-    forwards = read(plan, 15)
-    assert [plan.micro_batches(step)[0][0].tolist() for step in steps] == [
-        forwards[step] for step in steps
-    ]
-    assert [sorted(itertools.chain(*forwards[start : start + 5])) for start in (0, 5, 10)] == [
-        [*range(23)]
-    ] * 3
-    assert forwards[:5] != forwards[5:10]
-    assert read(BatchLists(1, Lists(shuffled), samples=23), 5) != forwards[:5]  # another seed
+
+    for step in (0, 7, 3, 12, 1):
+        assert read_step(plan, step) == shuffled_steps[step]
+
+
+def test_a_sampler_that_draws_from_global_generators_changes_by_epoch_and_by_seed(
+    shuffled_steps: list[list[int]],
+) -> None:
+    other_seed = read_steps(BatchLists(1, Lists(shuffled), samples=23), 5)
+
+    epochs = [shuffled_steps[start : start + 5] for start in (0, 5, 10)]
+    for epoch in epochs:
+        assert sorted(itertools.chain(*epoch)) == [*range(23)]
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != other_seed
 
 
 def test_reading_a_sampler_leaves_the_global_generators_as_they_were() -> None:
-    before = torch.get_rng_state(), random.getstate()
+    torch_state = torch.get_rng_state()
+    python_state = random.getstate()
+
     BatchLists(0, Lists(shuffled), samples=23).micro_batches(7)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
+
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 5, 8])
-def test_a_listed_batch_is_cut_evenly_whatever_its_size(pieces: int) -> None:
-    plan = BatchLists(0, Lists(shuffled), samples=23)
-    assert read(plan, 15, pieces=pieces) == read(plan, 15)
-    sizes = [len(ids) for ids, _ in plan.cut(pieces).micro_batches(0)]
+def test_a_listed_batch_is_cut_evenly_whatever_its_size(
+    pieces: int, shuffled_steps: list[list[int]]
+) -> None:
+    plan = BatchLists(0, Lists(shuffled), samples=23).cut(pieces)
+
+    assert read_steps(plan, 15) == shuffled_steps
+    sizes = [len(ids) for ids, _ in plan.micro_batches(0)]
     assert len(sizes) == pieces
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_sample_listed_twice_in_an_epoch_has_two_augmentations() -> None:
     plan = BatchLists(0, Lists(lambda _: [[4, 4, 1], [4, 1]]), samples=5)
-    ids, epochs = zip(*(plan.micro_batches(step)[0] for step in range(4)), strict=True)
-    addresses = [*zip(np.concatenate(ids).tolist(), np.concatenate(epochs).tolist(), strict=True)]
+
+    addresses = list[tuple[int, int]]()
+    for step in range(4):
+        ((ids, epochs),) = plan.micro_batches(step)
+        addresses += zip(ids.tolist(), epochs.tolist(), strict=True)
+
     assert len({*addresses}) == 10
     assert addresses[0] == (4, 0)  # the first is read as in a plain epoch
 
 
-OWN = torch.Generator().manual_seed(0)
-REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
-    "its own generator": (
-        lambda _: torch.randperm(20, generator=OWN).view(4, 5).tolist(),
-        "sampler-not-repeatable",
-    ),
-    "no end": (lambda _: itertools.repeat([0, 1]), "sampler-without-end"),
-    "another number": (lambda epoch: [[0]] * (epoch + 3), "sampler-epochs-differ"),
-    "no batch": (lambda _: [], "sampler-without-batches"),
-    "an empty batch": (lambda _: [[1], []], "sampler-batch-invalid"),
-    "no such sample": (lambda _: [[1, 23]], "sampler-batch-invalid"),
-    "a negative sample": (lambda _: [[-1]], "sampler-batch-invalid"),
-    "samples, not batches": (lambda _: [1, 2], "sampler-batch-invalid"),
-    "names": (lambda _: [["a"]], "sampler-batch-invalid"),
-}
+GENERATOR = torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_sampler_that_cannot_be_addressed_is_refused_by_name(name: str) -> None:
-    list_of, code = REFUSED[name]
+@pytest.mark.parametrize(
+    ("list_of", "code"),
+    [
+        pytest.param(
+            lambda _: torch.randperm(20, generator=GENERATOR).view(4, 5).tolist(),
+            "sampler-not-repeatable",
+            id="its own generator",
+        ),
+        pytest.param(lambda _: itertools.repeat([0, 1]), "sampler-without-end", id="no end"),
+        pytest.param(
+            lambda epoch: [[0]] * (epoch + 3), "sampler-epochs-differ", id="another number"
+        ),
+        pytest.param(lambda _: [], "sampler-without-batches", id="no batch"),
+        pytest.param(lambda _: [[1], []], "sampler-batch-invalid", id="an empty batch"),
+        pytest.param(lambda _: [[1, 23]], "sampler-batch-invalid", id="no such sample"),
+        pytest.param(lambda _: [[-1]], "sampler-batch-invalid", id="a negative sample"),
+        pytest.param(lambda _: [1, 2], "sampler-batch-invalid", id="samples, not batches"),
+        pytest.param(lambda _: [["a"]], "sampler-batch-invalid", id="names"),
+    ],
+)
+def test_a_sampler_that_cannot_be_addressed_is_refused_by_name(
+    list_of: Callable[[int], Any], code: str
+) -> None:
     with refused(code, sampler="Lists"):
         BatchLists(0, Lists(list_of), samples=23)
 
