@@ -4,8 +4,9 @@ is refused. 3 seconds.
 
 from __future__ import annotations
 
+import copy
 import math
-from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from refused import refused
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.errors import DataError
 from surefoot.metrics.multiple_choice import continuation_accuracy, multiple_choice_accuracy
+from surefoot.recipes.gpt.questions import predict_endings
 from surefoot.recipes.readers.text.multiple_choice import MultipleChoice, Question
 from surefoot.train.evaluate import evaluate
 
@@ -37,76 +39,93 @@ class Table(nn.Module):
         return self.logits[tokens]
 
 
-def questions(number=40, *, choices=4):
+def build_questions(number=40, *, choices=4):
     """Of 1 to 5 tokens each; of every other question the beginnings differ."""
     generator = np.random.default_rng(1)
 
     def text():
         return generator.integers(VOCABULARY, size=int(generator.integers(1, 6)))
 
-    made = []
+    questions = []
     for place in range(number):
-        contexts = [text() for _ in range(choices)] if place % 2 else [text()] * choices
-        made.append(
-            Question(contexts, [text() for _ in range(choices)], int(generator.integers(choices)))
-        )
-    return made
+        distinct = choices if place % 2 else 1
+        contexts = [text() for _ in range(distinct)] * (choices // distinct)
+        endings = [text() for _ in range(choices)]
+        label = int(generator.integers(choices))
+        questions.append(Question(contexts, endings, label))
+    return questions
 
 
-def dataset(asked, *, context=20):
-    return MultipleChoice(asked, context=context, byte_counts=BYTES)
+def build_dataset(questions, *, context=20):
+    return MultipleChoice(questions, context=context, byte_counts=BYTES)
 
 
-def scored(asked, *metrics, batch_size=7, model=None, predict=None):
-    split = sf.Split(dataset(asked), metrics=metrics, batch_size=batch_size, predict=predict)
+def score(questions, *metrics, batch_size=7, model=None, predict=None):
+    split = sf.Split(
+        build_dataset(questions), metrics=metrics, batch_size=batch_size, predict=predict
+    )
     return evaluate(Table() if model is None else model, split)
 
 
-def walked(model, prefix, ending):
-    """Log-probability of each token of an ending, and whether it is the likeliest at its place."""
-    row = [*map(int, prefix)]
+def log_probability(model, prefix, ending):
+    """Of an ending, one token after the other."""
+    total = 0.0
+    last = int(prefix[-1])
     for token in map(int, ending):
-        logits = model.logits[row[-1]]
-        yield float(logits.log_softmax(0)[token]), int(logits.argmax()) == token
-        row.append(token)
+        total += float(model.logits[last].log_softmax(0)[token])
+        last = token
+    return total
 
 
-def by_hand(model, asked, *, size):
+def is_likeliest(model, prefix, ending):
+    """Whether every token of an ending is the likeliest at its place."""
+    tokens = [int(prefix[-1]), *map(int, ending)]
+    return all(int(model.logits[last].argmax()) == token for last, token in pairwise(tokens))
+
+
+def accuracy_by_hand(model, questions, *, size):
     right = 0
-    for question in asked:
-        scores = [
-            sum(one for one, _ in walked(model, prefix, ending)) / size(ending)
-            for prefix, ending in zip(question.contexts, question.endings, strict=True)
-        ]
+    for question in questions:
+        scores = []
+        for prefix, ending in zip(question.contexts, question.endings, strict=True):
+            scores.append(log_probability(model, prefix, ending) / size(ending))
         right += int(np.argmax(scores)) == question.label
-    return right / len(asked)
+    return right / len(questions)
+
+
+def count_bytes(ending):
+    return sum(BYTES[token] for token in ending)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40])
 def test_accuracies_are_those_of_every_ending_scored_token_by_token(batch_size):
-    asked = questions()
-    found = scored(asked, multiple_choice_accuracy, batch_size=batch_size)
-    assert found["acc"] == by_hand(Table(), asked, size=lambda ending: 1)
-    assert found["acc_norm"] == by_hand(Table(), asked, size=len)
-    assert found["acc_per_byte"] == by_hand(
-        Table(), asked, size=lambda ending: sum(BYTES[one] for one in ending)
-    )
-    assert len(set(found.values())) == 3  # or one of them would show nothing
+    questions = build_questions()
+
+    scores = score(questions, multiple_choice_accuracy, batch_size=batch_size)
+
+    assert scores["acc"] == accuracy_by_hand(Table(), questions, size=lambda ending: 1)
+    assert scores["acc_norm"] == accuracy_by_hand(Table(), questions, size=len)
+    assert scores["acc_per_byte"] == accuracy_by_hand(Table(), questions, size=count_bytes)
+    assert len(set(scores.values())) == 3  # or one of them would show nothing
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40])
 def test_a_continuation_is_right_where_every_token_of_it_is_the_likeliest(batch_size):
     model = Table()
-    asked = questions(choices=1)
-    asked += [
-        Question([[one]], [[int(model.logits[one].argmax())]], 0) for one in range(VOCABULARY)
-    ]
-    walks = [list(walked(model, question.contexts[0], question.endings[0])) for question in asked]
-    found = scored(asked, continuation_accuracy, batch_size=batch_size)
-    assert found["acc"] == sum(all(hit for _, hit in walk) for walk in walks) / len(asked) > 7 / 47
-    assert found["loss"] == pytest.approx(
-        -sum(one for walk in walks for one, _ in walk) / len(asked), rel=1e-6
-    )
+    questions = build_questions(choices=1)
+    for token in range(VOCABULARY):
+        likeliest = int(model.logits[token].argmax())
+        questions.append(Question([[token]], [[likeliest]], 0))
+
+    scores = score(questions, continuation_accuracy, batch_size=batch_size)
+
+    right = 0
+    total = 0.0
+    for question in questions:
+        right += is_likeliest(model, question.contexts[0], question.endings[0])
+        total += log_probability(model, question.contexts[0], question.endings[0])
+    assert scores["acc"] == right / 47 > 7 / 47
+    assert scores["loss"] == pytest.approx(-total / 47, rel=1e-6)
 
 
 def gpt():
@@ -126,43 +145,41 @@ def gpt():
     return model
 
 
-@cache
-def each_alone():
+def greedy_accuracy(outputs, targets):
+    """`continuation_accuracy` under names that no other metric has."""
+    means = continuation_accuracy(outputs, targets)
+    return {f"greedy_{name}": mean for name, mean in means.items()}
+
+
+METRICS = (multiple_choice_accuracy, greedy_accuracy)
+
+
+@pytest.fixture(scope="module")
+def scores_of_each():
+    """The scores of each question in a data set of its own."""
     model = gpt()
-    asked = questions()
-    return [
-        scored([question], multiple_choice_accuracy, continuation_accuracy_, model=model)
-        for question in asked
-    ]
+    return [score([question], *METRICS, model=model) for question in build_questions()]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 16, 40])
 def test_scores_of_a_transformer_do_not_depend_on_the_batch_size_nor_on_what_stands_beside(
-    batch_size,
+    batch_size, scores_of_each
 ):
-    """Law 6; attention must not see the filling. Against each question in a data set of its own."""
-    asked = questions()
-    alone = each_alone()
-    found = scored(
-        asked, multiple_choice_accuracy, continuation_accuracy_, model=gpt(), batch_size=batch_size
-    )
-    for name, value in found.items():
-        assert value == pytest.approx(
-            math.fsum(one[name] for one in alone) / len(asked), rel=1e-6
-        ), name
+    """Law 6; attention must not see the filling."""
+    scores = score(build_questions(), *METRICS, model=gpt(), batch_size=batch_size)
 
-
-def continuation_accuracy_(outputs, targets):
-    return {
-        f"greedy_{name}": mean for name, mean in continuation_accuracy(outputs, targets).items()
-    }
+    for name, value in scores.items():
+        mean = math.fsum(alone[name] for alone in scores_of_each) / len(scores_of_each)
+        assert value == pytest.approx(mean, rel=1e-6), name
 
 
 def test_the_logits_of_the_endings_alone_give_the_same_scores():
-    from surefoot.recipes.gpt.questions import predict_endings
+    questions = build_questions()
+    expected = score(questions, multiple_choice_accuracy, model=gpt())
 
-    asked = questions(), multiple_choice_accuracy
-    assert scored(*asked, model=gpt(), predict=predict_endings) == scored(*asked, model=gpt())
+    scores = score(questions, multiple_choice_accuracy, model=gpt(), predict=predict_endings)
+
+    assert scores == expected
 
 
 def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
@@ -173,53 +190,63 @@ def test_endings_that_are_equally_likely_are_told_apart_by_nothing():
     model.logits.zero_()
     short = [Question([[1]] * 4, [[place] * 5 for place in range(4)], 0)] * 3
     long = [Question([[1]] * 4, [[place] * 19 for place in range(4)], 0)]
-    assert (
-        scored(short + long, multiple_choice_accuracy, model=model, batch_size=4)["acc"] == 1.0
-    )  # the first of equals
+
+    scores = score(short + long, multiple_choice_accuracy, model=model, batch_size=4)
+
+    assert scores["acc"] == 1.0  # the first of equals
 
 
 def test_a_row_longer_than_the_context_loses_its_beginning_and_never_its_ending():
-    made = dataset(
-        [Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0), Question([[1]] * 2, [[2], [3]], 1)],
-        context=3,
-    )
-    batch = made.gather(np.array([0]), np.array([0]))
-    targets = batch.targets
+    longer = Question([[1, 2, 3, 4]] * 2, [[5, 6], [6]], 0)
+    shorter = Question([[1]] * 2, [[2], [3]], 1)
+    dataset = build_dataset([longer, shorter], context=3)
+
+    batch = dataset.gather(np.array([0]), np.array([0]))
+
     assert batch.tokens.tolist() == [[3, 4, 5], [2, 3, 4]]
+    targets = batch.targets
     assert targets.tokens.tolist() == [5, 6, 6]
+    assert targets.rows.tolist() == [0, 0, 1]
     assert targets.positions.tolist() == [1, 2, 3 + 2]
-    assert (targets.rows.tolist(), targets.ending_tokens.tolist()) == ([0, 0, 1], [[2, 1]])
+    assert targets.ending_tokens.tolist() == [[2, 1]]
     assert targets.ending_bytes.tolist() == [[5 + 1, 1]]
-    assert (made.shortened, len(made)) == (1, 2)
+    assert dataset.shortened == 1
+    assert len(dataset) == 2
 
 
 def test_questions_come_from_the_longest_to_the_shortest_and_each_once():
-    made = dataset(questions(), context=20)
-    batches = [made.gather(np.array([one]), np.array([0])) for one in range(len(made))]
-    shown = [batch.tokens.shape[1] for batch in batches]
-    assert shown == sorted(shown, reverse=True)
-    assert sum(int(batch.targets.right) for batch in batches) == sum(
-        question.label for question in questions()
-    )
+    dataset = build_dataset(build_questions())
+
+    batches = [dataset.gather(np.array([place]), np.array([0])) for place in range(len(dataset))]
+
+    widths = [batch.tokens.shape[1] for batch in batches]
+    assert widths == sorted(widths, reverse=True)
+    labels = [int(batch.targets.right) for batch in batches]
+    assert sum(labels) == sum(question.label for question in build_questions())
 
 
 def test_a_batch_holds_whole_numbers_alone_so_that_every_device_takes_it():
-    batch = dataset(questions()).gather(np.arange(7), np.zeros(7, dtype=np.int64))
-    assert {part.dtype for part in (batch.tokens, *batch.targets)} == {torch.int64}
+    batch = build_dataset(build_questions()).gather(np.arange(7), np.zeros(7, dtype=np.int64))
+
+    assert {tensor.dtype for tensor in (batch.tokens, *batch.targets)} == {torch.int64}
 
 
-def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
-    asked = questions()
-    assert check_samples(dataset(asked), seed=0) == len(asked)
-    other = [
-        *asked[:-1],
-        Question(asked[-1].contexts, asked[-1].endings, (asked[-1].label + 1) % 4),
-    ]
-    assert fingerprint(dataset(asked)) == fingerprint(dataset(asked)) != fingerprint(dataset(other))
+def test_questions_are_a_sound_data_set():
+    assert check_samples(build_dataset(build_questions()), seed=0) == 40
+
+
+def test_the_fingerprint_tells_questions_apart():
+    *questions, last = build_questions()
+    other_last = Question(last.contexts, last.endings, (last.label + 1) % 4)
+
+    first = fingerprint(build_dataset([*questions, last]))
+
+    assert fingerprint(build_dataset([*questions, last])) == first
+    assert fingerprint(build_dataset([*questions, other_last])) != first
 
 
 @pytest.mark.parametrize(
-    ("wrong", "code", "fields"),
+    ("questions", "code", "fields"),
     [
         ([], "questions-missing", {}),
         (
@@ -246,34 +273,41 @@ def test_it_is_a_sound_data_set_whose_fingerprint_tells_questions_apart():
         ),
     ],
 )
-def test_questions_that_are_none_are_refused(wrong, code, fields):
+def test_questions_that_are_none_are_refused(questions, code, fields):
     with refused(code, DataError, **fields):
-        dataset(wrong, context=8)
+        build_dataset(questions, context=8)
 
 
 def test_a_split_without_metrics_and_loss_is_refused():
+    split = sf.Split(build_dataset(build_questions()))
+
     with refused("nothing-to-evaluate"):
-        evaluate(Table(), sf.Split(dataset(questions())))
+        evaluate(Table(), split)
 
 
 def test_scoring_leaves_a_model_as_it_was():
     model = gpt().train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    scored(questions(), multiple_choice_accuracy, model=model)
+    before = copy.deepcopy(model.state_dict())
+
+    score(build_questions(), multiple_choice_accuracy, model=model)
+
     assert model.training
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
 
 
 def test_a_compiled_model_is_not_compiled_again_for_every_shape_of_questions():
-    counted = []
+    graphs = []
 
     def backend(graph, inputs):
-        counted.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     model = gpt()
-    asked = questions()
-    assert scored(
-        asked, multiple_choice_accuracy, model=torch.compile(model, backend=backend)
-    ) == scored(asked, multiple_choice_accuracy, model=model)
-    assert counted == []
+    expected = score(build_questions(), multiple_choice_accuracy, model=model)
+
+    compiled = torch.compile(model, backend=backend)
+    scores = score(build_questions(), multiple_choice_accuracy, model=compiled)
+
+    assert scores == expected
+    assert graphs == []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,77 +34,91 @@ WINOGRANDE = {"context_options": ["so Sarah", "so Maria"], "continuation": "did 
 LAMBADA = {"context": "I don't care about", "continuation": "signs"}
 
 
-def written(path: Path, *records: object) -> Path:
-    path.write_bytes("".join(json.dumps(record) + "\n" for record in records).encode())
+def write(path: Path, records: list[object]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
-def words(question):
-    decode = ByteTokenizer().decode
-    pairs = zip(question.contexts, question.endings, strict=True)
-    return [(decode(prefix), decode(ending)) for prefix, ending in pairs], question.label
+def decode_all(texts):
+    return [ByteTokenizer().decode(text) for text in texts]
 
 
 @pytest.mark.parametrize(
-    ("record", "means"),
+    ("record", "contexts", "endings", "label"),
     [
-        (
+        pytest.param(
             HELLASWAG | {"ind": 4, "ctx_a": "A", "source_id": "x"},
-            ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3),
+            ["A man sits. he"] * 4,
+            [" runs.", " is off.", " holds it.", " starts."],
+            3,
+            id="hellaswag",
         ),
-        (
+        pytest.param(
             HELLASWAG | {"label": "3"},
-            ([("A man sits. he", f" {one}") for one in HELLASWAG["endings"]], 3),
+            ["A man sits. he"] * 4,
+            [" runs.", " is off.", " holds it.", " starts."],
+            3,
+            id="label as text",
         ),
-        # no blank after a line end
-        (ARC, ([("Question: why?\n", "so"), ("Question: why?\n", "thus")], 1)),
-        (
+        pytest.param(
+            ARC, ["Question: why?\n"] * 2, ["so", "thus"], 1, id="query: no blank after a line end"
+        ),
+        pytest.param(
             ARC | {"query": "Question: why?"},
-            ([("Question: why?", " so"), ("Question: why?", " thus")], 1),
+            ["Question: why?"] * 2,
+            [" so", " thus"],
+            1,
+            id="query without line end",
         ),
-        # nor a second one
-        (
+        pytest.param(
             ARC | {"query": "Why?", "choices": [" so", "\nthus"]},
-            ([("Why?", " so"), ("Why?", "\nthus")], 1),
+            ["Why?"] * 2,
+            [" so", "\nthus"],
+            1,
+            id="blank in the ending: no second one",
         ),
-        (WINOGRANDE, ([("so Sarah", " did it."), ("so Maria", " did it.")], 0)),
-        (LAMBADA, ([("I don't care about", " signs")], 0)),
-    ],
-    ids=[
-        "hellaswag",
-        "label as text",
-        "query",
-        "query without line end",
-        "blank in the ending",
-        "winogrande",
-        "lambada",
+        pytest.param(
+            WINOGRANDE, ["so Sarah", "so Maria"], [" did it.", " did it."], 0, id="winogrande"
+        ),
+        pytest.param(LAMBADA, ["I don't care about"], [" signs"], 0, id="lambada"),
     ],
 )
-def test_a_record_of_each_kind_is_known_by_its_keys(record, means, tmp_path):
-    (question,) = load_questions(written(tmp_path / "a.jsonl", record), ByteTokenizer())
-    assert words(question) == means
+def test_a_record_of_each_kind_is_known_by_its_keys(record, contexts, endings, label, tmp_path):
+    (question,) = load_questions(write(tmp_path / "a.jsonl", [record]), ByteTokenizer())
+
+    assert decode_all(question.contexts) == contexts
+    assert decode_all(question.endings) == endings
+    assert question.label == label
     assert question.source == f"{tmp_path / 'a.jsonl'}, line 1"
 
 
 def test_gzipped_files_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
-    plain = b"\xef\xbb\xbf" + json.dumps(ARC).encode() + b"\r\n\n" + json.dumps(ARC).encode()
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(plain))
-    found = load_questions(tmp_path / "a.jsonl.gz", ByteTokenizer())
-    assert [question.source[-6:] for question in found] == ["line 1", "line 3"]
+    record = json.dumps(ARC).encode()
+    data = b"\xef\xbb\xbf" + record + b"\r\n\n" + record
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(data))
+
+    first, second = load_questions(tmp_path / "a.jsonl.gz", ByteTokenizer())
+
+    assert first.source.endswith(", line 1")
+    assert second.source.endswith(", line 3")
 
 
 def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_path):
-    path = written(tmp_path / "a.jsonl", *(ARC | {"query": f"{place}"} for place in range(50)))
-    chosen = [
-        [
-            question.source
-            for question in load_questions(path, ByteTokenizer(), number=10, seed=seed)
-        ]
-        for seed in (0, 0, 1)
-    ]
-    assert chosen[0] == chosen[1] != chosen[2]
-    assert len(set(chosen[0])) == 10
-    assert len(load_questions(path, ByteTokenizer(), number=51)) == 50
+    def choose(seed):
+        questions = load_questions(path, ByteTokenizer(), number=10, seed=seed)
+        return [question.source for question in questions]
+
+    path = write(tmp_path / "a.jsonl", [ARC | {"query": f"{place}"} for place in range(50)])
+
+    assert len(set(choose(0))) == 10
+    assert choose(0) == choose(0)
+    assert choose(0) != choose(1)
+
+
+def test_all_questions_are_taken_where_more_are_asked_for(tmp_path):
+    path = write(tmp_path / "a.jsonl", [ARC] * 5)
+
+    assert len(load_questions(path, ByteTokenizer(), number=6)) == 5
 
 
 @in_one
@@ -140,9 +155,10 @@ def test_chosen_questions_are_the_same_for_a_seed_and_others_for_another(tmp_pat
     ],
 )
 def test_a_file_that_is_none_is_refused_naming_the_line(records, code, fields, tmp_path):
-    path = written(tmp_path / "a.jsonl", *records)
-    source = f"{path}, line {len(records)}" if records else str(path)
-    with refused(code, DataError, where=source, **fields):
+    path = write(tmp_path / "a.jsonl", records)
+    where = f"{path}, line {len(records)}" if records else str(path)
+
+    with refused(code, DataError, where=where, **fields):
         load_questions(path, ByteTokenizer())
 
 
@@ -160,15 +176,20 @@ def test_bytes_that_cannot_be_read_are_told_with_their_line(data, code, fields, 
         load_questions(tmp_path / "a.jsonl", ByteTokenizer())
 
 
-def test_a_file_that_is_not_there_and_no_questions_of_one_are_refused(tmp_path):
+def test_a_file_that_is_not_there_is_refused(tmp_path):
     with refused("path-missing", DataError, path=tmp_path / "a.jsonl"):
         load_questions(tmp_path / "a.jsonl", ByteTokenizer())
+
+
+def test_no_questions_of_a_file_are_refused(tmp_path):
+    path = write(tmp_path / "a.jsonl", [ARC])
+
     with refused("setting-out-of-range", setting="number", value=0):
-        load_questions(written(tmp_path / "a.jsonl", ARC), ByteTokenizer(), number=0)
+        load_questions(path, ByteTokenizer(), number=0)
 
 
 def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_path):
-    path = written(tmp_path / "a.jsonl", ARC, ARC | {"query": "Qué"})
+    path = write(tmp_path / "a.jsonl", [ARC, ARC | {"query": "Qué"}])
     tokenizer = CharacterTokenizer.from_text(json.dumps(ARC) + "\n")
     with refused("character-unknown", DataError, character="é") as caught:
         load_questions(path, tokenizer)
@@ -193,16 +214,13 @@ def test_a_character_that_the_tokenizer_does_not_know_is_told_with_its_line(tmp_
     ],
 )
 def test_the_public_files_are_read_whole(name, number, choices):
-    found = load_questions(DATA / f"{name}.jsonl.gz", ByteTokenizer())
-    assert len(found) == number
-    assert {len(question.endings) for question in found} == {choices}
+    questions = load_questions(DATA / f"{name}.jsonl.gz", ByteTokenizer())
+
+    assert len(questions) == number
+    assert {len(question.endings) for question in questions} == {choices}
     if name.endswith("hellaswag_val"):
-        assert [sum(question.label == place for question in found) for place in range(4)] == [
-            2515,
-            2485,
-            2584,
-            2458,
-        ]
+        labels = Counter(question.label for question in questions)
+        assert labels == {0: 2515, 1: 2485, 2: 2584, 3: 2458}
 
 
 @pytest.mark.slow
@@ -225,16 +243,19 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
     model = sf.models.GPT(shape)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    with gzip.open(DATA / "hellaswag" / "hellaswag_val.jsonl.gz", "rt", encoding="utf-8") as file:
+    path = DATA / "hellaswag" / "hellaswag_val.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         examples = [json.loads(line) for line in file]
-    found = load_questions(DATA / "hellaswag" / "hellaswag_val.jsonl.gz", tokenizer, number=12)
-    summed = normed = 0
-    for question in found:
+    questions = load_questions(path, tokenizer, number=12)
+    right_by_sum = 0
+    right_by_mean = 0
+    for question in questions:
         example = examples[int(question.source.rpartition(" ")[2]) - 1]
         prefix = tokenizer.encode(example["ctx"]).tolist()
         rows = [prefix + tokenizer.encode(" " + ending).tolist() for ending in example["endings"]]
-        tokens = torch.zeros(4, max(map(len, rows)), dtype=torch.long)
-        mask = torch.zeros(4, max(map(len, rows)))
+        longest = max(map(len, rows))
+        tokens = torch.zeros(4, longest, dtype=torch.long)
+        mask = torch.zeros(4, longest)
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = torch.tensor(row)
             mask[place, len(prefix) : len(row)] = 1
@@ -243,12 +264,15 @@ def test_hellaswag_is_scored_as_build_nanogpt_does():
         losses = F.cross_entropy(
             logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
         ).view(4, -1)
-        total = (losses * mask[:, 1:]).sum(dim=1)
-        summed += int(total.argmin()) == example["label"]
-        normed += int((total / mask[:, 1:].sum(dim=1)).argmin()) == example["label"]
-    dataset = MultipleChoice(found, context=256, byte_counts=tokenizer.byte_counts)
-    scores = evaluate(
-        model, sf.Split(dataset, metrics=multiple_choice_accuracy, loss=False, batch_size=3)
-    )
-    assert (scores["acc"], scores["acc_norm"]) == (summed / 12, normed / 12)
-    assert summed != normed
+        sums = (losses * mask[:, 1:]).sum(dim=1)
+        means = sums / mask[:, 1:].sum(dim=1)
+        right_by_sum += int(sums.argmin()) == example["label"]
+        right_by_mean += int(means.argmin()) == example["label"]
+    dataset = MultipleChoice(questions, context=256, byte_counts=tokenizer.byte_counts)
+    split = sf.Split(dataset, metrics=multiple_choice_accuracy, loss=False, batch_size=3)
+
+    scores = evaluate(model, split)
+
+    assert scores["acc"] == right_by_sum / 12
+    assert scores["acc_norm"] == right_by_mean / 12
+    assert right_by_sum != right_by_mean
