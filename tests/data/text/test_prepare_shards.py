@@ -31,12 +31,15 @@ BYTES = sf.tokenizers.ByteTokenizer()
 
 
 def test_how_far_it_is_is_said_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([0.0, 4.0, 9.9, 10.0, 12.0, 19.9, 20.0, 55.0])
-    monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    file = SimpleNamespace(name="a.txt")
-    seven = [(prepare.Position(0, number, 0), np.zeros(10)) for number in range(7)]
+    times = iter([0.0, 4.0, 9.9, 10.0, 12.0, 19.9, 20.0, 55.0])
+    monkeypatch.setattr(prepare, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    file: Any = SimpleNamespace(name="a.txt")
+    pieces = [(prepare.Position(0, number, 0), np.zeros(10)) for number in range(7)]
     lines: list[str] = []
-    assert list(prepare._with_progress(iter(seven), [file], lines.append)) == seven  # type: ignore[arg-type,list-item]
+
+    passed_on = list(prepare._with_progress(iter(pieces), [file], lines.append))
+
+    assert passed_on == pieces
     assert lines == [
         "file 1 of 1 (a.txt): 30 tokens of 3 documents, 3 tokens/s",
         "file 1 of 1 (a.txt): 60 tokens of 6 documents, 3 tokens/s",
@@ -59,27 +62,34 @@ def test_a_file_that_comes_after_the_last_shard_is_refused(tmp_path: Path) -> No
 
 
 def documents(number: int = 60) -> list[str]:
+    """Texts of 0 to 299 letters."""
     generator = np.random.default_rng(0)
-    letters = [
-        generator.integers(97, 123, size=int(generator.integers(0, 300)), dtype=np.uint8)
-        for _ in range(number)
-    ]
-    return [one.tobytes().decode() for one in letters]
+    texts = []
+    for _ in range(number):
+        size = int(generator.integers(0, 300))
+        letters = generator.integers(97, 123, size=size, dtype=np.uint8)
+        texts.append(letters.tobytes().decode())
+    return texts
+
+
+def write_rows(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def input_texts() -> list[str]:
+    texts = documents()
+    texts[3] = ""
+    texts[59] = ""
+    return texts
 
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> list[Path]:
     """Three files of different kinds, with 60 documents, some of them empty."""
-    texts = documents()
-    texts[3] = texts[59] = ""
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in texts[:30])
-    )
+    texts = input_texts()
+    write_rows(tmp_path / "a.jsonl", texts[:30])
     (tmp_path / "b.txt").write_text(texts[30])
-    (tmp_path / "c.jsonl").write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in texts[31:])
-    )
-    (tmp_path / "expected.json").write_text(json.dumps([text for text in texts if text]))
+    write_rows(tmp_path / "c.jsonl", texts[31:])
     return [tmp_path / name for name in ("a.jsonl", "b.txt", "c.jsonl")]
 
 
@@ -88,21 +98,29 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "_DOCUMENTS_AT_ONCE", 7)
 
 
-def whole(directory: Path) -> dict[str, bytes]:
+def contents(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir()}
 
 
-def prepared(out: Path, inputs: list[Path], **settings: Any) -> TokenShards:
-    return prepare_shards(
-        out, inputs, **{"tokenizer": BYTES, "processes": 1, "shard_tokens": 1000} | settings
-    )
+def prepare_small(out: Path, inputs: list[Path], **changes: Any) -> TokenShards:
+    settings: dict[str, Any] = {"tokenizer": BYTES, "processes": 1, "shard_tokens": 1000}
+    return prepare_shards(out, inputs, **(settings | changes))
+
+
+def build_tokenizer(kind: str) -> Any:
+    if kind == "bytes":
+        return BYTES
+    return sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
 
 
 def test_shards_hold_the_tokens_of_every_document_and_its_end(
     inputs: list[Path], tmp_path: Path
 ) -> None:
-    shards = prepared(tmp_path / "out", inputs)
-    expected = sf.data.encode_documents(json.loads((tmp_path / "expected.json").read_text()), BYTES)
+    texts = [text for text in input_texts() if text]
+    expected = sf.data.encode_documents(texts, BYTES)
+
+    shards = prepare_small(tmp_path / "out", inputs)
+
     assert np.array_equal(np.concatenate(list(shards.arrays)), expected)
     assert {len(array) for array in shards.arrays[:-1]} == {1000}
     assert shards.vocab_size == 257
@@ -114,12 +132,12 @@ def test_shards_hold_the_tokens_of_every_document_and_its_end(
 def test_the_number_of_processes_changes_no_byte(
     kind: str, inputs: list[Path], tmp_path: Path
 ) -> None:
-    tokenizer = (
-        BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
-    )
-    for processes in (1, 2):
-        prepared(tmp_path / str(processes), inputs, tokenizer=tokenizer, processes=processes)
-    assert whole(tmp_path / "1") == whole(tmp_path / "2")
+    tokenizer = build_tokenizer(kind)
+
+    prepare_small(tmp_path / "one", inputs, tokenizer=tokenizer, processes=1)
+    prepare_small(tmp_path / "two", inputs, tokenizer=tokenizer, processes=2)
+
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 
 @pytest.mark.parametrize("shards", range(9))
@@ -129,29 +147,29 @@ def test_what_was_given_up_after_any_shard_ends_in_the_same_bytes(
     class GivenUpError(Exception):
         pass
 
-    def given_up(pieces: Any, directory: Path, *, number: int, vocab_size: int) -> Any:
+    def write_or_give_up(pieces: Any, directory: Path, *, number: int, vocab_size: int) -> Any:
         if number == shards:
             (directory / f"shard-{number:05d}.bin").write_bytes(b"half of it")
             raise GivenUpError
-        return write(pieces, directory, number=number, vocab_size=vocab_size)
+        return write_shard(pieces, directory, number=number, vocab_size=vocab_size)
 
-    prepared(tmp_path / "whole", inputs)
-    write = prepare.write_shard
-    monkeypatch.setattr(prepare, "write_shard", given_up)
-    with pytest.raises(GivenUpError):
-        prepared(tmp_path / "out", inputs)
-    monkeypatch.setattr(prepare, "write_shard", write)
+    prepare_small(tmp_path / "whole", inputs)
+    write_shard = prepare.write_shard
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare, "write_shard", write_or_give_up)
+        with pytest.raises(GivenUpError):
+            prepare_small(tmp_path / "out", inputs)
     with refused("shards-unfinished", DataError):
         TokenShards.open(tmp_path / "out")
-    said: list[str] = []
-    prepared(tmp_path / "out", inputs, say=said.append)
-    assert whole(tmp_path / "out") == whole(tmp_path / "whole")
-    assert said[0] == "3 files: 2 .jsonl, 1 .txt"
-    assert ("resuming after" in said[1]) == (shards > 0)
-    assert (
-        shards == 0
-        or f"{shards} shard{'s' * (shards > 1)} with {1000 * shards:,} tokens" in said[1]
-    )
+
+    lines: list[str] = []
+    prepare_small(tmp_path / "out", inputs, say=lines.append)
+
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert lines[0] == "3 files: 2 .jsonl, 1 .txt"
+    assert ("resuming after" in lines[1]) == (shards > 0)
+    if shards > 0:
+        assert numbers_in(lines[1])[:2] == [shards, 1000 * shards]
 
 
 def is_there(group: int) -> bool:
@@ -166,106 +184,128 @@ def is_there(group: int) -> bool:
 def test_a_sigkill_leaves_no_process_behind_and_the_same_call_goes_on_to_the_same_bytes(
     tmp_path: Path,
 ) -> None:
-    texts = "".join(json.dumps({"text": text * 20}) + "\n" for text in documents(600))
-    (tmp_path / "a.jsonl").write_text(texts)
+    text = tmp_path / "a.jsonl"
+    write_rows(text, [20 * document for document in documents(600)])
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-c",
-        "from surefoot.cli.main import main; main()",
-        "data",
-        "prepare",
-        str(out),
-    ]
-    command += [
-        str(tmp_path / "a.jsonl"),
-        "--tokenizer=bytes",
-        "--processes=2",
-        "--shard-tokens=20000",
-    ]
+    program = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
+    flags = ["--tokenizer=bytes", "--processes=2", "--shard-tokens=20000"]
+    command = [*program, "data", "prepare", str(out), str(text), *flags]
+
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:
         while not (out / "shard-00001.bin").exists() and process.poll() is None:
             time.sleep(0.001)
-        os.kill(
-            process.pid, signal.SIGKILL
-        )  # that process alone: those that it started must notice
+        # that process alone: those that it started must notice
+        os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert not (out / "tokens.json").exists()
     assert wait_until(lambda: not is_there(process.pid)), "processes of a killed call go on"
+
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    prepare_shards(
-        tmp_path / "whole", [tmp_path / "a.jsonl"], tokenizer=BYTES, processes=1, shard_tokens=20000
-    )
-    assert whole(out) == whole(tmp_path / "whole")
+
+    prepare_small(tmp_path / "whole", [text], shard_tokens=20000)
+    assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_a_finished_directory_is_checked_and_what_is_damaged_is_made_again(
-    inputs: list[Path], tmp_path: Path
-) -> None:
-    prepared(tmp_path / "out", inputs)
-    before = whole(tmp_path / "out")
-    said = list[str]()
-    times = [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").iterdir())]
-    prepared(tmp_path / "out", inputs, say=said.append)
-    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "out").iterdir())] == times
-    for spoil in ("flip", "delete"):
-        shard = tmp_path / "out" / "shard-00003.bin"
-        shard.write_bytes(b"\1" + shard.read_bytes()[1:]) if spoil == "flip" else shard.unlink()
-        prepared(tmp_path / "out", inputs, say=said.append)
-        assert "shard-00003.bin" in " ".join(said[1:])
-        assert whole(tmp_path / "out") == before
+@pytest.fixture
+def out(inputs: list[Path], tmp_path: Path) -> Path:
+    """A finished directory of the inputs."""
+    prepare_small(tmp_path / "out", inputs)
+    return tmp_path / "out"
+
+
+def test_a_finished_directory_is_not_written_again(inputs: list[Path], out: Path) -> None:
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+
+    prepare_small(out, inputs)
+
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+
+
+@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+def test_what_is_damaged_is_made_again(damage: str, inputs: list[Path], out: Path) -> None:
+    before = contents(out)
+    shard = out / "shard-00003.bin"
+    if damage == "flipped":
+        shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+    else:
+        shard.unlink()
+
+    lines: list[str] = []
+    prepare_small(out, inputs, say=lines.append)
+
+    assert any("shard-00003.bin" in line for line in lines)
+    assert contents(out) == before
 
 
 @pytest.mark.parametrize(
-    ("change", "changed"),
+    ("setting", "value"),
     [
-        ({"shard_tokens": 999}, "shard_tokens"),
-        ({"column": "body"}, "column"),
+        ("shard_tokens", 999),
+        ("column", "body"),
         (
-            {"tokenizer": sf.tokenizers.CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz")},
             "tokenizer",
+            sf.tokenizers.CharacterTokenizer.from_text("abcdefghijklmnopqrstuvwxyz"),
         ),
-        ({"inputs": 2}, "files"),
     ],
 )
 def test_a_directory_of_other_settings_is_refused(
-    change: dict[str, Any], changed: str, inputs: list[Path], tmp_path: Path
+    setting: str, value: Any, inputs: list[Path], out: Path
 ) -> None:
-    prepared(tmp_path / "out", inputs)
-    before = whole(tmp_path / "out")
-    count = change.pop("inputs", 3)
-    with refused("shards-of-other-texts", DataError, changed=[changed]):
-        prepared(tmp_path / "out", inputs[:count], **change)
-    assert whole(tmp_path / "out") == before
+    before = contents(out)
+
+    with refused("shards-of-other-texts", DataError, changed=[setting]):
+        prepare_small(out, inputs, **{setting: value})
+    assert contents(out) == before
 
 
-def test_a_file_that_has_changed_since_is_refused(inputs: list[Path], tmp_path: Path) -> None:
-    prepared(tmp_path / "out", inputs)
+def test_a_directory_of_other_files_is_refused(inputs: list[Path], out: Path) -> None:
+    before = contents(out)
+
+    with refused("shards-of-other-texts", DataError, changed=["files"]):
+        prepare_small(out, inputs[:2])
+    assert contents(out) == before
+
+
+def test_a_file_whose_size_has_changed_is_refused(inputs: list[Path], out: Path) -> None:
+    inputs[1].write_text("other")
+
+    with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
+        prepare_small(out, inputs)
+    assert "b.txt has changed" in str(caught.value.problem)
+
+
+def test_a_file_that_was_rewritten_is_refused_until_it_is_as_before(
+    inputs: list[Path], out: Path
+) -> None:
     text = inputs[1].read_text()
     times = inputs[1].stat()
-    inputs[1].write_text("other")
-    with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
-        prepared(tmp_path / "out", inputs)
-    assert "b.txt has changed" in str(caught.value.problem)
+
     inputs[1].write_text(text.upper())
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns + 1))
     with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
-        prepared(tmp_path / "out", inputs)
+        prepare_small(out, inputs)
     assert "b.txt was rewritten" in str(caught.value.problem)
+
     inputs[1].write_text(text)
     os.utime(inputs[1], ns=(times.st_atime_ns, times.st_mtime_ns))
-    prepared(tmp_path / "out", inputs)
+    prepare_small(out, inputs)
 
 
 def test_shards_of_someone_else_are_not_touched(inputs: list[Path], tmp_path: Path) -> None:
-    sf.data.write_shards(np.arange(9), tmp_path / "out", vocab_size=9)
-    before = whole(tmp_path / "out")
-    with refused("shards-already-there", DataError, path=tmp_path / "out"):
-        prepared(tmp_path / "out", inputs)
-    assert whole(tmp_path / "out") == before
-    (tmp_path / "out" / "prepare.json").write_text("{")
-    with refused("shard-notes-damaged", DataError, path=tmp_path / "out" / "prepare.json"):
-        prepared(tmp_path / "out", inputs)
+    out = tmp_path / "out"
+    sf.data.write_shards(np.arange(9), out, vocab_size=9)
+    before = contents(out)
+
+    with refused("shards-already-there", DataError, path=out):
+        prepare_small(out, inputs)
+    assert contents(out) == before
+
+
+def test_damaged_notes_are_refused(inputs: list[Path], out: Path) -> None:
+    (out / "prepare.json").write_text("{")
+
+    with refused("shard-notes-damaged", DataError, path=out / "prepare.json"):
+        prepare_small(out, inputs)
 
 
 def test_errors_in_the_text_name_file_and_line_from_several_processes_too(
@@ -273,7 +313,7 @@ def test_errors_in_the_text_name_file_and_line_from_several_processes_too(
 ) -> None:
     inputs[2].write_text('{"text": "a"}\n{"txt": "b"}\n')
     with refused("column-missing", DataError, where=f"{inputs[2]}, line 2"):
-        prepared(tmp_path / "out", inputs, processes=2)
+        prepare_small(tmp_path / "out", inputs, processes=2)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -281,45 +321,50 @@ def test_errors_in_the_text_name_file_and_line_from_several_processes_too(
 def test_a_text_that_is_none_is_told_with_file_and_document(
     kind: str, processes: int, inputs: list[Path], tmp_path: Path
 ) -> None:
-    lines = inputs[2].read_text().splitlines(keepends=True)
-    inputs[2].write_text("".join([*lines[:17], '{"text": "bad \\ud83d here"}\n', *lines[17:]]))
-    tokenizer = (
-        BYTES if kind == "bytes" else sf.tokenizers.BPETokenizer.train(documents(), vocab_size=300)
-    )
+    rows = inputs[2].read_text().splitlines(keepends=True)
+    rows.insert(17, '{"text": "bad \\ud83d here"}\n')
+    inputs[2].write_text("".join(rows))
+    tokenizer = build_tokenizer(kind)
+
     with refused("text-with-half-character", DataError, position=4) as caught:
-        prepared(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
+        prepare_small(tmp_path / "out", inputs, tokenizer=tokenizer, processes=processes)
     (place,) = caught.value.places
-    assert place.startswith(f"{inputs[2]}, ")
-    assert numbers_in(place.removeprefix(f"{inputs[2]}, ")) == [18, 1]  # the document, the first
+    path, _, document = place.rpartition(", ")
+    assert path == str(inputs[2])
+    assert numbers_in(document) == [18, 1]  # the document, the first
 
 
 def test_shards_below_the_directory_that_is_read_are_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("one text")
-    prepared(tmp_path / "texts" / "out", [tmp_path / "texts"])
+    prepare_small(tmp_path / "texts" / "out", [tmp_path / "texts"])
     (tmp_path / "texts" / "out" / "notes.txt").write_text("made on Monday")
-    before = whole(tmp_path / "texts" / "out")
-    prepared(tmp_path / "texts" / "out", [tmp_path / "texts"])
-    assert whole(tmp_path / "texts" / "out") == before
+    before = contents(tmp_path / "texts" / "out")
+    prepare_small(tmp_path / "texts" / "out", [tmp_path / "texts"])
+    assert contents(tmp_path / "texts" / "out") == before
 
 
 @pytest.mark.slow
 def test_a_script_without_a_guard_is_told_of_it_and_its_processes_write_nothing(
     inputs: list[Path], tmp_path: Path
 ) -> None:
-    call = f"sf.data.prepare_shards(f'{{os.getpid()}}.out', [{str(inputs[0])!r}], tokenizer=sf.tokenizers.ByteTokenizer(), processes=2)"
-    (tmp_path / "bare.py").write_text(f"import os\nimport surefoot as sf\n{call}\n")
-    (tmp_path / "guarded.py").write_text(
-        f"import os\nimport surefoot as sf\nif __name__ == '__main__':\n    {call}\n"
-    )
-    bare, guarded = (
-        subprocess.run(
+    def run(name: str, call: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / name).write_text(f"import os\nimport surefoot as sf\n{call}\n")
+        return subprocess.run(
             [sys.executable, name], cwd=tmp_path, check=False, capture_output=True, text=True
         )
-        for name in ("bare.py", "guarded.py")
+
+    call = (
+        f"sf.data.prepare_shards(f'{{os.getpid()}}.out', [{str(inputs[0])!r}],"
+        " tokenizer=sf.tokenizers.ByteTokenizer(), processes=2)"
     )
+
+    bare = run("bare.py", call)
+    guarded = run("guarded.py", f"if __name__ == '__main__':\n    {call}")
+
     assert 'if __name__ == "__main__":' in bare.stderr
-    assert (bare.returncode, guarded.returncode) == (1, 0), guarded.stderr
+    assert bare.returncode == 1
+    assert guarded.returncode == 0, guarded.stderr
     assert len(list(tmp_path.glob("*.out"))) == 2  # one of each script
 
 
@@ -330,31 +375,36 @@ def test_the_page_about_shards_shows_a_script_that_makes_them(
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     (tmp_path / "script.py").write_text(code)
     inputs[0].rename(tmp_path / "text.jsonl")
+    expected = prepare_small(tmp_path / "out", [tmp_path / "text.jsonl"], shard_tokens=9999)
+
     subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
-    made = TokenShards.open(tmp_path / "shards")
-    assert np.array_equal(
-        made.arrays[0],
-        prepared(tmp_path / "out", [tmp_path / "text.jsonl"], shard_tokens=9999).arrays[0],
-    )
+
+    shards = TokenShards.open(tmp_path / "shards")
+    assert np.array_equal(shards.arrays[0], expected.arrays[0])
 
 
-def test_a_shard_that_cannot_be_reached_is_not_made_again(
-    inputs: list[Path], tmp_path: Path
-) -> None:
-    prepared(tmp_path / "out", inputs)
-    (tmp_path / "out" / "shard-00002.bin").unlink()
-    (tmp_path / "out" / "shard-00002.bin").mkdir()
-    with refused("file-unreadable", DataError, path=tmp_path / "out" / "shard-00002.bin"):
-        prepared(tmp_path / "out", inputs)
+def test_a_shard_that_cannot_be_reached_is_not_made_again(inputs: list[Path], out: Path) -> None:
+    shard = out / "shard-00002.bin"
+    shard.unlink()
+    shard.mkdir()
+
+    with refused("file-unreadable", DataError, path=shard):
+        prepare_small(out, inputs)
 
 
-def test_what_cannot_be_prepared_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
+def test_texts_without_tokens_are_refused(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a.jsonl", [""])
+
     with refused("shards-without-tokens", DataError, path=tmp_path / "out"):
-        prepared(tmp_path / "out", [tmp_path / "a.jsonl"])
-    for setting in ("processes", "shard_tokens"):
-        with refused("setting-out-of-range", setting=setting, value=0):
-            prepared(tmp_path / "out", [tmp_path / "a.jsonl"], **{setting: 0})
+        prepare_small(tmp_path / "out", [tmp_path / "a.jsonl"])
+
+
+@pytest.mark.parametrize("setting", ["processes", "shard_tokens"])
+def test_settings_out_of_range_are_refused(
+    setting: str, inputs: list[Path], tmp_path: Path
+) -> None:
+    with refused("setting-out-of-range", setting=setting, value=0):
+        prepare_small(tmp_path / "out", inputs, **{setting: 0})
 
 
 def test_a_place_that_cannot_be_written_is_an_error_that_says_so(
@@ -362,51 +412,62 @@ def test_a_place_that_cannot_be_written_is_an_error_that_says_so(
 ) -> None:
     (tmp_path / "file").write_text("")
     with refused("shards-not-written", DataError, path=tmp_path / "file" / "out"):
-        prepared(tmp_path / "file" / "out", inputs)
+        prepare_small(tmp_path / "file" / "out", inputs)
 
 
 def test_until_there_is_a_shard_the_settings_may_change(inputs: list[Path], tmp_path: Path) -> None:
     """`--column txt`, then `--column text`."""
+    prepare_small(tmp_path / "whole", inputs, shard_tokens=2000)
+
     with refused("column-missing", DataError, value="txt"):
-        prepared(tmp_path / "out", inputs[:1], column="txt")
-    prepared(tmp_path / "out", inputs, shard_tokens=2000)
-    prepared(tmp_path / "whole", inputs, shard_tokens=2000)
-    assert whole(tmp_path / "out") == whole(tmp_path / "whole")
+        prepare_small(tmp_path / "out", inputs[:1], column="txt")
+    prepare_small(tmp_path / "out", inputs, shard_tokens=2000)
+
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 def test_a_file_of_which_nothing_is_in_a_shard_yet_may_be_mended(
     inputs: list[Path], tmp_path: Path
 ) -> None:
-    good = inputs[2].read_bytes()
-    inputs[2].write_bytes(b"{}\n" + good)
+    intact = inputs[2].read_bytes()
+    inputs[2].write_bytes(b"{}\n" + intact)
     with refused("column-missing", DataError, where=f"{inputs[2]}, line 1"):
-        prepared(tmp_path / "out", inputs)
+        prepare_small(tmp_path / "out", inputs)
     assert (tmp_path / "out" / "shard-00000.bin").exists()
-    inputs[2].write_bytes(good)
-    said: list[str] = []
-    prepared(tmp_path / "out", inputs, say=said.append)
-    assert "c.jsonl " in said[1]
-    assert len(said) > 2  # and from where it goes on
-    prepared(tmp_path / "whole", inputs)
-    assert whole(tmp_path / "out") == whole(tmp_path / "whole")
+
+    inputs[2].write_bytes(intact)
+    lines: list[str] = []
+    prepare_small(tmp_path / "out", inputs, say=lines.append)
+
+    assert "c.jsonl " in lines[1]
+    assert len(lines) > 2  # and from where it goes on
+    prepare_small(tmp_path / "whole", inputs)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("ended", [False, True])
 def test_what_is_in_a_shard_may_not_change_and_what_to_do_is_said(
-    ended: bool, inputs: list[Path], tmp_path: Path
+    inputs: list[Path], tmp_path: Path
 ) -> None:
-    good = inputs[0].read_bytes()
-    inputs[0].write_bytes(good if ended else good + b"{}\n")
-    if ended:
-        prepared(tmp_path / "out", inputs)
-    else:
-        with refused("column-missing", DataError, value="text"):
-            prepared(tmp_path / "out", inputs)
-    inputs[0].write_bytes(good + b"\n")
+    intact = inputs[0].read_bytes()
+    damaged = intact + b"{}\n"
+    inputs[0].write_bytes(damaged)
+    with refused("column-missing", DataError, value="text"):
+        prepare_small(tmp_path / "out", inputs)
+
+    inputs[0].write_bytes(intact + b"\n")
     with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
-        prepared(tmp_path / "out", inputs)
-    size_before = len(good) if ended else len(good) + 3
-    sizes = numbers_in(caught.value.problem)[-2:]
-    assert sizes == [size_before, len(good) + 1]
-    what_to_delete = "this one" if ended else str(tmp_path)
-    assert f"delete {what_to_delete}" in str(caught.value.remedies[0])
+        prepare_small(tmp_path / "out", inputs)
+    assert numbers_in(caught.value.problem)[-2:] == [len(damaged), len(intact) + 1]
+    assert f"delete {tmp_path}" in str(caught.value.remedies[0])
+
+
+def test_what_is_in_a_finished_directory_may_not_change_and_what_to_do_is_said(
+    inputs: list[Path], out: Path
+) -> None:
+    intact = inputs[0].read_bytes()
+
+    inputs[0].write_bytes(intact + b"\n")
+    with refused("shards-of-other-texts", DataError, changed=["files"]) as caught:
+        prepare_small(out, inputs)
+    assert numbers_in(caught.value.problem)[-2:] == [len(intact), len(intact) + 1]
+    assert "delete this one" in str(caught.value.remedies[0])
