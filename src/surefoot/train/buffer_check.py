@@ -107,18 +107,71 @@ class BufferCheck:
         self, loss: Loss, micro_batches: Sequence[MicroBatch], *, step: int
     ) -> BufferFindings:
         """Return what passes over two micro-batches show. All state is restored."""
+        buffers = [buffer for buffer in self.state.buffers.owners if not buffer.is_norm]
+        first, second = micro_batches
+        values = self._pass_over(first, second, loss, buffers, step=step)
+        if values is None:
+            return BufferFindings()
+        start = values.start
+        after_first = values.after_first
+        after_second = values.after_second
+        changed = values.changed_by_first
+        same_samples = np.array_equal(first.sample_ids, second.sample_ids)
+        dependent_modules = set()
+        for buffer in buffers:
+            name = buffer.name
+            if self._differs(start[name], after_second[name], start[name]):
+                changed.add(name)
+            depends_on_batch = self._differs(after_first[name], after_second[name], start[name])
+            # equal micro-batches cannot tell
+            if depends_on_batch or (same_samples and name in changed):
+                dependent_modules.add(buffer.module)
+        once: list[str] = []
+        in_order: list[str] = []
+        overwritten: list[str] = []
+        for buffer in buffers:
+            name = buffer.name
+            if buffer.declared is not None or name not in changed:
+                continue
+            tensor = after_second[name]
+            is_float = tensor is not None and tensor.is_floating_point()
+            # a running maximum differs from that of one micro-batch in one of the two orders
+            keeps_first = self._differs(values.after_both[name], tensor, start[name])
+            keeps_second = self._differs(
+                values.after_both_reversed[name], after_first[name], start[name]
+            )
+            if is_float and buffer.module not in dependent_modules:
+                once.append(name)
+            elif keeps_first or keeps_second:
+                in_order.append(name)
+            else:
+                overwritten.append(name)
+        return BufferFindings(
+            tuple(sorted(once)), tuple(sorted(in_order)), tuple(sorted(overwritten))
+        )
+
+    def _pass_over(
+        self,
+        first: MicroBatch,
+        second: MicroBatch,
+        loss: Loss,
+        buffers: Sequence[StepBuffer],
+        *,
+        step: int,
+    ) -> "_ValuesOfBuffers | None":
+        """Return the values of buffers after passes over two micro-batches in both orders, or None
+        if the first one changes none.
+        """
         models = self.state.models
         task = replace(self.task, loss=loss)
         if holders(self.state.parameters) is None:  # otherwise all ranks gather weights together
             task = replace(task, ranks=without_ranks(task.ranks), forward=sole_or_all(models))
-        buffers = [buffer for buffer in self.state.buffers.owners if not buffer.is_norm]
 
         def pass_over(micro_batch: MicroBatch) -> None:
             # a loss may write into its batch
             batch = replace(micro_batch, batch=deepcopy(micro_batch.batch))
             forward_backward(Step(step, [batch], task, State(models, {})))
 
-        first, second = micro_batches
         before = Snapshot(
             models,
             loss,
@@ -138,7 +191,7 @@ class BufferCheck:
                 if self._differs(start[name], after_first[name], start[name]):
                     changed.add(name)
             if not changed:
-                return BufferFindings()
+                return None
             pass_over(second)
             after_both = _values(buffers)
             before.restore(only_saved=True)
@@ -147,35 +200,8 @@ class BufferCheck:
             after_second = _values(buffers)
             pass_over(first)
             after_both_reversed = _values(buffers)
-
-        same_samples = np.array_equal(first.sample_ids, second.sample_ids)
-        dependent_modules = set()
-        for buffer in buffers:
-            name = buffer.name
-            if self._differs(start[name], after_second[name], start[name]):
-                changed.add(name)
-            depends_on_batch = self._differs(after_first[name], after_second[name], start[name])
-            # equal micro-batches cannot tell
-            if depends_on_batch or (same_samples and name in changed):
-                dependent_modules.add(buffer.module)
-        once, in_order, overwritten = [], [], []
-        for buffer in buffers:
-            name = buffer.name
-            if buffer.declared is not None or name not in changed:
-                continue
-            tensor = after_second[name]
-            is_float = tensor is not None and tensor.is_floating_point()
-            if is_float and buffer.module not in dependent_modules:
-                once.append(name)
-            # a running maximum differs from that of one micro-batch in one of the two orders
-            elif self._differs(after_both[name], after_second[name], start[name]) or self._differs(
-                after_both_reversed[name], after_first[name], start[name]
-            ):
-                in_order.append(name)
-            else:
-                overwritten.append(name)
-        return BufferFindings(
-            tuple(sorted(once)), tuple(sorted(in_order)), tuple(sorted(overwritten))
+        return _ValuesOfBuffers(
+            start, after_first, after_second, after_both, after_both_reversed, changed
         )
 
     def _differs(self, one: Tensor | None, other: Tensor | None, start: Tensor | None) -> bool:
@@ -190,6 +216,18 @@ class BufferCheck:
             return True
         change = torch.maximum((one - start).abs(), (other - start).abs()).max()
         return bool((one - other).abs().max() > _ROUNDING * change)
+
+
+@dataclass(frozen=True)
+class _ValuesOfBuffers:
+    """The values of buffers by name, before and after passes over two micro-batches."""
+
+    start: dict[str, Tensor | None]
+    after_first: dict[str, Tensor | None]
+    after_second: dict[str, Tensor | None]
+    after_both: dict[str, Tensor | None]
+    after_both_reversed: dict[str, Tensor | None]
+    changed_by_first: set[str]
 
 
 def _values(buffers: Sequence[StepBuffer]) -> dict[str, Tensor | None]:

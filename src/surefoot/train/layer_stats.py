@@ -119,6 +119,14 @@ def _used_rows(gradient: Tensor) -> Tensor:
     return torch.count_nonzero(matrix.abs().amax(1))
 
 
+def _read_groups(
+    groups: Mapping[tuple[str, str], Sequence[Tensor]],
+) -> dict[tuple[str, str], list[float]]:
+    """Return the numbers of the tensors of each group. One read brings all of them to the host."""
+    numbers = iter(read_numbers(list(chain.from_iterable(groups.values()))))
+    return {name: list(islice(numbers, len(group))) for name, group in groups.items()}
+
+
 class Layers:
     """A factory that creates `LayerWatch` objects and converts each object to a record.
 
@@ -193,41 +201,41 @@ class Layers:
     def _numbers(self, watched: LayerWatch, count: Tensor | float) -> dict[str, Any]:
         """Return the measurements of this rank as numbers, which one read brings to the host."""
         modules = watched.activity.by_module
-        rows_used = {name: number for name, (number, _) in watched.rows_used.items()}
-        named = [*watched.gradients.values(), watched.weights, watched.updates, rows_used]
-        to_read: list[Tensor] = []
-        for scalars in named:
-            to_read += scalars.values()
-        for activity in modules.values():
-            to_read += [*activity.norms, *activity.flat]
+        groups: dict[tuple[str, str], Sequence[Tensor]] = {
+            ("weight", ""): [*watched.weights.values()],
+            ("update", ""): [*watched.updates.values()],
+            ("rows", ""): [number for number, _ in watched.rows_used.values()],
+        }
+        for optimizer, norms in watched.gradients.items():
+            groups["gradient", optimizer] = [*norms.values()]
+        for name, activity in modules.items():
+            groups["norm", name] = activity.norms
+            groups["flat", name] = activity.flat
+        numbers = _read_groups(groups)
 
-        # taken in the same order
-        numbers = iter(read_numbers(to_read))
-        *gradients, weights, updates, used = (
-            dict(zip(scalars, numbers, strict=False)) for scalars in named
-        )
-        factors = [abs(float(factor)) for factor in watched.factors.values()]
+        factors = {name: abs(float(factor)) for name, factor in watched.factors.items()}
         gradient_norms = {}
-        for factor, norms in zip(factors, gradients, strict=True):
-            for name, norm in norms.items():
-                gradient_norms[name] = norm * factor
+        for optimizer, norms in watched.gradients.items():
+            for name, norm in zip(norms, numbers["gradient", optimizer], strict=True):
+                gradient_norms[name] = norm * factors[optimizer]
+        used = dict(zip(watched.rows_used, numbers["rows", ""], strict=True))
         of_modules = {}
         for name, activity in modules.items():
-            norm = math.hypot(*islice(numbers, len(activity.norms)))
-            saturated = None
-            if activity.flat:
-                saturated = sum(islice(numbers, len(activity.flat)))
-            of_modules[name] = {"norm": norm, "flat": saturated, "numbers": activity.numbers}
+            of_modules[name] = {
+                "norm": math.hypot(*numbers["norm", name]),
+                "flat": sum(numbers["flat", name]) if activity.flat else None,
+                "numbers": activity.numbers,
+            }
         noise = None
         if watched.first is not None and self.local_times is not None:
-            (factor,) = factors or (math.nan,)
+            (factor,) = factors.values() or (math.nan,)
             small_count, norm = map(float, watched.first)
             noise = [small_count, float(count), norm * factor / self.local_times]
         sharded_rows = [rows for rows in self.rows.values() if rows is not None]
         return {
             "gradient": gradient_norms,
-            "weight": weights,
-            "update": updates,
+            "weight": dict(zip(watched.weights, numbers["weight", ""], strict=True)),
+            "update": dict(zip(watched.updates, numbers["update", ""], strict=True)),
             "rows": {
                 name: [int(used[name]), rows] for name, (_, rows) in watched.rows_used.items()
             },

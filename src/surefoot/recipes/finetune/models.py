@@ -282,9 +282,11 @@ def write_tuned(
 
 
 def _write_generation(file: Path, config: Any, base: str | None, ends: Sequence[int]) -> None:
-    text_config = config.get_text_config()
-    settings = {} if base is None else _generation_of(base)
-    if base is None:
+    if base is not None:
+        settings = _generation_of(base)
+    else:
+        settings = {}
+        text_config = config.get_text_config()
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
             value = getattr(text_config, key, None)
             if value is not None:

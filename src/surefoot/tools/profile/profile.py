@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -16,10 +16,11 @@ from surefoot.errors import first_line, out_of_range
 from surefoot.optim.clipping import clear
 from surefoot.run.components import RunComponents
 from surefoot.run.run import Run, check_run, trial_steps
-from surefoot.tools.profile.flops import count_flops, measure_peak_flops
+from surefoot.tools.profile.flops import Flops, count_flops, measure_peak_flops
 from surefoot.tools.profile.result import Profile, VariantGain, middle_half, write_profile
 from surefoot.tools.profile.timed_step import Stepping
 from surefoot.tools.profile.trace import (
+    MemoryLine,
     copied_s,
     device_busy_s,
     memory_line,
@@ -100,39 +101,32 @@ def measure(
             make_directory(directory)  # fails before the slow part
         base = stepping(parts)
         with closing(base.feed):
-            tell("warming up")
-            for _ in range(_WARM_UP):
-                base.make()
-            tell(f"timing {steps} steps")
-            laps = _timed_steps(base, parts, steps, until=until - 0.7 * max_seconds)
-            tell("running torch's profiler")
-            trace = run_profiler(
-                base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False
+            usual = _measure_usual(
+                parts,
+                base,
+                steps=steps,
+                shapes=shapes,
+                until=until - 0.7 * max_seconds,
+                tell=tell,
             )
             if directory is not None:
-                _write_trace(trace, directory / "trace.json.gz")
-            memory = memory_line(base.make, parts.state, parts.device)
-            tell("counting FLOP")
-            micro_batches = base.feed.micro_batches(base.next)
-            base.next += 1
-            flops = count_flops(
-                parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0)
-            )
+                _write_trace(usual.trace, directory / "trace.json.gz")
             peak = peak_flops or measure_peak_flops(parts.device, parts.plan.precision)
             outcomes, left_out = _outcomes(
                 parts, base, speedups, until=until, limit_s=max_seconds, tell=tell
             )
         on_device = parts.device.type == "cuda"
+        trace = usual.trace
         measured = Profile(
             what=what,
             setting=_setting(parts),
-            phases=middle_half(laps),
+            phases=middle_half(usual.laps),
             operators=operators(trace, steps=_UNDER_PROFILER, shapes=shapes, on_device=on_device),
-            memory=memory,
-            flops=flops,
+            memory=usual.memory,
+            flops=usual.flops,
             peak=peak,
             peak_given=peak_flops is not None,
-            tokens=float(sum(micro_batch.count for micro_batch in micro_batches)),
+            tokens=usual.tokens,
             tries=rank(outcomes),
             not_tried=left_out,
             ranks=parts.world.size,
@@ -140,6 +134,47 @@ def measure(
             copied_s=copied_s(trace, steps=_UNDER_PROFILER) if on_device else None,
         )
     return measured if directory is None else write_profile(measured, directory)
+
+
+@dataclass(frozen=True)
+class _UsualSteps:
+    """What was measured of the unchanged steps of a run: the seconds of the phases of each, the
+    trace of torch's profiler, the memory, and the arithmetic of one step and its targets.
+    """
+
+    laps: list[dict[str, float]]
+    trace: Any
+    memory: MemoryLine
+    flops: Flops
+    tokens: float
+
+
+def _measure_usual(
+    parts: RunComponents,
+    base: Stepping,
+    *,
+    steps: int,
+    shapes: bool,
+    until: float,
+    tell: Callable[[str], None],
+) -> _UsualSteps:
+    """Time the unchanged steps until they are enough or it is late, then look into further ones."""
+    tell("warming up")
+    for _ in range(_WARM_UP):
+        base.make()
+    tell(f"timing {steps} steps")
+    laps = _timed_steps(base, parts, steps, until=until)
+    tell("running torch's profiler")
+    trace = run_profiler(
+        base.make, parts.device, times=_UNDER_PROFILER, shapes=shapes, memory=False
+    )
+    memory = memory_line(base.make, parts.state, parts.device)
+    tell("counting FLOP")
+    micro_batches = base.feed.micro_batches(base.next)
+    base.next += 1
+    flops = count_flops(parts.task, parts.state, micro_batches, parts.pipeline.feed(workers=0))
+    tokens = float(sum(micro_batch.count for micro_batch in micro_batches))
+    return _UsualSteps(laps, trace, memory, flops, tokens)
 
 
 def _refuse_run(directory: Path) -> None:
@@ -286,13 +321,17 @@ def _together(variant: StepVariant, base: Stepping, limit_s: float) -> tuple[lis
     base.seconds()
     steps.begin(base.next)  # both steps of a pair use the same samples
     start_s = perf_counter()
-    while _needs_more(len(ratios), start_s, limit_s):
-        changed_is_first = len(ratios) % 2 == 1
-        if not changed_is_first:
-            usual_s = base.seconds()
+
+    def changed_seconds() -> float:
         with variant.entered():
-            changed_s = steps.seconds()
-        if changed_is_first:
+            return steps.seconds()
+
+    while _needs_more(len(ratios), start_s, limit_s):
+        if len(ratios) % 2 == 0:  # the two take turns to be first
+            usual_s = base.seconds()
+            changed_s = changed_seconds()
+        else:
+            changed_s = changed_seconds()
             usual_s = base.seconds()
         ratios.append(usual_s / changed_s)
     steps.feed.close()

@@ -31,11 +31,11 @@ def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]
     """
     settings_of_all = [run.files.config.flat for run in runs]
     names: dict[str, None] = {}
-    for settings in settings_of_all:
-        names |= dict.fromkeys(settings)
+    for of_run in settings_of_all:
+        names |= dict.fromkeys(of_run)
     rows = []
     for name in names:
-        values = [format_setting(settings.get(name)) for settings in settings_of_all]
+        values = [format_setting(of_run.get(name)) for of_run in settings_of_all]
         if len(set(values)) > 1 and name not in ("out", "preset"):
             rows.append((name, values))
     return rows[:_MOST]
