@@ -10,7 +10,7 @@ import pytest
 
 import surefoot as sf
 from distributed import use_runs
-from identities.test_law_03_strategy import largest
+from identities.world_runs import largest_difference
 from rank_processes import Ranks
 from surefoot.distributed.used_parameters import refuse_unlike_calls
 from surefoot.errors import RankLostError
@@ -29,125 +29,142 @@ FSDP: list[dict[str, Any]] = [
 SECOND = ["second.weight", "second.bias"]
 
 
-def each(ways: list[dict[str, Any]], *cases: dict[str, Any]) -> list[dict[str, Any]]:
-    return [way | case for way in ways for case in cases]
+THIRD = ["third.weight", "third.bias"]
 
 
-def assert_refused(found: dict[str, Any], *, step: int, names: list[str]) -> None:
-    assert found["code"] == "unused-parameters"
-    assert found["step"] == found["steps"] == step
-    assert sorted(found["names"]) == sorted(names)
+def combine(strategies: list[dict[str, Any]], *uses: dict[str, Any]) -> list[dict[str, Any]]:
+    cases = []
+    for strategy in strategies:
+        cases += [strategy | use for use in uses]
+    return cases
+
+
+def assert_refused(result: dict[str, Any], *, step: int, names: list[str]) -> None:
+    """Before the update of this step."""
+    assert result["code"] == "unused-parameters"
+    assert result["step"] == step
+    assert result["steps"] == step
+    assert sorted(result["names"]) == sorted(names)
+
+
+def assert_same_weights(results: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    """On each rank those of one process, up to rounding."""
+    for together in results:
+        assert largest_difference(together["weights"], alone["weights"]) < 1e-9
 
 
 def test_ddp_names_what_the_last_pass_of_a_later_step_does_not_use(ranks: Ranks) -> None:
     """Also if earlier micro-batches of the step do use it, and only if all of them have to."""
-    cases = each(DDP, {"use": "early"}, {"use": "in the first passes"})
-    for case, found in zip(cases, ranks.each(2, use_runs.of_one_model, cases), strict=True):
+    cases = combine(DDP, {"use": "early"}, {"use": "in the first passes"})
+    results = ranks.each(2, use_runs.of_one_model, cases)
+    for case, on_ranks in zip(cases, results, strict=True):
         print(case)  # shown if another run fails
-        for of_rank in found:
-            assert_refused(of_rank, step=2, names=SECOND)
+        for result in on_ranks:
+            assert_refused(result, step=2, names=SECOND)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", DDP)
+@pytest.mark.parametrize("strategy", DDP)
 @pytest.mark.parametrize(
     ("use", "step"), [("early on rank 1", 2), ("not in the last pass of rank 1", 0)]
 )
 def test_a_rank_that_does_not_use_it_says_so_and_the_others_end_because_of_it(
-    ranks: Ranks, way: dict[str, Any], use: str, step: int
+    ranks: Ranks, strategy: dict[str, Any], use: str, step: int
 ) -> None:
     """The others wait in the sum of its gradients."""
-    waiting, unlike = ranks.outcomes(ranks.start(2, use_runs.of_one_model, use=use, **way))
+    start = ranks.start(2, use_runs.of_one_model, use=use, **strategy)
+    waiting, unlike = ranks.outcomes(start)
     assert unlike.result is None or unlike.status == 0
     assert waiting.status == RankLostError.exit_status
     assert f"in step {step}, 2 parameters get no gradient" in waiting.text
 
 
 @pytest.mark.fast("two")
-@pytest.mark.parametrize("ways", [FSDP[:2], FSDP[2:]], ids=["two", "others"])
+@pytest.mark.parametrize("strategies", [FSDP[:2], FSDP[2:]], ids=["two", "others"])
 def test_fsdp_takes_what_all_ranks_use_alike_as_one_process_does(
-    ranks: Ranks, ways: list[dict[str, Any]]
+    ranks: Ranks, strategies: list[dict[str, Any]]
 ) -> None:
-    cases = each(ways, {"use": "early"}, {"use": "early", "of": "block"})
-    for way in ways:  # with exact sums, the ranks that share a copy take turns
-        takes_turns = way == FSDP[0]
-        cases.append(way | {"use": "in the first pass" if takes_turns else "in the first passes"})
-    for case, found in zip(cases, ranks.each(2, use_runs.of_one_model, cases), strict=True):
+    cases = combine(strategies, {"use": "early"}, {"use": "early", "of": "block"})
+    for strategy in strategies:  # with exact sums, the ranks that share a copy take turns
+        takes_turns = strategy == FSDP[0]
+        use = "in the first pass" if takes_turns else "in the first passes"
+        cases.append(strategy | {"use": use})
+
+    results = ranks.each(2, use_runs.of_one_model, cases)
+
+    for case, on_ranks in zip(cases, results, strict=True):
         print(case)
         alone = use_runs.of_one_model(use=case["use"], of=case.get("of", "second"))
-        for together in found:
-            assert largest(together["weights"], alone["weights"]) < 1e-9
+        assert_same_weights(on_ranks, alone)
 
 
 @pytest.mark.fast("two")
-@pytest.mark.parametrize("ways", [FSDP[:2], FSDP[2:]], ids=["two", "others"])
+@pytest.mark.parametrize("strategies", [FSDP[:2], FSDP[2:]], ids=["two", "others"])
 def test_fsdp_names_what_some_ranks_do_not_use_before_the_update(
-    ranks: Ranks, ways: list[dict[str, Any]]
+    ranks: Ranks, strategies: list[dict[str, Any]]
 ) -> None:
-    cases = each(ways, {"use": "early on rank 1"}, {"use": "early", "of": "part"})
-    for case, found in zip(cases, ranks.each(2, use_runs.of_one_model, cases), strict=True):
+    cases = combine(strategies, {"use": "early on rank 1"}, {"use": "early", "of": "part"})
+    results = ranks.each(2, use_runs.of_one_model, cases)
+    for case, on_ranks in zip(cases, results, strict=True):
         print(case)
-        both = [*SECOND, "third.weight", "third.bias"]
-        for of_rank in found:
-            assert_refused(of_rank, step=2, names=both if "of" in case else SECOND)
+        names = SECOND + THIRD if "of" in case else SECOND
+        for result in on_ranks:
+            assert_refused(result, step=2, names=names)
 
 
 def test_fsdp_names_the_blocks_that_ranks_call_in_another_order(ranks: Ranks) -> None:
     arguments: dict[str, Any] = {"blocks": ["blocks"], "find_unused_parameters": True}
-    for found in ranks(
+    for result in ranks(
         2, use_runs.of_one_model, use="early", of="one of two", strategy=("fsdp", arguments)
     ):
-        assert (found["code"], found["step"], found["steps"]) == ("unlike-blocks", 2, 2)
-        assert found["calls"] == ["model.blocks.1", "model.blocks.0"]
+        assert result["code"] == "unlike-blocks"
+        assert result["step"] == 2
+        assert result["steps"] == 2
+        assert result["calls"] == ["model.blocks.1", "model.blocks.0"]
 
 
-def test_of_several_models_all_ranks_use_the_same_parameters_in_a_step(ranks: Ranks) -> None:
-    """In every step, others are allowed."""
+def test_of_several_models_each_step_may_use_others_if_all_ranks_do(ranks: Ranks) -> None:
+    strategies = [*DDP[:2], *FSDP[:2]]
     alone = use_runs.of_two_models(use="in every other step")
-    ways = [*DDP[:2], *FSDP[:2]]
-    for way, found in zip(
-        ways,
-        ranks.each(2, use_runs.of_two_models, ways, use="in every other step"),
-        strict=True,
-    ):
-        print(way)
-        for together in found:
-            assert largest(together["weights"], alone["weights"]) < 1e-9
-    for found in ranks.each(2, use_runs.of_two_models, DDP[:2], use="early on rank 1"):
-        for of_rank in found:
-            second = [f"second.{part}.{name}" for part in (0, 2) for name in ("weight", "bias")]
-            assert_refused(of_rank, step=2, names=second)
+    results = ranks.each(2, use_runs.of_two_models, strategies, use="in every other step")
+    for strategy, on_ranks in zip(strategies, results, strict=True):
+        print(strategy)
+        assert_same_weights(on_ranks, alone)
 
 
-def test_steps_of_several_losses_are_refused_under_ddp_in_the_first_and_equal_under_fsdp(
-    ranks: Ranks,
-) -> None:
+def test_of_several_models_ddp_names_what_one_rank_does_not_use_in_a_step(ranks: Ranks) -> None:
+    second = ["second.0.weight", "second.0.bias", "second.2.weight", "second.2.bias"]
+    for on_ranks in ranks.each(2, use_runs.of_two_models, DDP[:2], use="early on rank 1"):
+        for result in on_ranks:
+            assert_refused(result, step=2, names=second)
+
+
+def test_steps_of_several_losses_are_refused_under_ddp_in_the_first_step(ranks: Ranks) -> None:
+    for on_ranks in ranks.each(2, use_runs.of_two_losses, DDP[:2]):
+        for result in on_ranks:
+            assert_refused(result, step=0, names=THIRD)
+
+
+def test_steps_of_several_losses_are_the_same_under_fsdp(ranks: Ranks) -> None:
     alone = use_runs.of_two_losses()
-    ddp, inexact, *sharded = ranks.each(2, use_runs.of_two_losses, [*DDP[:2], *FSDP[:2]])
-    for of_rank in [*ddp, *inexact]:
-        assert_refused(of_rank, step=0, names=["third.weight", "third.bias"])
-    for found in sharded:
-        for together in found:
-            assert largest(together["weights"], alone["weights"]) < 1e-9
+    for on_ranks in ranks.each(2, use_runs.of_two_losses, FSDP[:2]):
+        assert_same_weights(on_ranks, alone)
 
 
 def test_what_the_body_unfreezes_and_no_pass_uses_is_named_in_the_next_step(ranks: Ranks) -> None:
-    for of_rank in ranks(2, use_runs.of_two_losses, unfreezes=True):
-        assert_refused(of_rank, step=2, names=["third.weight", "third.bias"])
+    for result in ranks(2, use_runs.of_two_losses, unfreezes=True):
+        assert_refused(result, step=2, names=THIRD)
 
 
-def test_where_it_is_allowed_no_rank_has_to_use_it(ranks: Ranks) -> None:
+@pytest.mark.parametrize("use", ["early", "not in the last pass of rank 1"])
+def test_where_it_is_allowed_no_rank_has_to_use_it(ranks: Ranks, use: str) -> None:
     allowed = {"find_unused_parameters": True}
-    cases = each(
-        [{"strategy": ("ddp", allowed)}, {"strategy": ("fsdp", allowed)}],
-        {"use": "early"},
-        {"use": "not in the last pass of rank 1"},
-    )
-    alone = {use: use_runs.of_one_model(use=use) for use in {case["use"] for case in cases}}
-    for case, found in zip(cases, ranks.each(2, use_runs.of_one_model, cases), strict=True):
-        print(case)
-        for together in found:
-            assert largest(together["weights"], alone[case["use"]]["weights"]) < 1e-9
+    strategies = [{"strategy": ("ddp", allowed)}, {"strategy": ("fsdp", allowed)}]
+    alone = use_runs.of_one_model(use=use)
+    results = ranks.each(2, use_runs.of_one_model, strategies, use=use)
+    for strategy, on_ranks in zip(strategies, results, strict=True):
+        print(strategy)
+        assert_same_weights(on_ranks, alone)
 
 
 def test_ranks_agree_on_equal_numbers_alone(ranks: Ranks) -> None:

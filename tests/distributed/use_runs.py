@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
-from identities.world_runs import whole
+from identities.world_runs import weights_of_models
 from surefoot.distributed.world import joined
 
 SAMPLES, FEATURES, CLASSES = 96, 6, 3
@@ -33,8 +33,10 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.out = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
-        self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.into = nn.Linear(FEATURES, 8)
+        self.second = nn.Linear(8, 8)
+        self.third = nn.Linear(8, 8)
+        self.out = nn.Linear(8, CLASSES)
         self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
 
     def forward(
@@ -68,36 +70,24 @@ def built(**changes: Any) -> sf.Run:
         "device": "cpu",
         "precision": "fp32",
     }
-    strategy, arguments = changes.pop("strategy", (None, {}))
-    if strategy is not None:
-        settings["parallel"] = getattr(sf, strategy)(**arguments)
+    if "strategy" in changes:
+        function, arguments = changes.pop("strategy")
+        settings["parallel"] = getattr(sf, function)(**arguments)
     return sf.Run(**(settings | changes))
 
 
-def ended(run: sf.Run, train: Callable[[], object]) -> dict[str, Any]:
+def result_of(run: sf.Run, train: Callable[[], object]) -> dict[str, Any]:
     """The weights, or the error on this rank, and the number of updates."""
-    with torch.no_grad():
-        before = {
-            name: whole(each)
-            for model in run.state.models.values()
-            for name, each in model.state_dict().items()
-        }
+    before = weights_of_models(run)
     try:
         train()
     except sf.ConfigError as error:
         return {"code": error.code, "steps": run.state.step, **error.fields}
+    weights = weights_of_models(run)
     return {
         "steps": run.state.step,
-        "moved": any(
-            not torch.equal(before[name], whole(each))
-            for model in run.state.models.values()
-            for name, each in model.state_dict().items()
-        ),
-        "weights": {
-            f"{model} {name}": whole(each)
-            for model, module in run.state.models.items()
-            for name, each in module.state_dict().items()
-        },
+        "moved": any(not torch.equal(before[name], weights[name]) for name in weights),
+        "weights": weights,
     }
 
 
@@ -106,19 +96,21 @@ def of_one_model(*, use: str, of: str = "second", **changes: Any) -> dict[str, A
     rank = joined("cpu").rank
 
     def loss(model: Any, batch: Any) -> Tensor:
-        used = USES[use](int(batch[2][0]), rank)
-        if of == "block":
-            outputs = model(batch[0], without=-1 if used else 1)
-        elif of == "one of two":  # rank 0 leaves out one block, and rank 1 another
-            outputs = model(batch[0], without=-1 if used else rank)
-        elif of == "part":
-            outputs = model(batch[0], second=used or rank == 0, third=used or rank == 1)
-        else:
-            outputs = model(batch[0], second=used)
-        return F.cross_entropy(outputs, batch[1])
+        inputs, labels, samples = batch
+        is_used = USES[use](int(samples[0]), rank)
+        match of:
+            case "block":
+                outputs = model(inputs, without=-1 if is_used else 1)
+            case "one of two":  # rank 0 leaves out one block, and rank 1 another
+                outputs = model(inputs, without=-1 if is_used else rank)
+            case "part":
+                outputs = model(inputs, second=is_used or rank == 0, third=is_used or rank == 1)
+            case _:
+                outputs = model(inputs, second=is_used)
+        return F.cross_entropy(outputs, labels)
 
     run = built(model=Net, loss=loss, **changes)
-    return ended(run, run.train)
+    return result_of(run, run.train)
 
 
 def of_two_models(*, use: str, **changes: Any) -> dict[str, Any]:
@@ -126,10 +118,11 @@ def of_two_models(*, use: str, **changes: Any) -> dict[str, Any]:
     rank = joined("cpu").rank
 
     def loss(models: Any, batch: Any) -> Tensor:
-        outputs = models["first"](batch[0])
-        if USES[use](int(batch[2][0]), rank):
-            outputs = outputs + models["second"](batch[0])
-        return F.cross_entropy(outputs, batch[1])
+        inputs, labels, samples = batch
+        outputs = models["first"](inputs)
+        if USES[use](int(samples[0]), rank):
+            outputs = outputs + models["second"](inputs)
+        return F.cross_entropy(outputs, labels)
 
     def small() -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES))
@@ -146,7 +139,7 @@ def of_two_models(*, use: str, **changes: Any) -> dict[str, Any]:
                 sf.forward_backward(step, loss)
                 sf.update(step)
 
-    return ended(run, train)
+    return result_of(run, train)
 
 
 def of_two_losses(*, unfreezes: bool = False, **changes: Any) -> dict[str, Any]:
@@ -159,25 +152,29 @@ def of_two_losses(*, unfreezes: bool = False, **changes: Any) -> dict[str, Any]:
             super().__init__()
             self.third.requires_grad_(False)
 
-    def loss_of(**parts: bool) -> Callable[[Any, Any], Tensor]:
-        return lambda model, batch: F.cross_entropy(model(batch[0], **parts), batch[1])
+    def loss_without_third(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0], third=False), batch[1])
+
+    def loss_without_second(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0], second=False), batch[1])
 
     run = built(model=Frozen if unfreezes else Net, **changes)
 
     def train() -> None:
         with run:
             for step in run.steps():
-                sf.forward_backward(step, loss_of(third=False))
+                sf.forward_backward(step, loss_without_third)
                 sf.update(step)
-                if unfreezes and step.index == 1:
-                    run.state.model.third.requires_grad_(True)
-                elif not unfreezes:
-                    sf.forward_backward(step, loss_of(second=False))
+                if not unfreezes:
+                    sf.forward_backward(step, loss_without_second)
                     sf.update(step)
+                elif step.index == 1:
+                    run.state.model.third.requires_grad_(True)
 
-    return ended(run, train)
+    return result_of(run, train)
 
 
 def agreed() -> list[bool]:
+    """Of an equal number, of the rank, of an equal number of 32 bits, and of minus the rank."""
     world = joined("cpu")
     return [world.agree(5), world.agree(world.rank), world.agree(1 << 31), world.agree(-world.rank)]
