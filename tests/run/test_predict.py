@@ -58,7 +58,9 @@ class Rows(Dataset[Any]):
         return SAMPLES
 
     def __getitem__(self, index: int) -> Any:
-        return (INPUTS[index], TARGETS[index]) if self.has_targets else INPUTS[index]
+        if self.has_targets:
+            return INPUTS[index], TARGETS[index]
+        return INPUTS[index]
 
 
 DATA: dict[str, Callable[[], Any]] = {
@@ -80,6 +82,7 @@ def test_outputs_are_those_of_the_model_in_order(name: str) -> None:
     run = build(splits={"val": sf.Split((INPUTS, TARGETS), batch_size=2)})
     run.train()
     outputs = run.predict(DATA[name]())
+
     assert torch.allclose(outputs, expected(run), atol=1e-6)
     assert not outputs.requires_grad
 
@@ -111,6 +114,7 @@ def test_outputs_that_metrics_get_are_returned() -> None:
         "doubled": sf.Split((INPUTS, TARGETS), predict=doubled, at_end=True),
     }
     run = build(loss=loss, splits=splits)
+
     assert torch.equal(run.predict("val"), expected(run).argmax(1))
     assert torch.allclose(run.predict("doubled"), 2 * expected(run))
 
@@ -130,7 +134,8 @@ def as_pair(outputs: Tensor) -> Any:
     return Pair(outputs, [f"{row[0]:.3f}" for row in outputs.tolist()])
 
 
-SHAPES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+# how outputs are given a form, and read from it
+FORMS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "dictionary": (lambda outputs: {"logits": outputs}, lambda joined: joined["logits"]),
     "dataclass": (Output, lambda joined: joined.logits),
     "two heads": (lambda outputs: [outputs, 2 * outputs], lambda joined: joined[1] / 2),
@@ -147,22 +152,39 @@ SHAPES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [*SHAPES])
+def split_with(
+    form: Callable[[Tensor], Any], *, batch_size: int | None = None, samples: int = SAMPLES
+) -> sf.Split:
+    """A split whose outputs have a form."""
+
+    def predict(model: Any, batch: Any) -> Any:
+        return form(model(batch[0])), batch[1]
+
+    rows = (INPUTS[:samples], TARGETS[:samples])
+    return sf.Split(rows, predict=predict, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("name", [*FORMS])
 def test_outputs_keep_their_form(name: str) -> None:
-    make, logits = SHAPES[name]
-    split = sf.Split(
-        (INPUTS, TARGETS), predict=lambda model, batch: (make(model(batch[0])), batch[1])
-    )
+    form, logits = FORMS[name]
     run = build()
-    assert torch.allclose(logits(run.predict(split)), expected(run), atol=1e-6)
+
+    outputs = run.predict(split_with(form))
+
+    assert torch.allclose(logits(outputs), expected(run), atol=1e-6)
 
 
 def test_outputs_of_several_lengths_are_a_list_of_samples() -> None:
+    def length_of(row: Tensor) -> int:
+        return 1 + int(row[0]) % 3
+
     def cut(model: Any, batch: Any) -> Any:
-        return model(batch[0])[:, : 1 + int(batch[0][0, 0]) % 3], batch[1]
+        (row,) = batch[0]
+        return model(batch[0])[:, : length_of(row)], batch[1]
 
     outputs = build().predict(sf.Split((INPUTS, TARGETS), predict=cut, batch_size=1))
-    assert [len(row) for row in outputs] == [1 + int(row[0]) % 3 for row in INPUTS]
+
+    assert [len(row) for row in outputs] == [length_of(row) for row in INPUTS]
 
 
 def repeated(outputs: Tensor, rows: int) -> list[Tensor]:
@@ -175,40 +197,33 @@ def test_a_list_with_an_entry_of_each_sample_keeps_the_order_of_the_samples(
 ) -> None:
     """Also if an entry of the first batch has as many rows as the batch has samples."""
     run = build()
-    split = sf.Split(
-        (INPUTS, TARGETS),
-        predict=lambda model, batch: (repeated(model(batch[0]), batch_size), batch[1]),
-        batch_size=batch_size,
-    )
+    split = split_with(lambda outputs: repeated(outputs, batch_size), batch_size=batch_size)
+
     outputs = run.predict(split)
-    assert torch.allclose(torch.stack([rows[0] for rows in outputs]), expected(run), atol=1e-6)
+
+    first_rows = torch.stack([rows[0] for rows in outputs])
+    assert torch.allclose(first_rows, expected(run), atol=1e-6)
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, SAMPLES])
 def test_a_list_of_heads_stays_a_list_of_heads(batch_size: int) -> None:
     run = build()
-    split = sf.Split(
-        (INPUTS, TARGETS),
-        predict=lambda model, batch: ([model(batch[0]), 2 * model(batch[0])], batch[1]),
-        batch_size=batch_size,
-    )
+    split = split_with(lambda outputs: [outputs, 2 * outputs], batch_size=batch_size)
+
     one, other = run.predict(split)
+
     assert torch.allclose(one, expected(run), atol=1e-6)
     assert torch.equal(other, 2 * one)
 
 
 def test_a_list_that_may_be_of_samples_or_of_heads_is_refused() -> None:
-    split = sf.Split(
-        (INPUTS[:4], TARGETS[:4]),
-        predict=lambda model, batch: (repeated(model(batch[0]), 2), batch[1]),
-        batch_size=2,
-    )
+    split = split_with(lambda outputs: repeated(outputs, 2), batch_size=2, samples=4)
     with refused("outputs-in-two-ways", setting="predict", count=2):
         build().predict(split)
 
 
 @pytest.mark.parametrize(
-    "make",
+    "form",
     [
         lambda outputs: outputs.mean(),
         lambda outputs: outputs[:2],
@@ -217,14 +232,9 @@ def test_a_list_that_may_be_of_samples_or_of_heads_is_refused() -> None:
     ],
     ids=["scalar", "rows are missing", "entries are missing", "a number"],
 )
-def test_outputs_that_are_not_by_sample_are_refused(make: Any) -> None:
-    split = sf.Split(
-        (INPUTS, TARGETS),
-        predict=lambda model, batch: (make(model(batch[0])), batch[1]),
-        batch_size=3,
-    )
+def test_outputs_that_are_not_by_sample_are_refused(form: Any) -> None:
     with refused("outputs-not-by-sample", setting="predict", count=3):
-        build().predict(split)
+        build().predict(split_with(form, batch_size=3))
 
 
 def test_nothing_changes() -> None:

@@ -12,14 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from recorded import records_of_kind
 from refused import refused
 from surefoot.data.loader import MicroBatch
-from surefoot.tracking.jsonl import records
 from surefoot.train import state_check
 from surefoot.train.loss_contract import check_contract, compared, pieces_of
 from surefoot.train.state_check import loss_contract
 
-CLASSES, WIDTH, SAMPLES = 3, 4, 24
+CLASSES = 3
+WIDTH = 4
+SAMPLES = 24
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0])
 
 
@@ -110,22 +112,26 @@ def build(loss: Any, run_dir: Path | None = None, **settings: Any) -> sf.Run:
 # --- what is found --------------------------------------------------------------------------------
 
 
+def count_of_labels(batch: Any) -> int:
+    return int((batch[1] != -100).sum())
+
+
 @pytest.mark.parametrize(
-    ("loss", "settings"),
+    ("loss", "data", "count_fn"),
     [
-        (mean, {}),
-        (counted, {}),
-        (of_shape_1, {}),
-        (diffusion, {}),
-        (with_dropout, {}),
-        (regularized, {}),
-        (mean_of_tokens, {"count_fn": lambda batch: int((batch[1] != -100).sum())}),
-        (counted, {"train_data": padded_rows()}),
+        (mean, rows(), None),
+        (counted, rows(), None),
+        (of_shape_1, rows(), None),
+        (diffusion, rows(), None),
+        (with_dropout, rows(), None),
+        (regularized, rows(), None),
+        (mean_of_tokens, padded_rows(), count_of_labels),
+        (counted, padded_rows(), None),
     ],
 )
-def test_a_mean_holds_and_is_trained_and_scored(loss: Any, settings: dict[str, Any]) -> None:
-    data = padded_rows() if loss is mean_of_tokens else settings.get("train_data", rows())
-    run = build(loss, splits={"val": sf.Split(data)}, **(settings | {"train_data": data}))
+def test_a_mean_holds_and_is_trained_and_scored(loss: Any, data: Any, count_fn: Any) -> None:
+    run = build(loss, train_data=data, splits={"val": sf.Split(data)}, count_fn=count_fn)
+
     assert loss_contract(run.parts).holds
     run.train()
     assert run.state.step == 1
@@ -140,6 +146,7 @@ def test_a_split_that_a_sum_scores_is_refused_before_the_first_step(
     run = build(loss, tmp_path / "run", splits=splits, micro_batch_size=micro_batch_size)
     with refused("scored-loss-not-a-mean", splits=["val"], is_sum=True):
         run.train()
+
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -157,10 +164,9 @@ def test_a_run_that_trains_with_a_sum_is_warned_of_it_and_trains(loss: Any, tmp_
     run = build(loss, tmp_path / "run", splits=splits)
     with pytest.warns(UserWarning, match=r"\[loss-not-a-mean\]"):
         run.train()
+
     assert run.state.step == 1
-    (look,) = [
-        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "data_check"
-    ]
+    (look,) = records_of_kind(tmp_path / "run", "data_check")
     assert look["loss_contract"]["holds"] is False
     assert "\n" not in look["loss_contract"]["description"]
 
@@ -179,6 +185,7 @@ def test_a_loss_that_couples_the_samples_of_a_step_is_not_warned_of(
 ) -> None:
     run = build(loss)
     run.train()
+
     assert run.state.step == 1
     assert list(recwarn) == []
 
@@ -192,12 +199,15 @@ def weighted_mean(model: Any, batch: Any) -> sf.Mean:
     return sf.Mean(total, CLASS_WEIGHTS[batch[1]].sum())
 
 
-def test_class_weights_count_by_the_sum_of_the_weights() -> None:
-    splits = {"val": sf.Split(rows())}
+def test_a_loss_with_class_weights_is_no_mean_of_its_samples() -> None:
     with refused("scored-loss-not-a-mean", splits=["val"], is_sum=False):
-        build(weighted, splits=splits).train()
-    run = build(weighted_mean, splits=splits, micro_batch_size=4)
+        build(weighted, splits={"val": sf.Split(rows())}).train()
+
+
+def test_class_weights_count_by_the_sum_of_the_weights() -> None:
+    run = build(weighted_mean, splits={"val": sf.Split(rows())}, micro_batch_size=4)
     run.train()
+
     with torch.no_grad():
         expected = float(weighted(run.state.model, rows()))
     assert run.evaluate()["val/loss"] == pytest.approx(expected, rel=1e-6)
@@ -215,17 +225,20 @@ def test_class_weights_count_by_the_sum_of_the_weights() -> None:
 def test_what_rounding_explains_is_not_refused(
     whole: float, first: float, second: float, holds: bool
 ) -> None:
+    means = [sf.Mean(2 * whole, 2), sf.Mean(first, 1), sf.Mean(second, 1)]
+
+    assert compared(means, pieces_of_four(), tolerance=1e-4).holds is holds
+
+
+def pieces_of_four() -> Any:
+    """What the loss of a micro-batch of four samples is compared over."""
     ids = np.arange(4)
     pieces = pieces_of(MicroBatch((torch.zeros(4, 1),), 4, 0, ids, ids), None)
     assert pieces is not None
-    means = [sf.Mean(2 * whole, 2), sf.Mean(first, 1), sf.Mean(second, 1)]
-    assert compared(means, pieces, tolerance=1e-4).holds is holds
+    return pieces
 
 
 def test_a_loss_that_fails_on_another_rank_is_not_checked() -> None:
-    ids = np.arange(4)
-    pieces = pieces_of(MicroBatch((torch.zeros(4, 1),), 4, 0, ids, ids), None)
-    assert pieces is not None
     exchanges: list[Any] = []
 
     def gathered(value: Any) -> list[Any]:
@@ -235,7 +248,8 @@ def test_a_loss_that_fails_on_another_rank_is_not_checked() -> None:
     def sum_of(piece: MicroBatch, seed: int) -> sf.Mean:
         return sf.Mean(piece.count**2, piece.count)
 
-    contract = check_contract(sum_of, pieces, tolerance=1e-4, gathered=gathered)
+    contract = check_contract(sum_of, pieces_of_four(), tolerance=1e-4, gathered=gathered)
+
     assert contract.holds
     assert not contract.is_checked
     assert len(exchanges) == 1  # the rank that failed has made one
@@ -251,6 +265,7 @@ def test_the_check_costs_the_samples_of_one_pass(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(state_check, "mean_loss", counting)
     loss_contract(build(mean, batch_size=20).parts)
+
     assert seen == [10, 5, 5]
 
 
@@ -259,10 +274,12 @@ def test_the_loss_of_a_batch_that_lost_a_sample_is_checked() -> None:
         return torch.utils.data.default_collate(samples[1:])
 
     settings: Any = {"collate_fn": without_first, "batch_size": 9}
-    assert not loss_contract(build(summed, **settings).parts).holds
-    contract = loss_contract(build(mean, **settings).parts)
-    assert contract.holds
-    assert contract.is_checked
+    of_sum = loss_contract(build(summed, **settings).parts)
+    of_mean = loss_contract(build(mean, **settings).parts)
+
+    assert not of_sum.holds
+    assert of_mean.holds
+    assert of_mean.is_checked
 
 
 def test_what_is_no_scalar_is_refused_as_before(tmp_path: Path) -> None:
@@ -270,27 +287,26 @@ def test_what_is_no_scalar_is_refused_as_before(tmp_path: Path) -> None:
         build(unreduced, splits={"val": sf.Split(rows())}).train()
 
 
-def test_a_loss_of_shape_1_trains_as_its_scalar_does() -> None:
-    ended = []
-    for loss in (
-        mean,
-        of_shape_1,
-        lambda model, batch: sf.Mean(*map(one_entry, parts(model, batch))),
-    ):
-        run = build(loss, micro_batch_size=4, length="3 steps", splits={"val": sf.Split(rows())})
-        run.train()
-        ended.append((run.state.model.weight.clone(), run.evaluate()["val/loss"]))
-    for weight, score in ended[1:]:
-        torch.testing.assert_close(weight, ended[0][0], rtol=1e-6, atol=1e-7)
-        assert score == pytest.approx(ended[0][1], rel=1e-6)
+def mean_of_shape_1(model: Any, batch: Any) -> sf.Mean:
+    return sf.Mean(summed(model, batch).reshape(1), torch.tensor([len(batch[0])]))
 
 
-def parts(model: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    return summed(model, batch), torch.tensor(len(batch[0]))
+@pytest.mark.parametrize("loss", [of_shape_1, mean_of_shape_1])
+def test_a_loss_of_shape_1_trains_as_its_scalar_does(loss: Any) -> None:
+    settings: dict[str, Any] = {
+        "micro_batch_size": 4,
+        "length": "3 steps",
+        "splits": {"val": sf.Split(rows())},
+    }
+    run = build(loss, **settings)
+    scalar = build(mean, **settings)
+    run.train()
+    scalar.train()
 
-
-def one_entry(value: Tensor) -> Tensor:
-    return value.reshape(1)
+    weight = run.state.model.weight
+    torch.testing.assert_close(weight, scalar.state.model.weight, rtol=1e-6, atol=1e-7)
+    score = scalar.evaluate()["val/loss"]
+    assert run.evaluate()["val/loss"] == pytest.approx(score, rel=1e-6)
 
 
 # --- a loss of the split's own --------------------------------------------------------------------
@@ -304,14 +320,15 @@ def test_a_split_may_have_another_loss_than_the_training(tmp_path: Path) -> None
     splits = {"val": sf.Split(rows(), loss=mean), "as_trained": sf.Split(rows())}
     run = build(smoothed, tmp_path / "run", splits=splits)
     run.train()
+
     scores = run.evaluate()
     with torch.no_grad():
-        expected = [float(loss(run.state.model, rows())) for loss in (mean, smoothed)]
-    assert [scores["val/loss"], scores["as_trained/loss"]] == pytest.approx(expected, rel=1e-6)
+        plain = float(mean(run.state.model, rows()))
+        as_trained = float(smoothed(run.state.model, rows()))
+    assert scores["val/loss"] == pytest.approx(plain, rel=1e-6)
+    assert scores["as_trained/loss"] == pytest.approx(as_trained, rel=1e-6)
     assert sf.load(build(smoothed, tmp_path / "run", splits=splits)).evaluate() == scores
-    (look,) = [
-        line for line in records(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "data_check"
-    ]
+    (look,) = records_of_kind(tmp_path / "run", "data_check")
     assert look["scored_by_training_loss"] == ["as_trained"]
 
 
@@ -328,19 +345,26 @@ def test_a_sum_as_the_loss_of_a_split_is_refused_and_takes_no_other_split_with_i
     splits = {"val": sf.Split(rows()), "own": sf.Split(rows(), loss=summed)}
     with refused("scored-loss-not-a-mean", splits=["own"], is_sum=True):
         build(mean, splits=splits).train()
-    build(
-        summed, splits={"val": sf.Split(rows(), loss=mean)}, micro_batch_size=None
-    ).evaluate()  # the sum is for the training alone
+
+
+def test_a_sum_that_is_for_the_training_alone_leaves_its_splits_to_be_scored() -> None:
+    splits = {"val": sf.Split(rows(), loss=mean)}
+    run = build(summed, splits=splits, micro_batch_size=None)
+
+    assert run.evaluate()["val/loss"] > 0
 
 
 def test_outside_a_run_a_sum_is_refused_too() -> None:
-    model = nn.Linear(WIDTH, CLASSES)
     with refused("scored-loss-not-a-mean", is_sum=True):
-        sf.evaluate(model, sf.Split(rows()), loss=summed)
-    by_size = [
-        sf.evaluate(model, sf.Split(rows(), batch_size=size, loss=mean))["loss"] for size in (3, 24)
-    ]
-    assert by_size[0] == pytest.approx(by_size[1], rel=1e-6)
+        sf.evaluate(nn.Linear(WIDTH, CLASSES), sf.Split(rows()), loss=summed)
+
+
+def test_outside_a_run_a_mean_does_not_depend_on_the_batch_size() -> None:
+    model = nn.Linear(WIDTH, CLASSES)
+    small = sf.evaluate(model, sf.Split(rows(), batch_size=3, loss=mean))
+    whole = sf.evaluate(model, sf.Split(rows(), batch_size=24, loss=mean))
+
+    assert small["loss"] == pytest.approx(whole["loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("wrong", ["mean", None, 1])

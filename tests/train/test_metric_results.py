@@ -22,31 +22,38 @@ class Named(NamedTuple):
 
 def test_outputs_come_back_as_what_they_were() -> None:
     messages = Messages()
-    held = [Named(1, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
-    first, second, third = messages.read(messages.written(held))
-    assert first == held[0]
-    assert type(first) is Named
-    assert second == held[1]
-    torch.testing.assert_close(third, held[2])
+    outputs = [Named(1, 0.5), {"a": (1, None)}, torch.tensor([True, False])]
+
+    named, dictionary, tensor = messages.read(messages.written(outputs))
+
+    assert named == Named(1, 0.5)
+    assert type(named) is Named
+    assert dictionary == {"a": (1, None)}
+    torch.testing.assert_close(tensor, torch.tensor([True, False]))
+
+
+def test_outputs_of_an_unknown_kind_are_refused() -> None:
     with refused("outputs-not-sendable", returned="object"):
-        messages.written([object()])
+        Messages().written([object()])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Answer:
     text: str
     length: int = field(init=False, default=0)
 
 
-Other = type("Found", (list,), {"__module__": "elsewhere"})
+Other = type("Answer", (list,), {"__module__": "elsewhere"})
 
 
 def test_outputs_of_kinds_with_the_same_name_and_of_arguments_by_name_come_back() -> None:
     messages = Messages()
-    held = [Found(text="a"), Other(["b", 1]), torch.Size([2, 3])]
-    found = messages.read(messages.written(held))
-    assert found == held
-    assert [type(one) for one in found] == [Found, Other, torch.Size]
+    outputs = [Answer(text="a"), Other(["b", 1]), torch.Size([2, 3])]
+
+    returned = messages.read(messages.written(outputs))
+
+    assert returned == outputs
+    assert [type(output) for output in returned] == [Answer, Other, torch.Size]
 
 
 def fails(*_: object) -> float:
@@ -65,17 +72,20 @@ class Failing(torchmetrics.Metric):
             fails()
 
     def compute(self) -> float:
-        return fails() if self.method == "compute" else 0.0
+        if self.method == "compute":
+            fails()
+        return 0.0
 
 
 @pytest.mark.parametrize(
     "metric",
     [fails, sf.metrics.whole_split(fails), Failing("update"), Failing("compute")],
-    ids=lambda each: str(type(each)),
+    ids=["a function", "of the whole split", "in update", "in compute"],
 )
 def test_an_error_in_a_metric_names_the_metric_and_the_split(metric: object) -> None:
     with pytest.raises(ValueError, match="a bug of one's own") as raised:
         evaluator_run(metric).evaluate("val")
+
     notes = raised.value.__notes__
     assert [note for note in notes if note.endswith(" metric 'own'")]
     assert [note for note in notes if note.endswith(" split 'val'")]
@@ -89,15 +99,15 @@ def too_few(outputs: torch.Tensor, _targets: torch.Tensor) -> sf.Mean:
     "metric", [too_few, sf.metrics.whole_split(too_few)], ids=["mean", "whole split"]
 )
 def test_a_metric_that_cannot_use_its_shapes_is_one_error_with_these_shapes(metric: object) -> None:
-    with refused("shapes-misfit", where="the metric 'own'") as it:
+    with refused("shapes-misfit", where="the metric 'own'") as raised:
         evaluator_run(metric).evaluate("val")
-    assert it.value.places == ("split 'val'",)
-    assert any(
-        frame.name == "too_few" for frame in traceback.extract_tb(behind(it.value).__traceback__)
-    )
+
+    assert raised.value.places == ("split 'val'",)
+    frames = traceback.extract_tb(cause_of(raised.value).__traceback__)
+    assert "too_few" in [frame.name for frame in frames]
 
 
-def behind(problem: BaseException) -> BaseException:
+def cause_of(problem: BaseException) -> BaseException:
     assert problem.__cause__ is not None
     return problem.__cause__
 
@@ -136,15 +146,17 @@ def test_a_loss_that_cannot_use_the_data_of_a_split_is_one_error(
     )
     with refused(code, error, **fields) as raised:
         run.evaluate("val")
+
     assert raised.value.places == ("split 'val'",)
-    assert not isinstance(behind(raised.value), sf.SurefootError)
+    assert not isinstance(cause_of(raised.value), sf.SurefootError)
 
 
 def evaluator_run(metric: object) -> sf.Run:
     rows = (torch.ones(4, 2), torch.zeros(4, 1))
 
     def loss(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> object:
-        return torch.nn.functional.mse_loss(model(batch[0]), batch[1]), (model(batch[0]), batch[1])
+        outputs = model(batch[0])
+        return torch.nn.functional.mse_loss(outputs, batch[1]), (outputs, batch[1])
 
     return sf.Run(
         model=torch.nn.Linear(2, 1),
@@ -188,7 +200,8 @@ def gradient_of_inputs(
     model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
 ) -> torch.Tensor:
     inputs = batch[0].requires_grad_()
-    return torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)[0].square().mean()
+    (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+    return gradient.square().mean()
 
 
 def of_user(_model: torch.nn.Module, _batch: Any) -> torch.Tensor:
@@ -196,7 +209,10 @@ def of_user(_model: torch.nn.Module, _batch: Any) -> torch.Tensor:
 
 
 def of_label(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return model(batch[0]).gather(1, batch[1][:, None] + 7 * (not torch.is_grad_enabled())).mean()
+    columns = batch[1][:, None]
+    if not torch.is_grad_enabled():
+        columns = columns + 7
+    return model(batch[0]).gather(1, columns).mean()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ others, it says why.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ JOINED = sf.schedules.join(sf.schedules.constant(), sf.schedules.linear(), at=12
 COOLING = sf.schedules.wsd(cooldown="5 steps")
 
 
-def resume(before: int, now: int, *, steps_done: int, schedule: object) -> None:
+def resume(before: int, now: int, *, steps_done: int, schedule: Any) -> None:
     length = Length(steps=now, samples_per_epoch=8, batch_size=1)
     saved = {"length": f"{before} steps"}
-    refuse_another_length(saved, {}, length, schedule=schedule, step=steps_done, where="runs/a")  # type: ignore[arg-type]
+    refuse_another_length(saved, {}, length, schedule=schedule, step=steps_done, where="runs/a")
 
 
 @pytest.mark.parametrize(
@@ -50,49 +51,54 @@ def test_a_length_that_changes_no_rate_of_a_step_that_is_made_is_taken(
     resume(before, now, steps_done=steps_done, schedule=schedule)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "steps_done", "schedule", "why"),
-    [
-        (20, 10, 11, sf.schedules.constant(), "  11 steps are already completed"),
-        (
-            20,
-            40,
-            17,
-            COOLING,
-            "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed",
-        ),
-        (
-            40,
-            20,
-            17,
-            COOLING,
-            "  its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed",
-        ),
-        (
-            20,
-            10,
-            4,
-            JOINED,
-            "  at = 12 steps: two joined schedules in a run of 10 steps need at least one step each",
-        ),
-        (
-            20,
-            40,
-            5,
-            sf.schedules.linear(),
-            "  with another length, its learning rates differ from step 1 on, and 5 steps are completed",
-        ),
-    ],
-)
-def test_another_length_is_refused_with_the_reason_in_the_second_line(
-    before: int, now: int, steps_done: int, schedule: object, why: str
-) -> None:
-    with pytest.raises(CheckpointError) as error:
-        resume(before, now, steps_done=steps_done, schedule=schedule)
-    assert error.value.code == "length-changed"
+@dataclass(frozen=True)
+class Refusal:
+    """A run that is resumed with another length, and why it is refused."""
+
+    before: int
+    now: int
+    steps_done: int
+    schedule: Any
+    why: str
+
+
+IN_COOLDOWN = "its cooldown begins at step 16 of a run of 20 steps, and 17 steps are completed"
+REFUSALS = {
+    "shorter than what is done": Refusal(
+        20,
+        10,
+        steps_done=11,
+        schedule=sf.schedules.constant(),
+        why="11 steps are already completed",
+    ),
+    "longer within a cooldown": Refusal(20, 40, steps_done=17, schedule=COOLING, why=IN_COOLDOWN),
+    "shorter into a cooldown": Refusal(40, 20, steps_done=17, schedule=COOLING, why=IN_COOLDOWN),
+    "no room for two schedules": Refusal(
+        20,
+        10,
+        steps_done=4,
+        schedule=JOINED,
+        why="at = 12 steps: two joined schedules in a run of 10 steps need at least one step each",
+    ),
+    "other rates": Refusal(
+        20,
+        40,
+        steps_done=5,
+        schedule=sf.schedules.linear(),
+        why="with another length, its learning rates differ from step 1 on,"
+        " and 5 steps are completed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
+def test_another_length_is_refused_with_the_reason_in_the_second_line(case: Refusal) -> None:
+    with refused("length-changed", CheckpointError) as error:
+        resume(case.before, case.now, steps_done=case.steps_done, schedule=case.schedule)
+
     first, second, *_ = str(error.value).splitlines()
-    assert first == f"cannot resume runs/a: length was {before} steps, now {now} steps"
-    assert second == why
+    assert first == f"cannot resume runs/a: length was {case.before} steps, now {case.now} steps"
+    assert second == f"  {case.why}"
     assert error.value.remedies == (ANOTHER_RUN, FROM_ITS_WEIGHTS)
 
 
@@ -134,17 +140,21 @@ def test_what_was_changed_is_named_where_it_makes_another_length(
         refuse_another_length(
             SAVED, now, length, schedule=sf.schedules.linear(), step=80, where="runs/a"
         )
-    assert [line.split()[0] for line in refusal.value.fields["changes"]] == names
-    assert all(f"{name} was " in str(refusal.value) for name in names)
+
+    assert [change.split()[0] for change in refusal.value.fields["changes"]] == names
+    for name in names:
+        assert f"{name} was " in str(refusal.value)
 
 
 def test_changes_beyond_five_are_counted() -> None:
     now = SAVED | {"clip": "norm 1", "ema": 0.9, "seed": 1, "length": "1 steps", "data": None}
     with refused("settings-changed", CheckpointError) as refusal:
         refuse_differences(SAVED | {"batch_size": 1}, now, where="runs/a")
-    shown = [change for change in refusal.value.fields["changes"] if change in str(refusal.value)]
-    assert len(shown) == 5
-    assert f"and {len(refusal.value.fields['changes']) - 5} more" in str(refusal.value)
+
+    message = str(refusal.value)
+    changes = refusal.value.fields["changes"]
+    assert len([change for change in changes if change in message]) == 5
+    assert f"and {len(changes) - 5} more" in message
 
 
 @pytest.mark.parametrize(("count", "shown"), [(2, 2), (4, 4), (5, 5), (6, 5)])
@@ -152,18 +162,22 @@ def test_each_of_five_changes_is_named_and_nothing_is_counted(count: int, shown:
     saved = {f"setting{number}": 0 for number in range(count)}
     with refused("settings-changed", CheckpointError) as refusal:
         refuse_differences(saved, dict.fromkeys(saved, 1), where="runs/a")
+
     changes = refusal.value.fields["changes"]
     assert len(changes) == count
-    also = (refusal.value.reason or "").splitlines()
-    assert [line.removeprefix("also ") for line in also[: shown - 1]] == changes[1:shown]
-    assert len(also) - (shown - 1) == (count > shown)
+    further = (refusal.value.reason or "").splitlines()
+    named = [line.removeprefix("also ") for line in further[: shown - 1]]
+    counted = further[shown - 1 :]
+    assert named == changes[1:shown]
+    assert len(counted) == (count > shown)
 
 
 def test_other_data_are_named_with_every_other_change() -> None:
     now = SAVED | {"data": {"sha256": "b"}, "optimizer": ADAM | {"lr": 0.1}, "seed": 1}
     with refused("data-changed", CheckpointError) as refusal:
         refuse_other_data(SAVED | {"data": {"sha256": "a"}}, now, where="runs/a", step=1)
-    changed = [line.split()[0] for line in refusal.value.fields["changes"]]
+
+    changed = [change.split()[0] for change in refusal.value.fields["changes"]]
     assert changed == ["data.sha256", "seed", "optimizer.lr"]
 
 
@@ -176,6 +190,7 @@ def test_other_data_say_what_to_remove_where_no_step_was_trained(
     now = {"data": {"sha256": "b", "samples": 7}} | identity
     with pytest.raises(CheckpointError) as caught:
         refuse_other_data(saved, now, where="runs/a", step=step)
+
     removing = [text for text in caught.value.remedies if isinstance(text, str)]
     assert len(removing) == may_be_removed
 
@@ -230,4 +245,5 @@ def test_a_resume_notes_the_splits_whose_data_are_others_and_no_further_ones(
         contents = sf.checkpoint.Store(tmp_path / "run" / "checkpoints").newest_intact()
         assert contents is not None
         (note,) = run.parts.notes(contents[0])
+
     assert "second" in note
