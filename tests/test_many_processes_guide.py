@@ -17,10 +17,9 @@ from surefoot.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "guides" / "many-processes.md").read_text()
-COMMANDS = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", TEXT, flags=re.MULTILINE)]
-COMMANDS += [
-    shlex.split(text) for text in re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)
-]
+IN_BLOCKS = re.findall(r"(?m)^    (\S.*)$", TEXT)
+IN_SENTENCES = re.findall(r"`((?:torchrun|srun) [^`]*train[^`]*)`", TEXT)
+COMMANDS = [shlex.split(text) for text in (*IN_BLOCKS, *IN_SENTENCES)]
 EXAMPLES = {
     "--parallel": "fsdp",
     "--batch-size": "64",
@@ -35,14 +34,10 @@ def settings(command: list[str]) -> list[str]:
     """What surefoot would train, and with which settings: what follows its verb, without the
     options of verbs.
     """
-    start = command.index(
-        "train"
-        if "train" in command
-        else "submit"
-        if "submit" in command
-        else "examples/launch/slurm.sh"
-    )
-    return without(command[start + 1 :], NOT_SETTINGS)
+    verbs = ("train", "submit", "examples/launch/slurm.sh")
+    verb = next(verb for verb in verbs if verb in command)
+    start = command.index(verb) + 1
+    return without(command[start:], NOT_SETTINGS)
 
 
 @in_one
@@ -52,9 +47,9 @@ def test_a_command_can_be_typed(command: list[str]) -> None:
     if command[0] == "torchrun":
         from torch.distributed.run import get_args_parser
 
-        asked = get_args_parser().parse_args(command[1:])
-        assert asked.training_script in ("surefoot", "my_script.py")
-        assert asked.module == (asked.training_script == "surefoot")
+        options = get_args_parser().parse_args(command[1:])
+        assert options.training_script in ("surefoot", "my_script.py")
+        assert options.module == (options.training_script == "surefoot")
     if command[0] == "sbatch":
         assert (ROOT / command[1]).is_file()
     if "my_script.py" not in command:

@@ -4,6 +4,7 @@ system. (1 s)
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -19,23 +20,24 @@ CPU = torch.device("cpu")
 
 
 def test_the_peak_is_the_most_that_lives_at_one_time() -> None:
-    with peak(CPU) as found:
+    with peak(CPU) as measured:
         first = torch.zeros(1000)  # 4,000
         second = first + 1  # 8,000
         del first
         third = torch.zeros(500)  # 6,000
         del second, third
         torch.zeros(100)
-    assert found.memory_bytes == 8000
+    assert measured.memory_bytes == 8000
 
 
 def test_what_was_there_before_and_views_of_it_are_not_counted() -> None:
-    weight, inputs = torch.zeros(100, 100), torch.zeros(10, 100)
-    with peak(CPU) as found:
+    weight = torch.zeros(100, 100)
+    inputs = torch.zeros(10, 100)
+    with peak(CPU) as measured:
         result = inputs @ weight.t()
         view = result.view(100, 10)[2:].t()
     assert view.shape == (10, 98)
-    assert found.memory_bytes == 10 * 100 * 4
+    assert measured.memory_bytes == 10 * 100 * 4
 
 
 @pytest.mark.parametrize("rows", [10, 40])
@@ -43,12 +45,12 @@ def test_a_backward_pass_holds_activations_and_gradients(rows: int) -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
     inputs = torch.randn(rows, 32)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    with peak(CPU) as found:
+    with peak(CPU) as measured:
         model(inputs).square().sum().backward()
     activations = rows * (64 + 64 + 10 + 10)  # of both layers, of the ReLU, of the square
     least = 4 * activations
     most = 4 * (activations + parameters + 2 * rows * 64)
-    assert least <= found.memory_bytes <= most
+    assert least <= measured.memory_bytes <= most
 
 
 def test_it_agrees_with_the_allocator_as_torch_profiles_it() -> None:
@@ -59,44 +61,45 @@ def test_it_agrees_with_the_allocator_as_torch_profiles_it() -> None:
     images = torch.randn(20, 3, 8, 8)
     labels = torch.zeros(20, dtype=torch.long)
 
-    def passes() -> None:
+    def pass_once() -> None:
         nn.functional.cross_entropy(model(images), labels).backward()
         model.zero_grad()
 
-    passes()
+    pass_once()
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        passes()
-    now = most = 0
+        pass_once()
+    with peak(CPU) as measured:
+        pass_once()
+
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    with peak(CPU) as found:
-        passes()
-    assert found.memory_bytes == pytest.approx(most, rel=0.02)
+    events.sort(key=lambda event: event.start_ns())
+    allocated_bytes = [*accumulate(event.nbytes() for event in events)]
+    assert measured.memory_bytes == pytest.approx(max(allocated_bytes), rel=0.02)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_allocator_is_asked() -> None:
     device = torch.device("cuda")
-    with peak(device) as found:
-        held = torch.zeros(1 << 20, device=device)
-        del held
-    assert found.memory_bytes == 4 << 20
+    with peak(device) as measured:
+        tensor = torch.zeros(1 << 20, device=device)
+        del tensor
+    assert measured.memory_bytes == 4 << 20
     assert 0 < free_bytes(device) <= torch.cuda.get_device_properties(device).total_memory
 
 
-def test_bytes_have_units() -> None:
-    assert [
-        parsed_bytes(text, setting="memory") for text in ("8GB", "8 gb", "512MiB", "1.5 kB", "100")
-    ] == [
-        8_000_000_000,
-        8_000_000_000,
-        512 * 2**20,
-        1500,
-        100,
-    ]
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("8GB", 8_000_000_000),
+        ("8 gb", 8_000_000_000),
+        ("512MiB", 512 * 2**20),
+        ("1.5 kB", 1500),
+        ("100", 100),
+    ],
+)
+def test_bytes_have_units(text: str, size_bytes: int) -> None:
+    assert parsed_bytes(text, setting="memory") == size_bytes
 
 
 @pytest.mark.parametrize("text", ["", "GB", "8 Gb/s", "-1GB", "0GB", "8 apples", "1e3"])
@@ -109,10 +112,12 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
 
 
 def test_what_the_system_says_is_available(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text(
-        "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    5000 kB\n"
-    )
-    assert memory._available_bytes(tmp_path / "meminfo") == 5000 * 1024
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    5000 kB\n")
+    assert memory._available_bytes(file) == 5000 * 1024
+
+
+def test_a_system_that_says_nothing_of_its_memory(tmp_path: Path) -> None:
     assert memory._available_bytes(tmp_path / "none") is None
 
 

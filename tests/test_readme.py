@@ -28,9 +28,12 @@ def images(samples: int, seed: int) -> TensorDataset:
     kinds = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (samples,), generator=generator)
-    return TensorDataset(
-        kinds[labels] + 0.5 * torch.randn(samples, 8, 8, generator=generator), labels
-    )
+    noise = 0.5 * torch.randn(samples, 8, 8, generator=generator)
+    return TensorDataset(kinds[labels] + noise, labels)
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"(?s)```python\n(.*?)```", (ROOT / page).read_text())
 
 
 @pytest.mark.parametrize(
@@ -50,31 +53,25 @@ def test_the_example_learns_and_finds_itself_finished_when_it_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    code[0] = code[0].replace('"30 epochs"', f'"{epochs} epochs"')
+    training, *afterwards = blocks(page)
+    training = training.replace('"30 epochs"', f'"{epochs} epochs"')
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {
-        "MyNet": MyNet,
-        "my_dataset": images(1200, 1),
-        "held_out": images(200, 2),
-    }
-    defined = dict(names)
-    exec(code[0], defined)
-    shown = capsys.readouterr().out
-    accuracies = [
-        float(line.split()[1]) for line in shown.splitlines() if re.fullmatch(r"\d+ [\d.]+", line)
-    ]
+    held_out = images(200, 2)
+    given = {"MyNet": MyNet, "my_dataset": images(1200, 1), "held_out": held_out}
+
+    names: dict[str, Any] = dict(given)
+    exec(training, names)
+    accuracies = re.findall(r"(?m)^\d+ ([\d.]+)$", capsys.readouterr().out)
     assert len(accuracies) == epochs
-    assert accuracies[-1] > least
+    assert float(accuracies[-1]) > least
     assert (tmp_path / "runs" / "digits" / "metrics.jsonl").exists()
 
-    exec(code[0], dict(names))
-    assert f" is finished: all {steps:,} steps " in " ".join(capsys.readouterr().out.split())
-    names |= {name: defined[name] for name in ("sf", "loss", "run")}
-    for used in code[1:]:  # what may be done with it afterwards
-        exec(used, names)
-    if len(code) > 1:
-        metrics = sf.evaluate(
-            names["model"], sf.Split(names["held_out"], metrics=sf.metrics.accuracy)
-        )
-        assert metrics["accuracy"] > 0.9
+    exec(training, dict(given))
+    words = " ".join(capsys.readouterr().out.split())
+    assert f" is finished: all {steps:,} steps " in words
+
+    for code in afterwards:
+        exec(code, names)
+    if afterwards:
+        split = sf.Split(held_out, metrics=sf.metrics.accuracy)
+        assert sf.evaluate(names["model"], split)["accuracy"] > 0.9

@@ -4,16 +4,17 @@ or type is one in both.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
 import venv
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -178,27 +179,17 @@ def environment_with_the_package(directory: Path) -> Path:
     """
     venv.create(directory, symlinks=True)
     python = directory / "bin" / "python"
-    packages = (
-        directory
-        / "lib"
-        / f"python{sys.version_info.major}.{sys.version_info.minor}"
-        / "site-packages"
-    )
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = directory / "lib" / version / "site-packages"
     (packages / "surefoot").symlink_to(Path(sf.__file__).parent)
-    (packages / "others.pth").write_text(
-        "\n".join({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-    )
+    paths_of_others = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (packages / "others.pth").write_text("\n".join(paths_of_others))
     return python
 
 
 def errors_of_mypy(project: Path, python: Path) -> set[tuple[str, int]]:
-    options = [
-        "--strict",
-        "--python-executable",
-        str(python),
-        "--cache-dir",
-        str(project.parent / "cache"),
-    ]
+    cache = project.parent / "cache"
+    options = ["--strict", f"--python-executable={python}", f"--cache-dir={cache}"]
     process = subprocess.run(
         [sys.executable, "-m", "mypy", *options, "."],
         cwd=project,
@@ -207,10 +198,8 @@ def errors_of_mypy(project: Path, python: Path) -> set[tuple[str, int]]:
         check=False,
     )
     assert process.returncode == 1, process.stdout + process.stderr
-    return {
-        (file, int(line))
-        for file, line in re.findall(r"^(\S+?):(\d+): error", process.stdout, flags=re.MULTILINE)
-    }
+    places = re.findall(r"(?m)^(\S+?):(\d+): error", process.stdout)
+    return {(file, int(line)) for file, line in places}
 
 
 def errors_of_pyright(project: Path, python: Path) -> set[tuple[str, int]]:
@@ -218,17 +207,18 @@ def errors_of_pyright(project: Path, python: Path) -> set[tuple[str, int]]:
     process = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", str(python), "--outputjson"],
         cwd=project,
-        env=os.environ
-        | {"PYRIGHT_PYTHON_GLOBAL_NODE": "0"},  # the extra `nodejs` of pyright brings its own
+        # the extra `nodejs` of pyright brings its own
+        env=os.environ | {"PYRIGHT_PYTHON_GLOBAL_NODE": "0"},
         text=True,
         capture_output=True,
         check=False,
     )
     assert process.returncode == 1, process.stdout + process.stderr
-    problems = json.loads(process.stdout)["generalDiagnostics"]
-    return {
-        (Path(problem["file"]).name, problem["range"]["start"]["line"] + 1) for problem in problems
-    }
+    places = set()
+    for problem in json.loads(process.stdout)["generalDiagnostics"]:
+        line = problem["range"]["start"]["line"] + 1
+        places.add((Path(problem["file"]).name, line))
+    return places
 
 
 @pytest.mark.slow
@@ -239,26 +229,24 @@ def test_a_project_of_a_user_has_no_type_error_and_each_wrong_line_has_one(
     project = tmp_path / "project"
     project.mkdir()
     write_project(project)
-    wrong = {
-        ("wrong.py", number)
-        for number, line in enumerate(WRONG.splitlines(), 1)
-        if line.endswith("# wrong")
-    }
+    python = environment_with_the_package(tmp_path / "environment")
+    lines = enumerate(WRONG.splitlines(), 1)
+    wrong = {("wrong.py", number) for number, line in lines if line.endswith("# wrong")}
+
+    errors = errors_of(project, python)
+
     assert len(wrong) > 20
-    assert errors_of(project, environment_with_the_package(tmp_path / "environment")) == wrong
+    assert errors == wrong
 
 
 def test_that_project_trains(tmp_path: Path) -> None:
     write_project(tmp_path)
-    specification = importlib.util.spec_from_file_location(
-        "project_of_a_user", tmp_path / "project.py"
-    )
-    assert specification is not None
-    assert specification.loader is not None
-    project = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(project)
+    project = SimpleNamespace(**runpy.run_path(str(tmp_path / "project.py")))
+
     accuracies = project.train(project.build(tmp_path / "a"))
+    steps = project.train_with_own_updates(project.build(tmp_path / "b"))
+
     assert max(accuracies.values()) > 0.3  # by guessing 0.25
-    assert project.train_with_own_updates(project.build(tmp_path / "b")) == 16
+    assert steps == 16
     assert sf.load(tmp_path / "b").metrics == sf.load(tmp_path / "a").metrics
     assert project.look(tmp_path / "a").startswith("16 finished ")
