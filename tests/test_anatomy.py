@@ -17,41 +17,53 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]?\d+)?")
 
 
 @pytest.fixture(scope="module")
-def made() -> str:
+def page() -> str:
+    """The page that the script makes."""
     script: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks" / "anatomy.py"))
     before = sys.gettrace()
-    page: str = script["page"]()
+    text: str = script["page"]()
     assert sys.gettrace() is before
-    return page
+    return text
 
 
-def parted(page: str) -> tuple[str, list[float]]:
+def words_and_fractions(page: str) -> tuple[str, list[float]]:
     """The page without microseconds and without its fractions, and these: whole numbers and words
     must be the same.
     """
     timeless = re.sub(r"[\d,]+ µs", "some µs", page)
-    return NUMBER.sub("#", timeless), [float(found) for found in NUMBER.findall(timeless)]
+    return NUMBER.sub("#", timeless), [float(number) for number in NUMBER.findall(timeless)]
 
 
-def test_the_page_is_what_the_script_makes(made: str) -> None:
-    written, numbers = parted((ROOT / "docs" / "explained" / "anatomy.md").read_text())
-    words, found = parted(made)
-    assert words == written, "run python benchmarks/anatomy.py --write"
+def test_the_page_is_what_the_script_makes(page: str) -> None:
+    stored = (ROOT / "docs" / "explained" / "anatomy.md").read_text()
+    expected_words, expected_fractions = words_and_fractions(stored)
+
+    words, fractions = words_and_fractions(page)
+
+    again = "run python benchmarks/anatomy.py --write"
+    assert words == expected_words, again
     # equal on the machine that made the page; elsewhere forty steps of other rounding lie between
-    assert found == pytest.approx(numbers, rel=0.02), "run python benchmarks/anatomy.py --write"
+    assert fractions == pytest.approx(expected_fractions, rel=0.02), again
 
 
-def test_the_numbers_of_the_page_agree_with_each_other(made: str) -> None:
-    losses = [float(found) for found in re.findall(r"mean loss ([\d.]+)", made)]
-    (whole,) = (float(found) for found in re.findall(r"loss of the step ([\d.]+)", made))
-    assert whole == pytest.approx(sum(losses) / 2, rel=1e-4)
-    (row,) = re.findall(r"The row of this step: 20, ([\d.]+), 64, ([\d.]+), ", made)
-    assert float(row[0]) == whole
-    assert f"norm {row[1]};" in made
-    moves = re.search(
-        r"has norm ([\d.]+), and the weights have norm ([\d.]+): a ratio of ([\d.]+)\. The",
-        " ".join(made.split()),
+def test_the_loss_of_the_step_is_the_mean_of_its_micro_batches(page: str) -> None:
+    first, second = re.findall(r"mean loss ([\d.]+)", page)
+    (of_step,) = re.findall(r"loss of the step ([\d.]+)", page)
+    assert float(of_step) == pytest.approx((float(first) + float(second)) / 2, rel=1e-4)
+
+
+def test_the_row_of_the_step_has_its_loss_and_norm(page: str) -> None:
+    (loss,) = re.findall(r"loss of the step ([\d.]+)", page)
+    ((loss_of_row, norm_of_row),) = re.findall(
+        r"The row of this step: 20, ([\d.]+), 64, ([\d.]+), ", page
     )
-    assert moves is not None
-    moved, norm, share = map(float, moves.groups())
-    assert share == pytest.approx(moved / norm, rel=1e-3)
+    assert float(loss_of_row) == float(loss)
+    assert f"norm {norm_of_row};" in page
+
+
+def test_the_ratio_of_the_update_is_that_of_the_norms(page: str) -> None:
+    ((update_norm, weight_norm, ratio),) = re.findall(
+        r"has norm ([\d.]+), and the weights have norm ([\d.]+): a ratio of ([\d.]+)\. The",
+        " ".join(page.split()),
+    )
+    assert float(ratio) == pytest.approx(float(update_norm) / float(weight_norm), rel=1e-3)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import surefoot as sf
+from run_files import same_tensors
 from surefoot.checkpoint.reader import read
 from surefoot.cli.main import main
 
@@ -40,17 +41,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.set_num_threads(threads)
 
 
-def tensors(checkpoint: Path) -> dict[str, Tensor]:
-    return {
-        f"{file}: {name}": tensor
-        for file in FILES
-        for name, tensor in load_file(checkpoint / f"{file}.safetensors").items()
-    }
+def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, named by their file too."""
+    tensors = {}
+    for file in FILES:
+        for name, tensor in load_file(checkpoint / f"{file}.safetensors").items():
+            tensors[f"{file}: {name}"] = tensor
+    return tensors
 
 
-def records(file: Path, kind: str) -> list[dict[str, Any]]:
+def training_losses(file: Path) -> list[float]:
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line["kind"] == kind]
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def scores_at_step_4(run: sf.SavedRun) -> dict[str, Any]:
+    """The scores that a run recorded when it began."""
+    (record,) = [record for record in run.records("eval") if record["step"] == 4]
+    return record
 
 
 def test_the_stored_runs_do_not_name_a_behavior() -> None:
@@ -59,46 +67,55 @@ def test_the_stored_runs_do_not_name_a_behavior() -> None:
 
 
 def test_own_buffers_norms_and_averages_end_in_the_bits_of_behavior_1(here: Path) -> None:
-    build(here / "own").train()
     end = here / "own" / "checkpoints" / f"step-{STEPS['own']:08d}"
-    expected = tensors(STORED / "ends" / "own")
-    resumed = tensors(end)
-    assert resumed.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(resumed[name], expected[name])] == []
-    assert read(end).saved.identity == read(STORED / "ends" / "own").saved.identity
+    expected_end = STORED / "ends" / "own"
+
+    build(here / "own").train()
+
+    assert same_tensors(tensors_of(end), tensors_of(expected_end))
+    assert read(end).saved.identity == read(expected_end).saved.identity
 
 
-def test_own_is_verified_and_evaluated_as_it_began(here: Path) -> None:
-    saved = sf.load(build(here / "own"))
-    verdict = saved.verify(say=None)
+def test_own_is_verified_as_it_began(here: Path) -> None:
+    verdict = sf.load(build(here / "own")).verify(say=None)
     assert verdict.exit_status == 0, str(verdict)
-    (recorded,) = [each for each in saved.records("eval") if each["step"] == 4]
-    assert saved.evaluate(checkpoint=4)["val/loss"] == recorded["val/loss"]
+
+
+def test_own_is_evaluated_as_it_began(here: Path) -> None:
+    run = sf.load(build(here / "own"))
+    assert run.evaluate(checkpoint=4)["val/loss"] == scores_at_step_4(run)["val/loss"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_ends_with_the_weights_and_losses_of_behavior_1(recipe: str, here: Path) -> None:
     steps = STEPS[recipe]
+    expected_tensors = tensors_of(STORED / "ends" / recipe)
+    expected_losses = training_losses(STORED / "ends" / f"{recipe}.jsonl")
+
     main(["resume", recipe, "--stop-after", f"{steps} steps"])
-    expected = tensors(STORED / "ends" / recipe)
-    resumed = tensors(here / recipe / "checkpoints" / f"step-{steps:08d}")
-    assert resumed.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(resumed[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
-    losses, expected_losses = (
-        [each["loss"] for each in records(file, "train")]
-        for file in (here / recipe / "metrics.jsonl", STORED / "ends" / f"{recipe}.jsonl")
-    )
+
+    tensors = tensors_of(here / recipe / "checkpoints" / f"step-{steps:08d}")
+    assert tensors.keys() == expected_tensors.keys()
+    for name, expected in expected_tensors.items():
+        torch.testing.assert_close(tensors[name], expected, rtol=1e-3, atol=1e-5, msg=name)
+    losses = training_losses(here / recipe / "metrics.jsonl")
     assert losses == pytest.approx(expected_losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_evaluated_and_verified_as_it_began(recipe: str, here: Path) -> None:
-    saved = sf.load(here / recipe)
-    (recorded,) = [each for each in saved.records("eval") if each["step"] == 4]
-    scores = saved.evaluate(checkpoint=4)
-    for name, value in scores.items():
-        if isinstance(recorded.get(name), float):
-            assert value == pytest.approx(recorded[name], rel=1e-4, abs=1e-6), name
-    verdict = saved.verify(say=None)
+def test_a_recipe_is_evaluated_as_it_began(recipe: str, here: Path) -> None:
+    run = sf.load(here / recipe)
+    recorded = scores_at_step_4(run)
+
+    scores = run.evaluate(checkpoint=4)
+
+    common = [name for name in scores if isinstance(recorded.get(name), float)]
+    assert "val/loss" in common
+    for name in common:
+        assert scores[name] == pytest.approx(recorded[name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_verified_as_it_began(recipe: str, here: Path) -> None:
+    verdict = sf.load(here / recipe).verify(say=None)
     assert verdict.exit_status == 0, str(verdict)

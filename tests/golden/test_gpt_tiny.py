@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from run_files import records_of
 from surefoot.config.tree import layered
 from surefoot.recipes import gpt
-from surefoot.tracking.jsonl import records
 
 GOLDEN = {
     "modern": [3.911508, 1.999079, 1.984223],
@@ -25,12 +25,15 @@ GOLDEN = {
 
 def text() -> str:
     """Squares in words: 60 kB without a file or a random number."""
-    digits = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-    lines = [
-        f"{' '.join(digits[int(d)] for d in str(n))} squared is {' '.join(digits[int(d)] for d in str(n * n))}."
-        for n in range(1200)
-    ]
+    lines = [f"{spelled(n)} squared is {spelled(n * n)}." for n in range(1200)]
     return "\n".join(lines) + "\n"
+
+
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def spelled(number: int) -> str:
+    return " ".join(DIGITS[int(digit)] for digit in str(number))
 
 
 @pytest.mark.fast("modern")
@@ -48,11 +51,9 @@ def test_the_first_losses_are_what_they_were(family: str, tmp_path: Path) -> Non
         "cloze_questions": 0,
         "evaluate_every": "100 steps",
     }
-    config = layered(gpt.Config, [("preset", gpt.PRESETS["tiny"]), ("test", changes)])[0]
+    config, _ = layered(gpt.Config, [("preset", gpt.PRESETS["tiny"]), ("test", changes)])
+
     gpt.build(config).train()
-    losses = [
-        line["loss"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "train"
-    ]
+
+    losses = [record["loss"] for record in records_of(tmp_path / "run", "train")]
     assert losses == pytest.approx(GOLDEN[family], abs=2e-3)

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from run_files import records_of
 from surefoot.config.tree import layered
 from surefoot.recipes import images
-from surefoot.tracking.jsonl import records
 
 GOLDEN = {
     "as it is": [2.298106, 2.228213, 2.188019],
     "with everything": [2.304089, 2.298087, 2.296576],
 }
-CHANGES = {
+CHANGES: dict[str, dict[str, object]] = {
     "as it is": {},
     "with everything": {
         "augmentation.flip": True,
@@ -36,20 +36,17 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", GOLDEN)
 def test_the_first_losses_are_what_they_were(kind: str, tmp_path: Path) -> None:
-    asked = {
+    changes = {
         "run_dir": str(tmp_path / "run"),
+        "length": "12 steps",
         "log_every": "4 steps",
         "evaluate_every": "100 steps",
         "precision": "fp32",
+        **CHANGES[kind],
     }
-    layers = [
-        ("preset", images.PRESETS["tiny"]),
-        ("test", asked | {"length": "12 steps"} | CHANGES[kind]),
-    ]
-    images.build(layered(images.Config, layers)[0]).train()
-    losses = [
-        line["loss"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "train"
-    ]
+    config, _ = layered(images.Config, [("preset", images.PRESETS["tiny"]), ("test", changes)])
+
+    images.build(config).train()
+
+    losses = [record["loss"] for record in records_of(tmp_path / "run", "train")]
     assert losses == pytest.approx(GOLDEN[kind], abs=2e-3)

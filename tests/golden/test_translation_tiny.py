@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from run_files import records_of
 from surefoot.config.tree import layered
 from surefoot.recipes import translation
-from surefoot.tracking.jsonl import records
 
 GOLDEN = {
     "pre": [5.138162, 3.772656, 3.311690],
@@ -27,14 +27,16 @@ DIGITS = {
 }
 
 
+def spelled(number: int, digits: list[str]) -> str:
+    return " ".join(digits[int(digit)] for digit in str(number))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", GOLDEN)
 def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
-    for language, names in DIGITS.items():
-        lines = [
-            " ".join(names[int(digit)] for digit in str(number * number)) for number in range(1200)
-        ]
-        (tmp_path / f"numbers.{language}").write_text("".join(f"{line}.\n" for line in lines))
+    for language, digits in DIGITS.items():
+        lines = [f"{spelled(number * number, digits)}.\n" for number in range(1200)]
+        (tmp_path / f"numbers.{language}").write_text("".join(lines))
     changes = {
         "data.path": str(tmp_path / "numbers"),
         "data.vocab_size": 300,
@@ -47,13 +49,10 @@ def test_the_first_losses_are_what_they_were(norm: str, tmp_path: Path) -> None:
         "precision": "fp32",
         "beam_size": 1,
     }
-    config = layered(
-        translation.Config, [("preset", translation.PRESETS["tiny"]), ("test", changes)]
-    )[0]
+    layers = [("preset", translation.PRESETS["tiny"]), ("test", changes)]
+    config, _ = layered(translation.Config, layers)
+
     translation.build(config).train()
-    losses = [
-        line["loss"]
-        for line in records(tmp_path / "run" / "metrics.jsonl")
-        if line["kind"] == "train"
-    ]
+
+    losses = [record["loss"] for record in records_of(tmp_path / "run", "train")]
     assert losses == pytest.approx(GOLDEN[norm], abs=2e-3)
