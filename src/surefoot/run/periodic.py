@@ -4,7 +4,7 @@ synchronize the device.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from surefoot.run.rank_checks import RankChecks
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PeriodicWork:
     """The work between the steps of one session: when each kind of work is due, and in which order.
     `alone` means that no user code runs there.
@@ -39,52 +40,33 @@ class PeriodicWork:
     trained. refuse_divergence: raises `DivergedError` after too many consecutive skipped steps.
     """
 
-    def __init__(
-        self,
-        run_state: RunState,
-        times: Timetable,
-        world: World,
-        *,
-        stop_requests: StopRequests,
-        journal: Journal,
-        evaluations: Evaluations,
-        samples: Samples,
-        saves: Saves | None,
-        progress: Progress,
-        records: TrainingRecords,
-        training_check: TrainingCheck,
-        body_rates: BodyRates,
-        trainable_changes: TrainableChanges,
-        rank_checks: "RankChecks | None",
-        layers_changed: Callable[[], None],
-        refuse_divergence: Callable[[], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self.run_state = run_state
-        self.meter = run_state.meter
-        self.clock = run_state.clock
-        self.state = run_state.state
-        self.times = times
-        self.world = world
-        self.stop_requests = stop_requests
-        self.journal = journal
-        self.evaluations = evaluations
-        self.samples = samples
-        self.saves = saves
-        self.progress = progress
-        self.records = records
-        self.training_check = training_check
-        self.body_rates = body_rates
-        self.trainable_changes = trainable_changes
-        self.rank_checks = rank_checks
-        self.layers_changed = layers_changed
-        self.refuse_divergence = refuse_divergence
-        self.say = say
-        self.alone = False
-        self.first_step = self.state.step  # of this session
-        self.logged_step = 0  # of the last record
-        self.evaluated_step = 0  # of the last due evaluation or sample
-        self.sample: Record | None = None  # of the newest step, whose row is not shown yet
+    run_state: RunState
+    times: Timetable
+    world: World
+    stop_requests: StopRequests
+    journal: Journal
+    evaluations: Evaluations
+    samples: Samples
+    saves: Saves | None
+    progress: Progress
+    records: TrainingRecords
+    training_check: TrainingCheck
+    body_rates: BodyRates
+    trainable_changes: TrainableChanges
+    rank_checks: "RankChecks | None"
+    layers_changed: Callable[[], None]
+    refuse_divergence: Callable[[], None]
+    say: Callable[[str], None]
+    first_step: int  # of this session
+    alone: bool = False
+    logged_step: int = 0  # of the last record
+    evaluated_step: int = 0  # of the last due evaluation or sample
+    sample: Record | None = None  # of the newest step, whose row is not shown yet
+
+    def __post_init__(self) -> None:
+        self.meter = self.run_state.meter
+        self.clock = self.run_state.clock
+        self.state = self.run_state.state
 
     # --- called by the training loop --------------------------------------------------------------
 
@@ -341,9 +323,9 @@ def build_periodic(
             say=parts.say,
         )
     return PeriodicWork(
-        run_state,
-        times,
-        world,
+        run_state=run_state,
+        times=times,
+        world=world,
         stop_requests=stop_requests,
         journal=journal,
         evaluations=evaluations,
@@ -360,6 +342,7 @@ def build_periodic(
         layers_changed=layers_changed,
         refuse_divergence=partial(_refuse_divergence, parts, saves),
         say=parts.say,
+        first_step=state.step,
     )
 
 

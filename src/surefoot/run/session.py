@@ -151,8 +151,8 @@ class Session:
             for trained in self.state.optimizers.values():
                 trained.rates.hold()
         self.watches = StepWatches(
-            self.run_state,
-            self.journal,
+            run_state=self.run_state,
+            journal=self.journal,
             layer_stats_every=self.parts.plan.times.every["layer_stats_every"],
             make_layers=partial(layers_of, self.parts),
             state_check=opened.state_check,

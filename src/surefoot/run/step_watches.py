@@ -1,6 +1,7 @@
 """What a session watches inside a step: statistics of layers, and the checks of its first steps."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surefoot.config.behavior import BUFFERS_IN_ORDER
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from surefoot.train.state_check import StateCheck
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class StepWatches:
     """The watches of the steps of one session, and what follows from them.
 
@@ -26,28 +28,16 @@ class StepWatches:
     the ranks of this world tell each other the calls of a step that the user's loop makes.
     """
 
-    def __init__(
-        self,
-        run_state: RunState,
-        journal: Journal,
-        *,
-        layer_stats_every: Every,
-        make_layers: "Callable[[], Layers]",
-        state_check: "StateCheck | None",
-        checks_weights: bool,
-        announces: "World | None",
-    ) -> None:
-        self.models = run_state.state.models
-        self.meter = run_state.meter
-        self.journal = journal
-        self.layer_stats_every = layer_stats_every
-        self.make_layers = make_layers
-        self.state_check = state_check
-        self.checks_weights = checks_weights
-        self.announces = announces
-        self.user_updates = False  # the user's loop calls `forward_backward` and `update`
-        self.watched: LayerWatch | None = None  # of a step whose layers are recorded
-        self._layers: Layers | None = None
+    run_state: RunState
+    journal: Journal
+    layer_stats_every: Every
+    make_layers: "Callable[[], Layers]"
+    state_check: "StateCheck | None"
+    checks_weights: bool
+    announces: "World | None"
+    user_updates: bool = False  # the user's loop calls `forward_backward` and `update`
+    watched: "LayerWatch | None" = None  # of a step whose layers are recorded
+    _layers: "Layers | None" = None
 
     def watch(self, index: int) -> Watch:
         """Return the watch of a step: layer statistics if due, and the checks of weights and state
@@ -59,7 +49,7 @@ class StepWatches:
             self.watched = self.layers.watch(index)
             watch = self.watched
         if index == 0 and self._compares_weights():
-            watch = WeightCheck(self.models, watch)
+            watch = WeightCheck(self.run_state.state.models, watch)
         if self.state_check is not None and index < self.state_check.steps:
             self.state_check.inner = watch
             watch = self.state_check
@@ -73,7 +63,7 @@ class StepWatches:
         """
         if self.state_check is not None and step.index < self.state_check.steps:
             self.state_check.check_step(step)
-        self.meter.add(step)
+        self.run_state.meter.add(step)
         if self.watched is not None:
             record = self.layers.read(self.watched, count=step.target_count)
             if record is not None:
