@@ -223,7 +223,8 @@ def test_a_rank_killed_while_it_writes_leaves_the_older_checkpoint_and_the_next_
 
     def save(rank: int) -> None:
         world = joined("cpu")
-        store = Store(tmp_path / "c", disk=Killing()) if rank == 1 else Store(tmp_path / "c")
+        disk: Any = Killing() if rank == 1 else Disk()
+        store = Store(tmp_path / "c", disk=disk)
         writer = Writer(store, rank=rank, mail=world.mailbox("checkpoint"))
         writer.submit(of_rank(whole(2), rank, 2))
         if rank == 0:

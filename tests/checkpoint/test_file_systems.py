@@ -28,11 +28,11 @@ from waiting import wait_until
 MEGABYTES = 300  # of a checkpoint: weights, and two moments of AdamW
 
 
-def newest(run_dir: Path) -> dict[str, bytes]:
+def newest_files(run_dir: Path) -> tuple[str, dict[str, bytes]]:
+    """The name of the newest checkpoint, and its files of tensors."""
     directory = max((run_dir / "checkpoints").glob("step-*"))
-    return {file.name: file.read_bytes() for file in directory.glob("*.safetensors")} | {
-        "step": directory.name.encode()
-    }
+    files = {file.name: file.read_bytes() for file in directory.glob("*.safetensors")}
+    return directory.name, files
 
 
 # --- read-only for a while ------------------------------------------------------------------------
@@ -43,10 +43,9 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own in memory, which can be mounted anew."""
     place = tmp_path / "mounted"
     place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "tmpfs", str(place)], capture_output=True, check=False
-    )
-    if done.returncode:
+    command = ["mount", "-t", "tmpfs", "tmpfs", str(place)]
+    mount = subprocess.run(command, capture_output=True, check=False)
+    if mount.returncode != 0:
         pytest.skip("this user may mount nothing")
     try:
         yield place
@@ -74,10 +73,11 @@ def test_a_file_system_that_is_read_only_for_a_while_loses_nothing(
     with small_runs.build(mounted / "run", console=True, disk=disk) as run:
         for step in run:
             disk.read_only = 9 <= step.index < 17
-    printed = capsys.readouterr().out
-    assert "NOT SAVED" in printed
-    assert "Read-only file system" in printed
-    assert newest(mounted / "run") == newest(tmp_path / "whole")
+
+    console = capsys.readouterr().out
+    assert "NOT SAVED" in console
+    assert "Read-only file system" in console
+    assert newest_files(mounted / "run") == newest_files(tmp_path / "whole")
 
 
 class ReadOnlyForAWhile:
@@ -106,6 +106,7 @@ def test_a_run_on_a_file_system_that_is_mounted_read_only_is_refused_in_one_sent
             small_runs.build(mounted / "run").train()
     finally:
         mount_again(mounted, "rw")
+
     run = small_runs.build(mounted / "run")
     run.train()
     assert run.state.step == 26
@@ -121,10 +122,14 @@ def test_a_file_system_without_locks_is_said_and_trained_on(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.lockf", no_locks)
-    run = small_runs.build(tmp_path / "run", console=True)
+    run_dir = tmp_path / "run"
+    run = small_runs.build(run_dir, console=True)
+
     run.train()
+
     assert run.state.step == 26
-    assert len(lines_naming(capsys.readouterr().out, "note: ", f" {tmp_path / 'run'} ")) == 1
+    notes = lines_naming(capsys.readouterr().out, "note: ", f" {run_dir} ")
+    assert len(notes) == 1
 
 
 class Stale:
@@ -157,8 +162,9 @@ def test_saves_that_fail_on_a_server_are_said_and_made_again(
             if step.index == 22:
                 run.parts.checkpointing.writer.wait()
                 run.parts.checkpointing.store.disk = Disk()
+
     assert "Stale file handle" in capsys.readouterr().out
-    assert newest(tmp_path / "run") == newest(tmp_path / "whole")
+    assert newest_files(tmp_path / "run") == newest_files(tmp_path / "whole")
 
 
 # --- kills in a save of 300 MB --------------------------------------------------------------------
@@ -207,6 +213,7 @@ def test_kills_in_a_save_of_300_megabytes_resume_to_the_same_bits(tmp_path: Path
         process.start()
         killed_in_save(process, run_dir / "checkpoints", after_s=0.05 * kill)
     train_large(run_dir)
-    assert newest(run_dir) == newest(tmp_path / "whole")
+
+    assert newest_files(run_dir) == newest_files(tmp_path / "whole")
     assert not [*(run_dir / "checkpoints").glob(".*")]
     assert Store(run_dir / "checkpoints").newest_intact() is not None

@@ -26,12 +26,6 @@ INPUTS = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) -> sf.Run:
-    settings: dict[str, Any] = {
-        "length": "4 steps",
-        "save_every": "1000 steps",
-        "console": False,
-        "report": False,
-    }
     return sf.Run(
         model=model,
         loss=lambda model, batch: F.mse_loss(model(batch[0]).float(), batch[1]),
@@ -39,8 +33,12 @@ def build(run_dir: Path | None, model: Callable[[], nn.Module], **changes: Any) 
         batch_size=4,
         optimizer=sf.optim.adamw(lr=1e-2),
         precision="fp32",
+        length="4 steps",
+        save_every="1000 steps",
         run_dir=run_dir,
-        **(settings | changes),
+        console=False,
+        report=False,
+        **changes,
     )
 
 
@@ -51,7 +49,7 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def goes_on(model: Callable[[], nn.Module], run_dir: Path) -> None:
+def assert_goes_on(model: Callable[[], nn.Module], run_dir: Path) -> None:
     """Stopped and resumed it ends as it does when left alone, and its weights can be used, in other
     models as built anew.
     """
@@ -60,10 +58,11 @@ def goes_on(model: Callable[[], nn.Module], run_dir: Path) -> None:
     build(run_dir, model, stop_after="2 steps", ema=None).train()
     resumed = build(run_dir, model)
     resumed.train()
+    loaded = sf.load(run_dir).load_model(model)
+
     expected = whole.state.models["model"].eval()(INPUTS)
     assert equal_bits(resumed.state.models["model"].eval()(INPUTS), expected)
-    used = sf.load(run_dir).load_model(model)
-    assert equal_bits(used(INPUTS), expected)
+    assert equal_bits(loaded(INPUTS), expected)
 
 
 def test_layers_of_4_bits(tmp_path: Path) -> None:
@@ -76,11 +75,10 @@ def test_layers_of_4_bits(tmp_path: Path) -> None:
         base = seeded(
             lambda: bnb.nn.Linear4bit(WIDTH, WIDTH, compute_dtype=torch.float32, quant_type="nf4")
         )
-        return nn.Sequential(
-            base.requires_grad_(False).to("cpu"), nn.Tanh(), nn.Linear(WIDTH, WIDTH)
-        )
+        base.requires_grad_(False).to("cpu")
+        return nn.Sequential(base, nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
-    goes_on(model, tmp_path / "run")
+    assert_goes_on(model, tmp_path / "run")
 
 
 def test_layers_of_8_bits(tmp_path: Path) -> None:
@@ -90,7 +88,7 @@ def test_layers_of_8_bits(tmp_path: Path) -> None:
         base = bnb.nn.Linear8bitLt(WIDTH, WIDTH, has_fp16_weights=False).requires_grad_(False)
         return nn.Sequential(base.to("cpu"), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
-    goes_on(model, tmp_path / "run")
+    assert_goes_on(model, tmp_path / "run")
 
 
 @pytest.mark.parametrize("config", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig"])
@@ -104,7 +102,7 @@ def test_weights_of_torchao(config: str, tmp_path: Path) -> None:
         quantization.quantize_(base, vars(quantization)[config]())
         return nn.Sequential(base, nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
-    goes_on(model, tmp_path / "run")
+    assert_goes_on(model, tmp_path / "run")
 
 
 def test_layers_with_a_low_rank_adapter(tmp_path: Path) -> None:
@@ -112,11 +110,10 @@ def test_layers_with_a_low_rank_adapter(tmp_path: Path) -> None:
 
     def model() -> nn.Module:
         base = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+        config = peft.LoraConfig(r=4, target_modules=["0"], modules_to_save=["2"])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            adapted: nn.Module = peft.get_peft_model(
-                base, peft.LoraConfig(r=4, target_modules=["0"], modules_to_save=["2"])
-            )
+            adapted: nn.Module = peft.get_peft_model(base, config)
         return adapted
 
-    goes_on(model, tmp_path / "run")
+    assert_goes_on(model, tmp_path / "run")

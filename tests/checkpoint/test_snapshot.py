@@ -226,6 +226,19 @@ def test_a_new_attribute_and_a_replaced_tensor_are_undone() -> None:
     assert not everything.net.head._forward_hooks
 
 
+def test_a_weight_that_was_given_other_memory_has_its_own_again() -> None:
+    everything = Everything()
+    weight = everything.net.head.weight
+    address = weight.data_ptr()
+    before = everything.snapshot(keep=True)
+    weight.data = torch.ones(1, 2)
+
+    before.restore()
+
+    assert weight.data_ptr() == address
+    assert changed_names(before, everything.snapshot()) == []
+
+
 def test_state_that_an_optimizer_made_is_taken_back() -> None:
     net = nn.Linear(1, 1)
     optimizer = torch.optim.Adam(net.parameters())

@@ -19,9 +19,9 @@ from surefoot.losses.mixing import MixedBatch, mixup, mixup_cross_entropy
 
 def batch(size: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
     """Image n is all n."""
-    return torch.arange(float(size)).view(-1, 1, 1, 1).expand(-1, 2, 10, 12).clone(), torch.arange(
-        size
-    )
+    labels = torch.arange(size)
+    images = labels.float().view(-1, 1, 1, 1).expand(-1, 2, 10, 12).clone()
+    return images, labels
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,12 @@ def test_an_image_holds_of_both_samples_what_the_share_says(settings: dict[str, 
     for seed in range(40):
         random.seed(seed)
         images, labels = batch()
+
         mixture = mixup(images, labels, **settings)
-        held = mixture.share * mixture.labels + (1 - mixture.share) * mixture.others
-        assert_close(mixture.images.mean(dim=(1, 2, 3)), held.float(), rtol=1e-5, atol=1e-5)
+
+        means = mixture.images.mean(dim=(1, 2, 3))
+        expected = mixture.share * mixture.labels + (1 - mixture.share) * mixture.others
+        assert_close(means, expected.float(), rtol=1e-5, atol=1e-5)
         assert torch.equal(labels, mixture.labels)
         assert sorted(mixture.others.tolist()) == labels.tolist()
         assert mixture.share == 1 or (mixture.others != labels).all()
@@ -44,26 +47,36 @@ def test_an_image_holds_of_both_samples_what_the_share_says(settings: dict[str, 
     assert min(shares) >= 0
 
 
-def test_cutmix_puts_in_a_rectangle_and_mixup_does_not() -> None:
+def test_cutmix_puts_in_a_rectangle() -> None:
     random.seed(3)
     images, labels = batch()
-    cut = mixup(images, labels, cutmix=1.0)
-    changed = (cut.images != images)[0, 0]
+
+    mixture = mixup(images, labels, cutmix=1.0)
+
+    changed = (mixture.images != images)[0, 0]
     rows = changed.any(dim=1).nonzero().flatten()
     columns = changed.any(dim=0).nonzero().flatten()
     assert changed[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
-    assert int(changed.sum()) == len(rows) * len(columns) == round((1 - cut.share) * 120)
-    whole = mixup(images, labels, mixup=1.0)
-    assert (whole.images != images)[1].all()
+    assert int(changed.sum()) == len(rows) * len(columns) == round((1 - mixture.share) * 120)
+
+
+def test_mixup_changes_all_of_an_image() -> None:
+    random.seed(3)
+    images, labels = batch()
+
+    mixture = mixup(images, labels, mixup=1.0)
+
+    assert (mixture.images != images)[1].all()
 
 
 def test_with_both_each_has_its_turn_half_of_the_time() -> None:
     random.seed(0)
     images, labels = batch()
-    cuts = sum(
-        len(mixup(images, labels, mixup=1.0, cutmix=1.0).images[0].unique()) == 2
-        for _ in range(400)
-    )
+    cuts = 0
+    for _ in range(400):
+        mixture = mixup(images, labels, mixup=1.0, cutmix=1.0)
+        cuts += len(mixture.images[0].unique()) == 2
+
     assert 150 < cuts < 250
 
 
@@ -75,10 +88,12 @@ def test_the_loss_is_that_against_the_mixed_distribution(smoothing: float) -> No
     others = torch.arange(1, 6) % 4
     mixture = MixedBatch(torch.zeros(5, 1, 1, 1), labels, others, 0.3)
     targets = 0.3 * F.one_hot(labels, 4) + 0.7 * F.one_hot(others, 4)
+
+    mean = mixup_cross_entropy(logits, mixture, label_smoothing=smoothing)
+
     expected = F.cross_entropy(logits, targets, label_smoothing=smoothing)
-    found = mixup_cross_entropy(logits, mixture, label_smoothing=smoothing)
-    assert_close(torch.as_tensor(found.value), expected)
-    assert int(found.count) == 5
+    assert_close(torch.as_tensor(mean.value), expected)
+    assert int(mean.count) == 5
 
 
 @pytest.mark.parametrize(("size", "settings"), [(1, {"mixup": 1.0}), (6, {})])
@@ -86,7 +101,9 @@ def test_one_sample_alone_and_no_mixing_leave_images_as_they_are(
     size: int, settings: dict[str, float]
 ) -> None:
     images, labels = batch(size)
+
     mixture = mixup(images, labels, **settings)
+
     assert torch.equal(mixture.images, images)
     assert mixture.share == 1.0
 
@@ -94,12 +111,12 @@ def test_one_sample_alone_and_no_mixing_leave_images_as_they_are(
 def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
     """Steps made with other logging draw the same, and each micro-batch by itself."""
 
-    def shares(log_every: str) -> list[float]:
-        found: list[float] = []
+    def draw_shares(log_every: str) -> list[float]:
+        shares: list[float] = []
 
-        def loss(model: Any, given: Any) -> Any:
-            mixture = sf.losses.mixup(*given, mixup=0.5, cutmix=0.5)
-            found.append(mixture.share)
+        def loss(model: Any, batch: Any) -> Any:
+            mixture = sf.losses.mixup(*batch, mixup=0.5, cutmix=0.5)
+            shares.append(mixture.share)
             return sf.losses.mixup_cross_entropy(model(mixture.images), mixture)
 
         sf.Run(
@@ -115,16 +132,17 @@ def test_what_is_drawn_is_a_function_of_seed_step_and_micro_batch() -> None:
             device="cpu",
             console=False,
         ).train()
-        return found
+        return shares
 
-    first = shares("1 steps")
-    assert len(set(first)) == 9
-    assert shares("3 steps") == first
+    shares = draw_shares("1 steps")
+
+    assert len(set(shares)) == 9
+    assert draw_shares("3 steps") == shares
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"mixup": -0.1}, {"cutmix": float("inf")}, {"mixup": float("nan")}]
+    ("setting", "value"), [("mixup", -0.1), ("cutmix", float("inf")), ("mixup", float("nan"))]
 )
-def test_what_is_no_parameter_is_refused(wrong: dict[str, float]) -> None:
-    with refused("setting-out-of-range", setting=next(iter(wrong))):
-        mixup(*batch(), **wrong)
+def test_what_is_no_parameter_is_refused(setting: str, value: float) -> None:
+    with refused("setting-out-of-range", setting=setting):
+        mixup(*batch(), **{setting: value})

@@ -5,6 +5,7 @@ once. (5 s)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,9 +23,8 @@ CLASSES = 5
 OF_CLASSES: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
 
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::UserWarning:torchmetrics"
-)  # of lists that grow, and of few samples
+# of lists that grow, and of few samples
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torchmetrics")
 
 
 def both(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,32 +39,40 @@ def sentences(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return outputs[:, None], labels[:, None]
 
 
-# an object for each kind of state: sums, sums by class, lists of everything, running moments; and
-# what it takes
-KINDS: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Tensor], Any]]] = {
-    "accuracy": (lambda: torchmetrics.Accuracy(**OF_CLASSES), both),
-    "f1": (lambda: torchmetrics.F1Score(**OF_CLASSES, average="macro"), both),
-    "auroc": (lambda: torchmetrics.AUROC(**OF_CLASSES), both),
-    "binned auroc": (lambda: torchmetrics.AUROC(**OF_CLASSES, thresholds=20), both),
-    "confusion": (lambda: torchmetrics.ConfusionMatrix(**OF_CLASSES), both),
-    "collection": (
-        lambda: torchmetrics.MetricCollection(
-            [torchmetrics.Recall(**OF_CLASSES), torchmetrics.AUROC(**OF_CLASSES)]
-        ),
-        both,
-    ),
-    "mean": (torchmetrics.MeanMetric, numbers),
-    "r2": (torchmetrics.R2Score, numbers),
-    "pearson": (torchmetrics.PearsonCorrCoef, numbers),
-    "spearman": (torchmetrics.SpearmanCorrCoef, numbers),
-    "perplexity": (Perplexity, sentences),
+def recall_and_auroc() -> Any:
+    metrics = [torchmetrics.Recall(**OF_CLASSES), torchmetrics.AUROC(**OF_CLASSES)]
+    return torchmetrics.MetricCollection(metrics)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An object of torchmetrics, and what it takes of outputs and labels."""
+
+    build: Callable[[], Any]
+    arguments: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+# an object for each kind of state: sums, sums by class, lists of everything, running moments
+KINDS = {
+    "accuracy": Kind(lambda: torchmetrics.Accuracy(**OF_CLASSES), both),
+    "f1": Kind(lambda: torchmetrics.F1Score(**OF_CLASSES, average="macro"), both),
+    "auroc": Kind(lambda: torchmetrics.AUROC(**OF_CLASSES), both),
+    "binned auroc": Kind(lambda: torchmetrics.AUROC(**OF_CLASSES, thresholds=20), both),
+    "confusion": Kind(lambda: torchmetrics.ConfusionMatrix(**OF_CLASSES), both),
+    "collection": Kind(recall_and_auroc, both),
+    "mean": Kind(torchmetrics.MeanMetric, numbers),
+    "r2": Kind(torchmetrics.R2Score, numbers),
+    "pearson": Kind(torchmetrics.PearsonCorrCoef, numbers),
+    "spearman": Kind(torchmetrics.SpearmanCorrCoef, numbers),
+    "perplexity": Kind(Perplexity, sentences),
 }
 
 
 def data(samples: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(4)
     inputs = torch.randn(samples, 4, generator=generator)
-    return inputs, torch.randint(CLASSES, (samples,), generator=generator)
+    labels = torch.randint(CLASSES, (samples,), generator=generator)
+    return inputs, labels
 
 
 def model() -> nn.Module:
@@ -76,13 +84,14 @@ def loss(model: Any, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def measured(samples: int) -> dict[str, Any]:
-    def split(name: str) -> sf.Split:
-        build, taken = KINDS[name]
+def scores_in_run(samples: int) -> dict[str, Any]:
+    """The scores of a run with a split for each kind."""
+
+    def split(kind: Kind) -> sf.Split:
         return sf.Split(
             data(samples),
-            metrics={"own": build()},
-            predict=lambda model, batch: taken(model(batch[0]), batch[1]),
+            metrics={"own": kind.build()},
+            predict=lambda model, batch: kind.arguments(model(batch[0]), batch[1]),
             batch_size=5,
             loss=False,
         )
@@ -91,7 +100,7 @@ def measured(samples: int) -> dict[str, Any]:
         model=model,
         loss=loss,
         train_data=data(16),
-        splits={name: split(name) for name in KINDS},
+        splits={name: split(kind) for name, kind in KINDS.items()},
         batch_size=8,
         length="1 steps",
         optimizer=sf.optim.sgd(lr=0.1),
@@ -107,14 +116,18 @@ def test_a_score_is_that_of_the_object_that_sees_the_whole_split(
 ) -> None:
     inputs, labels = data(samples)
     expected: dict[str, Any] = {}
-    for name, (build, taken) in KINDS.items():
-        metric = build()
+    for name, kind in KINDS.items():
+        metric = kind.build()
         with torch.no_grad():
-            metric.update(*taken(model()(inputs), labels))
-            own = by_name(metric.compute(), "own", prefixed=True)
-        expected |= {f"{name}/{key}": value for key, value in as_recorded(own).items()}
+            metric.update(*kind.arguments(model()(inputs), labels))
+            values = as_recorded(by_name(metric.compute(), "own", prefixed=True))
+        for key, value in values.items():
+            expected[f"{name}/{key}"] = value
 
-    for scores in (measured(samples), *ranks(2, measured, samples=samples)):
+    alone = scores_in_run(samples)
+    first, second = ranks(2, scores_in_run, samples=samples)
+
+    for scores in (alone, first, second):
         assert scores.keys() == expected.keys()
         for name, value in scores.items():
             torch.testing.assert_close(

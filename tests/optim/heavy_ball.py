@@ -25,7 +25,9 @@ class HeavyBall(Optimizer):
     def step(self, closure: Any = None) -> None:
         found_inf = vars(self).get("found_inf")
         for group in self.param_groups:
-            for parameter in [each for each in group["params"] if each.grad is not None]:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 state = self.state[parameter]
                 ball = state.setdefault("ball", torch.zeros_like(parameter, requires_grad=False))
                 replace(ball, ball * group["friction"] + parameter.grad, found_inf=found_inf)

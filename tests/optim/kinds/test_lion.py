@@ -30,9 +30,8 @@ def test_lion_is_the_published_algorithm(betas, decay):
         optimizer.step()
 
     np.testing.assert_allclose(parameter.detach().numpy(), weight, rtol=1e-12)
-    np.testing.assert_allclose(
-        optimizer.state[parameter]["momentum_buffer"].numpy(), momentum, rtol=1e-12
-    )
+    buffer = optimizer.state[parameter]["momentum_buffer"]
+    np.testing.assert_allclose(buffer.numpy(), momentum, rtol=1e-12)
 
 
 def test_every_number_moves_by_the_rate_or_not_at_all():
@@ -40,11 +39,10 @@ def test_every_number_moves_by_the_rate_or_not_at_all():
     optimizer = Lion([parameter], lr=0.25)
     for step in range(5):
         before = parameter.detach().clone()
-        parameter.grad = (
-            torch.randn(50, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-            * 10**step
-        )
-        parameter.grad[0] = 0.0
+        generator = torch.Generator().manual_seed(step)
+        gradient = torch.randn(50, dtype=torch.float64, generator=generator)
+        gradient[0] = 0.0
+        parameter.grad = gradient * 10**step
         optimizer.step()
 
         assert (parameter.detach() - before).abs().unique().tolist() == [0.0, 0.25]
