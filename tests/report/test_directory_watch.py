@@ -4,20 +4,17 @@ seconds.
 
 from __future__ import annotations
 
-import http.client
 import re
 import shlex
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from socketserver import ThreadingTCPServer
 from typing import Any
 
 import pytest
 
 from command_line import error_of
 from pages import Elements
+from served_pages import Client, serving
 from surefoot.tools.report import directory_watch
 from surefoot.tools.report.directory_watch import DirectoryWatch
 from surefoot.tools.report.live_server import create_directory_server
@@ -25,7 +22,6 @@ from surefoot.tools.report.watched_run import WatchedRun
 from surefoot.tracking import jsonl
 from surefoot.tracking.jsonl import line
 from surefoot.tracking.run_directory import RunDirectory
-from waiting import HANG_S
 from written_runs import HOSTILE, falling, train, written
 
 TOKEN = "a-token"
@@ -258,55 +254,21 @@ def test_a_run_that_cannot_be_read_is_named_with_its_file(runs: Path) -> None:
     assert "metrics.jsonl " in page
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a server answers to a request."""
-
-    status: int
-    headers: dict[str, str]
-    text: str
-
-
-@dataclass(frozen=True)
-class Client:
-    """Sends requests to the server of a directory's page."""
-
-    server: ThreadingTCPServer
-    watch: DirectoryWatch
-
-    def get(self, path: str, **headers: str) -> Answer:
-        return self._send("GET", path, None, headers)
-
-    def post(self, path: str, key: str, **headers: str) -> Answer:
-        return self._send("POST", path, key, headers)
-
-    def _send(self, method: str, path: str, body: str | None, headers: dict[str, str]) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        fields = {name.replace("_", "-"): text for name, text in headers.items()}
-        connection.request(method, path, body, fields)
-        response = connection.getresponse()
-        text = response.read().decode()
-        connection.close()
-        return Answer(response.status, dict(response.getheaders()), text)
-
-    @property
-    def port(self) -> int:
-        return int(self.server.server_address[1])
-
-    @property
-    def origin(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+@pytest.fixture
+def watch(runs: Path) -> DirectoryWatch:
+    return read_all(runs)
 
 
 @pytest.fixture
-def client(runs: Path) -> Iterator[Client]:
-    watch = read_all(runs)
-    with create_directory_server(watch, token=TOKEN) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield Client(server, watch)
-        server.shutdown()
-        thread.join()
+def client(watch: DirectoryWatch) -> Iterator[Client]:
+    with create_directory_server(watch, token=TOKEN) as server, serving(server) as client:
+        yield client
+
+
+@pytest.fixture
+def key(watch: DirectoryWatch) -> str:
+    """What the page calls its newest run."""
+    return next(iter(watch.runs))
 
 
 PAGE = f"/{TOKEN}/"
@@ -326,9 +288,8 @@ def test_the_page_is_served_on_this_machine_alone_and_runs_its_own_script_alone(
     assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
-def test_a_page_that_the_browser_has_is_not_sent_again(client: Client) -> None:
+def test_a_page_that_the_browser_has_is_not_sent_again(client: Client, key: str) -> None:
     tag = client.get(PAGE).headers["ETag"]
-    key = next(iter(client.watch.runs))
     assert client.get(PAGE, If_None_Match=tag).status == 304
     assert client.get(f"{PAGE}?run={key}", If_None_Match=tag).status == 200
 
@@ -358,7 +319,7 @@ def test_the_page_needs_a_name_of_this_machine(host: str, client: Client) -> Non
 
 
 @pytest.fixture
-def requests(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def requests(watch: DirectoryWatch, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What was requested with buttons: the key of a run, and what it is to do."""
     requests: list[tuple[str, str]] = []
 
@@ -366,14 +327,13 @@ def requests(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str,
         requests.append((key, name))
         return "done"
 
-    monkeypatch.setattr(client.watch, "request", request)
+    monkeypatch.setattr(watch, "request", request)
     return requests
 
 
 def test_a_button_requests_something_of_its_run(
-    client: Client, requests: list[tuple[str, str]]
+    client: Client, key: str, requests: list[tuple[str, str]]
 ) -> None:
-    key = next(iter(client.watch.runs))
     answer = client.post(f"{PAGE}save", key, Origin=client.origin)
     assert answer.status == 200
     assert answer.text == "done"
@@ -382,9 +342,8 @@ def test_a_button_requests_something_of_its_run(
 
 
 def test_a_button_needs_the_origin_and_the_host_of_the_page(
-    client: Client, requests: list[tuple[str, str]]
+    client: Client, key: str, requests: list[tuple[str, str]]
 ) -> None:
-    key = next(iter(client.watch.runs))
     others = ["http://elsewhere.example", "null", "https://127.0.0.1", f"{client.origin}.example"]
     assert client.post(f"{PAGE}save", key).status == 403  # no browser's page
     for origin in others:
@@ -399,23 +358,24 @@ def test_a_button_needs_the_origin_and_the_host_of_the_page(
     ["/save", "/wrong/save", PAGE, f"{PAGE}delete", f"{PAGE}save/", f"{PAGE}save?"],
 )
 def test_a_button_needs_the_token_and_a_request_that_there_is(
-    path: str, client: Client, requests: list[tuple[str, str]]
+    path: str, client: Client, key: str, requests: list[tuple[str, str]]
 ) -> None:
-    key = next(iter(client.watch.runs))
     assert client.post(path, key, Origin=client.origin).status == 404
     assert requests == []
 
 
-@pytest.mark.parametrize(("key", "status"), [("unknown", 404), ("x" * 200, 413)])
+@pytest.mark.parametrize(("unknown", "status"), [("unknown", 404), ("x" * 200, 413)])
 def test_a_button_needs_a_run_of_the_page(
-    key: str, status: int, client: Client, requests: list[tuple[str, str]]
+    unknown: str, status: int, client: Client, requests: list[tuple[str, str]]
 ) -> None:
-    assert client.post(f"{PAGE}save", key, Origin=client.origin).status == status
+    assert client.post(f"{PAGE}save", unknown, Origin=client.origin).status == status
     assert requests == []
 
 
-def test_a_request_for_a_run_that_nobody_trains_is_refused_and_says_so(client: Client) -> None:
-    key = run_named(client.watch, "killed").key
+def test_a_request_for_a_run_that_nobody_trains_is_refused_and_says_so(
+    watch: DirectoryWatch, client: Client
+) -> None:
+    key = run_named(watch, "killed").key
     answer = client.post(f"{PAGE}stop", key, Origin=client.origin)
     assert answer.status == 409
     assert answer.text.endswith("[run-not-training]")

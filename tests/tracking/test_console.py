@@ -14,15 +14,24 @@ from surefoot.tracking.console import Console
 from surefoot.tracking.format import sample_block
 from surefoot.tracking.live_terminal import screen
 from tracking.in_steps import hand
+from waiting import LogicalClock
 
 
 def lines(*records: dict[str, Any], at: tuple[float, ...]) -> list[str]:
     """What a console of 100 steps prints when each record comes at its second."""
     stream = StringIO()
-    clock = [0.0]
-    console = Console(100, stream, now=lambda: clock[0])
-    hand(console, records, before=lambda index: clock.__setitem__(0, at[index]))
+    clock = LogicalClock()
+    console = Console(100, stream, now=clock)
+
+    def set_clock(index: int) -> None:
+        clock.now_s = at[index]
+
+    hand(console, records, before=set_clock)
     return stream.getvalue().splitlines()
+
+
+def first_words(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines]
 
 
 def train(step: int, **values: Any) -> dict[str, Any]:
@@ -31,26 +40,22 @@ def train(step: int, **values: Any) -> dict[str, Any]:
 
 def test_training_has_a_line_at_most_every_ten_seconds_and_always_the_first_and_the_last() -> None:
     records = [train(step) for step in (10, 20, 30, 40, 50, 100)]
-    found = lines(*records, at=(0.0, 5.0, 9.9, 10.0, 15.0, 15.1))
-    assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100", "step=100/100"]
+    printed = lines(*records, at=(0.0, 5.0, 9.9, 10.0, 15.0, 15.1))
+    assert first_words(printed) == ["step=10/100", "step=40/100", "step=100/100"]
 
 
 def test_every_record_of_training_has_a_line_if_log_every_was_given() -> None:
     stream = StringIO()
     console = Console(100, stream, every_record=True, now=lambda: 0.0)
     hand(console, [train(step) for step in (10, 20, 30)])
-    assert [line.split()[0] for line in stream.getvalue().splitlines()] == [
-        "step=10/100",
-        "step=20/100",
-        "step=30/100",
-    ]
+    printed = stream.getvalue().splitlines()
+    assert first_words(printed) == ["step=10/100", "step=20/100", "step=30/100"]
 
 
 def test_scores_and_samples_are_never_left_out() -> None:
     scores = {"kind": "eval", "step": 20, "val/loss": 1.25}
     sample = {"kind": "sample", "step": 20, "text": "so it goes"}
-    found = lines(train(10), scores, sample, train(30), at=(0.0, 0.1, 0.2, 0.3))
-    assert found == [
+    assert lines(train(10), scores, sample, train(30), at=(0.0, 0.1, 0.2, 0.3)) == [
         "step=10/100 train/loss=2.5",
         "step=20/100 val/loss=1.25",
         sample_block({"step": 20, "text": ""}).splitlines()[0],
@@ -59,23 +64,35 @@ def test_scores_and_samples_are_never_left_out() -> None:
     ]
 
 
-def test_scores_that_come_before_their_training_record_bring_no_older_one_out() -> None:
-    scores = {"kind": "eval", "step": 40, "val/loss": 1.25}
-    for records in ([train(40), scores], [scores, train(40)]):
-        all_records = [train(10), train(20), train(30), *records]
-        found = lines(*all_records, at=tuple(place / 10 for place in range(len(all_records))))
-        assert [line.split()[0] for line in found] == ["step=10/100", "step=40/100"]
+SCORES_OF_40 = {"kind": "eval", "step": 40, "val/loss": 1.25}
+
+
+@pytest.mark.parametrize(
+    "records_of_40",
+    [[train(40), SCORES_OF_40], [SCORES_OF_40, train(40)]],
+    ids=["loss first", "scores first"],
+)
+def test_scores_that_come_before_their_training_record_bring_no_older_one_out(
+    records_of_40: list[dict[str, Any]],
+) -> None:
+    records = [train(10), train(20), train(30), *records_of_40]
+    printed = lines(*records, at=(0.0, 0.1, 0.2, 0.3, 0.4))
+    assert first_words(printed) == ["step=10/100", "step=40/100"]
 
 
 def test_steps_stand_in_their_order_beside_scores_and_samples() -> None:
     scores = {"kind": "eval", "step": 25, "val/loss": 1.25}
     sample = {"kind": "sample", "step": 35, "text": "so"}
     records = [train(10), train(20), scores, train(30), sample, train(40), train(100)]
-    found = lines(*records, at=tuple(place / 10 for place in range(len(records))))
-    assert [line.split("/")[0] for line in found if line.startswith("step")] == [
-        f"step={step}" for step in (10, 20, 25, 30, 100)
-    ]
-    assert found.index(sample_block(sample).splitlines()[0]) == 4
+    step_10, step_20, step_25, step_30, *block, step_100 = lines(
+        *records, at=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    )
+    assert step_10.startswith("step=10/")
+    assert step_20.startswith("step=20/")
+    assert step_25.startswith("step=25/")
+    assert step_30.startswith("step=30/")
+    assert block == sample_block(sample).splitlines()
+    assert step_100.startswith("step=100/")
 
 
 def test_a_line_calls_targets_what_the_run_calls_them() -> None:
@@ -112,14 +129,13 @@ def test_the_newest_record_is_brought_out_by_a_message_and_by_the_end() -> None:
     console.write(train(40))
     console.close()
     console.close()
-    found = [line.split()[0] for line in stream.getvalue().splitlines()]
-    assert found == ["step=10/100", "step=30/100", "warning:", "step=40/100"]
+    printed = stream.getvalue().splitlines()
+    assert first_words(printed) == ["step=10/100", "step=30/100", "warning:", "step=40/100"]
 
 
 def test_a_record_is_one_line_and_commands_nothing() -> None:
-    assert lines(train(10, **{"two\nlines": 1e300, "\x1b[31mred": 1.0}), at=(0.0,)) == [
-        "step=10/100 train/loss=2.5 two lines=1e+300 \ufffd[31mred=1"
-    ]
+    (line,) = lines(train(10, **{"two\nlines": 1e300, "\x1b[31mred": 1.0}), at=(0.0,))
+    assert line == "step=10/100 train/loss=2.5 two lines=1e+300 \ufffd[31mred=1"
 
 
 def test_letters_that_the_stream_does_not_have_end_no_run() -> None:
@@ -154,17 +170,23 @@ def test_a_program_without_standard_output_prints_nothing(monkeypatch: pytest.Mo
 
 def test_what_takes_more_than_a_minute_is_said_once() -> None:
     stream = StringIO()
-    clock = [0.0]
-    console = Console(100, stream, now=lambda: clock[0])
-    for clock[0] in (0.0, 30.0, 59.0, 61.0, 90.0, 200.0):
-        console.doing("evaluating val")
+    clock = LogicalClock()
+    console = Console(100, stream, now=clock)
+
+    def evaluate_at(*times_s: float) -> None:
+        for time_s in times_s:
+            clock.now_s = time_s
+            console.doing("evaluating val")
+
+    evaluate_at(0.0, 30.0, 59.0)
+    assert stream.getvalue() == ""
+    evaluate_at(61.0, 90.0, 200.0)
     assert stream.getvalue() == "still evaluating val ...\n"
+
     console.write({"kind": "eval", "step": 20, "val/loss": 1.25})
-    for clock[0] in (300.0, 359.0):
-        console.doing("evaluating val")
+    evaluate_at(300.0, 359.0)
     assert stream.getvalue().count("still") == 1
-    clock[0] = 361.0
-    console.doing("evaluating val")
+    evaluate_at(361.0)
     assert stream.getvalue().count("still") == 2
 
 
@@ -178,7 +200,7 @@ def test_an_epoch_that_rounds_to_no_second_has_no_time() -> None:
     assert stream.getvalue() == "step=20/30 epoch=2/3 train/epoch_mean=0.5\n"
 
 
-@pytest.mark.parametrize("order", [*permutations((train(20), EPOCH, SCORES))])
+@pytest.mark.parametrize("order", list(permutations((train(20), EPOCH, SCORES))))
 def test_all_records_of_a_step_are_one_line_whichever_comes_first(
     order: tuple[dict[str, Any], ...],
 ) -> None:
@@ -210,12 +232,12 @@ def test_a_message_that_begins_like_an_ending_does_not_part_them() -> None:
     assert stream.getvalue() == "stopped\nstep=20/30 train/loss=2.5 val/loss=0.75\n"
 
 
-def the_run_ends(console: Console) -> None:
+def say_the_end(console: Console) -> None:
     console.step_recorded()
     console.say("stopped at step 20")
 
 
-@pytest.mark.parametrize("end", [Console.close, the_run_ends])
+@pytest.mark.parametrize("end", [Console.close, say_the_end])
 def test_an_evaluation_that_was_aborted_takes_no_other_record_of_its_step_away(
     end: Callable[[Console], None],
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,18 @@ def panels(model: nn.Module) -> list[Any]:
     ]
 
 
-def read(run: Path) -> EventAccumulator:
+def read_events(run: Path) -> EventAccumulator:
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"images": 0, "scalars": 0})
     events.Reload()
     return events
 
 
-def died(build_died: int) -> Any:
-    calls: list[int] = []
+def dying_loss(passes: int) -> Any:
+    """A loss that fails after so many passes."""
+    counter = count(1)
 
     def loss(model: nn.Module, batch: Any) -> Any:
-        calls.append(1)
-        if len(calls) > build_died:
+        if next(counter) > passes:
             raise RuntimeError("died")
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -67,10 +68,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "panels_fn": panels,
         "schedule": sf.schedules.constant(),
         "early_stopping": None,
+        "count_unit": "rows",
     }
-    changes |= {"count_unit": "rows"}
     with pytest.raises(RuntimeError, match="died"):
-        build(run_dir, length="6 steps", loss=died(9), check_state=False, **changes).train()
+        build(run_dir, length="6 steps", loss=dying_loss(9), check_state=False, **changes).train()
     build(run_dir, length="6 steps", **changes).train()
     build(run_dir, length="6 steps", **changes).train()  # nothing to do
     build(run_dir, length="8 steps", **changes).train()
@@ -78,85 +79,95 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_targets_are_called_what_the_run_calls_them(run: Path) -> None:
-    tags = set(read(run).Tags()["scalars"])
+    tags = set(read_events(run).Tags()["scalars"])
     assert {"train/rows", "train/samples"} <= tags
     assert tags.isdisjoint({"train/targets", "train/targets_per_s"})
 
 
 def test_each_end_has_its_pictures_once(run: Path) -> None:
-    events = read(run)
+    events = read_events(run)
     assert sorted(events.Tags()["images"]) == ["panels/taken for", "panels/wrong"]
     for tag in events.Tags()["images"]:
         assert [image.step for image in events.Images(tag)] == [6, 8]
 
 
 def test_the_pictures_are_those_of_the_panels(run: Path) -> None:
-    events = read(run)
-    for panel, tag in zip(
-        panels(nn.Identity()), ("panels/taken for", "panels/wrong"), strict=False
-    ):
-        drawn = render_panel(panel_to_dict(panel))
-        assert drawn is not None
-        shown = events.Images(tag)[0]
-        assert (shown.width, shown.height) == drawn.size
-        with Image.open(io.BytesIO(shown.encoded_image_string), formats=["PNG"]) as image:
-            assert image.convert("RGB").tobytes() == drawn.tobytes()
+    events = read_events(run)
+    matrix, grid, _ = panels(nn.Identity())
+    for panel, tag in ((matrix, "panels/taken for"), (grid, "panels/wrong")):
+        expected = render_panel(panel_to_dict(panel))
+        assert expected is not None
+        first, *_ = events.Images(tag)
+        assert (first.width, first.height) == expected.size
+        with Image.open(io.BytesIO(first.encoded_image_string), formats=["PNG"]) as image:
+            assert image.convert("RGB").tobytes() == expected.tobytes()
+
+
+def hparams_data(events: EventAccumulator, name: str) -> Any:
+    """What the plugin of hparams reads under a name."""
+    content = events.SummaryMetadata(f"_hparams_/{name}").plugin_data.content
+    return HParamsPluginData.FromString(content)
+
+
+def hparams_metrics(events: EventAccumulator) -> set[str]:
+    experiment = hparams_data(events, "experiment").experiment
+    return {info.name.tag for info in experiment.metric_infos}
 
 
 def test_hparams_are_the_settings_with_the_scores_that_stand_as_scalars(run: Path) -> None:
-    events = read(run)
-    held = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    settings = HParamsPluginData.FromString(held).session_start_info.hparams
+    events = read_events(run)
+    settings = hparams_data(events, "session_start_info").session_start_info.hparams
     assert settings["optimizer.lr"].number_value == 0.01
     assert settings["seed"].number_value == 0
     assert settings["clip"].string_value == "off"
-    held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
+    metrics = hparams_metrics(events)
     assert metrics == {"val/loss", "val/accuracy"}
     assert metrics <= set(events.Tags()["scalars"])
 
 
 def test_scores_at_the_end_are_among_the_metrics(tmp_path: Path) -> None:
     data = Augmented()
-    splits = {
-        "test": sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, at_end=True)
-    }
-    build(tmp_path / "run", length="2 steps", splits=splits, early_stopping=None).train()
-    events = read(tmp_path / "run")
-    held = events.SummaryMetadata("_hparams_/experiment").plugin_data.content
-    metrics = {info.name.tag for info in HParamsPluginData.FromString(held).experiment.metric_infos}
+    test = sf.Split((data.inputs, data.labels), metrics=sf.metrics.accuracy, at_end=True)
+    build(tmp_path / "run", length="2 steps", splits={"test": test}, early_stopping=None).train()
+    events = read_events(tmp_path / "run")
+    metrics = hparams_metrics(events)
     assert metrics == {"test/loss", "test/accuracy"}
     assert metrics <= set(events.Tags()["scalars"])
 
 
 def test_a_matrix_is_the_darker_the_larger_the_share_of_its_row() -> None:
-    drawn = render_panel(panel_to_dict(panels(nn.Identity())[0]))
-    assert drawn is not None
-    pixels = np.asarray(drawn)
-    margin = drawn.width - 2 * 28
+    matrix, _, _ = panels(nn.Identity())
+    picture = render_panel(panel_to_dict(matrix))
+    assert picture is not None
     cell = 28
-    corners = [
-        [int(pixels[margin + row * cell + 1, margin + column * cell + 1, 0]) for column in range(2)]
-        for row in range(2)
-    ]
-    assert corners == [[round(255 * 0.2), round(255 * 0.8)], [255, 0]]
+    margin = picture.width - 2 * cell
+    reds = np.asarray(picture)[margin + 1 :: cell, margin + 1 :: cell, 0]
+    assert reds.tolist() == [[round(255 * 0.2), round(255 * 0.8)], [255, 0]]
 
 
 def test_other_panels_have_no_picture() -> None:
-    assert render_panel(panel_to_dict(panels(nn.Identity())[2])) is None
+    _, _, text = panels(nn.Identity())
+    assert render_panel(panel_to_dict(text)) is None
     assert render_panel(panel_to_dict(sf.report.ImageGrid(title="none", images=()))) is None
 
 
-def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def broken_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+
+
+def test_a_broken_package_is_one_note_for_auto(
+    broken_package: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     build(tmp_path / "run", length="2 steps", early_stopping=None, console=True).train()
     printed = capsys.readouterr().out
     assert printed.count("tensorboard") == 2, printed  # the package, and the module that fails
     (note,) = lines_naming(printed, "note: ", " tensorboard ")
     assert ": ModuleNotFoundError: " in note
     assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_a_broken_package_is_refused_for_true(broken_package: None, tmp_path: Path) -> None:
     with refused("package-not-usable", modules=["tensorboard"]) as error:
         build(tmp_path / "other", tensorboard=True).train()
     assert isinstance(error.value.__cause__, ModuleNotFoundError)
@@ -169,14 +180,14 @@ def test_a_broken_package_is_one_note_for_auto_and_a_refusal_for_true(
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    events = read(run)
-    return {
-        tag: [(each.step, each.value) for each in events.Scalars(tag)]
-        for tag in events.Tags()["scalars"]
-    }
+    events = read_events(run)
+    curves = {}
+    for tag in events.Tags()["scalars"]:
+        curves[tag] = [(point.step, point.value) for point in events.Scalars(tag)]
+    return curves
 
 
-def recorded(run: Path) -> dict[str, list[tuple[int, float]]]:
+def curves_of_records(run: Path) -> dict[str, list[tuple[int, float]]]:
     """What the curves are by metrics.jsonl, in the precision of TensorBoard."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in read_records(run / "metrics.jsonl"):
@@ -192,26 +203,25 @@ def test_what_a_session_without_tensorboard_leaves_out_is_written_by_the_next_on
 ) -> None:
     run = tmp_path / "run"
     changes = {"check_state": False, "early_stopping": None}
-    with pytest.raises(
-        RuntimeError, match="died"
-    ):  # after step 4 was saved, and later steps recorded
-        build(run, log_every="1 steps", loss=died(22), **changes).train()
+    # after step 4 was saved, and later steps recorded
+    with pytest.raises(RuntimeError, match="died"):
+        build(run, log_every="1 steps", loss=dying_loss(22), **changes).train()
+    tensorboard = without != "False"
     build(
-        run, log_every="4 steps", stop_after="16 steps", tensorboard=without != "False", **changes
+        run, log_every="4 steps", stop_after="16 steps", tensorboard=tensorboard, **changes
     ).train()
     if without == "deleted":
         for file in (run / "tensorboard").iterdir():
             file.unlink()
+
     build(run, stop_after="20 steps", **changes).train()
-    assert scalars(run) == recorded(run)
+
+    assert scalars(run) == curves_of_records(run)
     assert [step for step, _ in scalars(run)["train/loss"]] == [1, 2, 3, 4, 8, 12, 16, 18]
     build(run, stop_after="24 steps", **changes).train()  # nothing to add
-    assert scalars(run) == recorded(run)
-    newest = max((run / "tensorboard").iterdir())
-    assert (
-        newest.stat().st_size
-        < sum(file.stat().st_size for file in (run / "tensorboard").iterdir()) / 2
-    )
+    assert scalars(run) == curves_of_records(run)
+    *older, newest = sorted((run / "tensorboard").iterdir())
+    assert newest.stat().st_size < sum(file.stat().st_size for file in older)
 
 
 def test_pictures_that_no_record_has_stay_when_points_are_written_again(tmp_path: Path) -> None:
@@ -220,16 +230,14 @@ def test_pictures_that_no_record_has_stay_when_points_are_written_again(tmp_path
         "schedule": sf.schedules.constant(),
         "early_stopping": None,
     }
-    for length, tensorboard in (
-        ("4 steps", True),
-        ("6 steps", True),
-        ("8 steps", False),
-        ("9 steps", True),
-    ):
-        build(tmp_path / "run", length=length, tensorboard=tensorboard, **changes).train()
-    events = read(tmp_path / "run")
+    run_dir = tmp_path / "run"
+    build(run_dir, length="4 steps", **changes).train()
+    build(run_dir, length="6 steps", **changes).train()
+    build(run_dir, length="8 steps", tensorboard=False, **changes).train()
+    build(run_dir, length="9 steps", **changes).train()
+    events = read_events(tmp_path / "run")
     assert [image.step for image in events.Images("panels/wrong")] == [4, 6, 9]
-    assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+    assert scalars(tmp_path / "run") == curves_of_records(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["images", "texts", "histograms", "panels"])
@@ -252,7 +260,7 @@ def test_a_split_may_be_called_like_what_no_record_has(tmp_path: Path, name: str
             report=False,
             run_dir=tmp_path / "run",
         ).train()
-    assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+    assert scalars(tmp_path / "run") == curves_of_records(tmp_path / "run")
     newest = max((tmp_path / "run" / "tensorboard").iterdir())
     session = [event for event in EventFileLoader(str(newest)).Load() if event.step == 4]
     assert session == []  # it was written by the first session
@@ -266,7 +274,7 @@ def test_a_torn_event_file_is_read_up_to_its_last_event(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
     build(run, stop_after="12 steps", tensorboard=False, **changes).train()
     build(run, stop_after="16 steps", **changes).train()
-    assert scalars(run) == recorded(run)
+    assert scalars(run) == curves_of_records(run)
 
 
 def test_event_files_are_not_read_if_every_session_wrote_one(
@@ -276,7 +284,7 @@ def test_event_files_are_not_read_if_every_session_wrote_one(
     monkeypatch.delattr(TensorBoard, "_differing")
     for stop in ("8 steps", "12 steps", "16 steps"):
         build(tmp_path / "run", stop_after=stop, **changes).train()
-    assert scalars(tmp_path / "run") == recorded(tmp_path / "run")
+    assert scalars(tmp_path / "run") == curves_of_records(tmp_path / "run")
 
 
 def test_a_record_of_a_slow_rank_is_no_curve(tmp_path: Path) -> None:
