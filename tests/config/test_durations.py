@@ -127,9 +127,8 @@ def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(
     def passes(done):
         return done * batch_size // samples // number
 
-    assert all(
-        recurring.due(done) == (passes(done) > passes(done - 1)) for done in range(1, steps + 1)
-    )
+    for done in range(1, steps + 1):
+        assert recurring.due(done) == (passes(done) > passes(done - 1))
 
 
 @given(
@@ -140,27 +139,19 @@ def test_once_per_n_epochs_is_due_where_the_number_of_whole_passes_grows(
 )
 def test_each_multiple_of_a_period_is_due_rounded_up_and_nothing_between(text, count):
     recurring = every(text, length=LENGTH)
-    step, following = (ceil(number * Fraction(*recurring.period)) for number in (count, count + 1))
+    period = Fraction(*recurring.period)
+    step = ceil(count * period)
+    following = ceil((count + 1) * period)
 
     assert recurring.due(following)
-    assert not any(recurring.due(between) for between in range(step + 1, following))
+    assert [between for between in range(step + 1, following) if recurring.due(between)] == []
 
 
 def test_a_percentage_is_due_as_often_as_it_fits_and_at_the_end():
     recurring = every("10%", length=Length(steps=33, samples_per_epoch=1, batch_size=1))
 
-    assert [done for done in range(1, 34) if recurring.due(done)] == [
-        4,
-        7,
-        10,
-        14,
-        17,
-        20,
-        24,
-        27,
-        30,
-        33,
-    ]
+    due = [done for done in range(1, 34) if recurring.due(done)]
+    assert due == [4, 7, 10, 14, 17, 20, 24, 27, 30, 33]
 
 
 def test_automatic_records_begin_after_step_10_unless_the_interval_is_shorter():
@@ -180,6 +171,7 @@ def test_never_is_never_due():
 
 def test_a_time_is_never_due_by_steps_and_only_where_it_is_allowed():
     assert every("90 min", length=LENGTH, time=True) == Every(seconds=5400.0)
+
     with refused("duration-not-understood", setting="log_every", units=["steps", "epochs", "%"]):
         every("90 min", length=LENGTH, setting="log_every")
 
@@ -234,12 +226,11 @@ def test_epochs_end_with_a_record_and_short_ones_share_it(
     apart.
     """
     length = planned(f"{epochs} epochs", samples_per_epoch=samples, batch_size=10)
-    records = [
-        step for step in range(1, length.steps + 1) if log_interval("auto", length=length).due(step)
-    ]
-    assert max(later - before for before, later in pairwise([0, *records])) <= ceil(
-        max(1, min(50, length.steps / 20))
-    )
-    assert {ceil(epoch * samples / 10) for epoch in range(several, epochs + 1, several)} <= set(
-        records
-    )
+    recurring = log_interval("auto", length=length)
+
+    records = [step for step in range(1, length.steps + 1) if recurring.due(step)]
+
+    gaps = [later - earlier for earlier, later in pairwise([0, *records])]
+    assert max(gaps) <= ceil(max(1, min(50, length.steps / 20)))
+    for epoch in range(several, epochs + 1, several):
+        assert ceil(epoch * samples / 10) in records

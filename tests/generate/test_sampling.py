@@ -51,13 +51,15 @@ def draw(model=None, tokens=(0,), **options):
 
 def test_result_starts_with_the_prompt_and_is_count_longer():
     drawn = draw(tokens=[3, 1, 2], max_new_tokens=7)
-    assert (drawn[:3], len(drawn)) == ([3, 1, 2], 10)
+
+    assert drawn[:3] == [3, 1, 2]
+    assert len(drawn) == 10
 
 
 def test_prompt_may_be_a_tensor():
-    assert draw(tokens=[3, 1]) == sample(
-        Fixed(), torch.tensor([3, 1]), max_new_tokens=20, context=4
-    )
+    drawn = sample(Fixed(), torch.tensor([3, 1]), max_new_tokens=20, context=4)
+
+    assert drawn == draw(tokens=[3, 1])
 
 
 def test_same_seed_draws_the_same_tokens_whatever_the_global_generators_hold():
@@ -68,7 +70,8 @@ def test_same_seed_draws_the_same_tokens_whatever_the_global_generators_hold():
 
 
 def test_other_seeds_draw_other_tokens():
-    assert len({tuple(draw(seed=seed)) for seed in range(8)}) > 1
+    texts = {tuple(draw(seed=seed)) for seed in range(8)}
+    assert len(texts) > 1
 
 
 def test_temperature_zero_takes_the_likeliest():
@@ -83,27 +86,27 @@ def test_top_k_of_one_takes_the_likeliest(likeliest):
 
 
 def test_top_k_leaves_k_tokens_even_where_all_are_equally_likely():
-    assert len(set(draw(Fixed(torch.zeros(VOCABULARY)), max_new_tokens=50, top_k=2)[1:])) == 2
+    _, *drawn = draw(Fixed(torch.zeros(VOCABULARY)), max_new_tokens=50, top_k=2)
+
+    assert len(set(drawn)) == 2
 
 
 def test_top_k_beyond_the_vocabulary_changes_nothing_that_can_be_drawn():
     assert set(draw(max_new_tokens=150, top_k=99)) == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    "temperature", [0.5, *(pytest.param(higher, marks=pytest.mark.slow) for higher in (1.0, 2.0))]
-)
+@pytest.mark.fast("0.5")
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_tokens_are_drawn_with_the_softmax_of_logits_over_temperature(temperature):
     options = {"max_new_tokens": 100, "context": 4, "temperature": temperature, "batch_size": 40}
-    drawn = torch.tensor(
-        [text[1:] for text in sample_batch(Fixed(), [[0]] * 40, **options)]
-    ).flatten()
+    texts = torch.tensor(sample_batch(Fixed(), [[0]] * 40, **options))
+
+    drawn = texts[:, 1:].flatten()
     assert len(drawn) == 4000
     expected = torch.softmax(CHANCES.log().clamp(min=-50) / temperature, dim=0)
-    found = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
-    assert (found - expected).abs().max() < 4 * (
-        0.25 / 4000
-    ) ** 0.5  # four standard errors of a fraction
+    fractions = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
+    standard_error = (0.25 / 4000) ** 0.5
+    assert (fractions - expected).abs().max() < 4 * standard_error
 
 
 def test_tiny_temperature_does_not_overflow():
@@ -113,6 +116,7 @@ def test_tiny_temperature_does_not_overflow():
 def test_model_sees_at_most_context_tokens_and_goes_on_from_half_of_them():
     model = Fixed()
     drawn = draw(model, tokens=[1, 2, 3], max_new_tokens=6, context=4)
+
     shown = [(0, 3), (0, 4), (3, 5), (3, 6), (3, 7), (6, 8)]
     assert model.seen == [[drawn[first:end]] for first, end in shown]
 
@@ -129,7 +133,9 @@ def test_of_a_prompt_longer_than_the_context_the_model_sees_its_end():
 )
 def test_top_p_leaves_the_likeliest_that_together_reach_it(top_p, left):
     """Chances of 0.5, 0.3, 0.15, 0.05 and 0."""
-    assert set(draw(max_new_tokens=150, top_p=top_p)[1:]) == left
+    _, *drawn = draw(max_new_tokens=150, top_p=top_p)
+
+    assert set(drawn) == left
 
 
 def test_nothing_is_drawn_after_the_end():
@@ -139,17 +145,15 @@ def test_nothing_is_drawn_after_the_end():
 
 
 def test_a_stream_gives_the_tokens_of_sample_one_by_one():
-    assert (
-        list(stream(Fixed(), [3, 1], max_new_tokens=20, context=4))
-        == sample(Fixed(), [3, 1], max_new_tokens=20, context=4)[2:]
-    )
+    streamed = list(stream(Fixed(), [3, 1], max_new_tokens=20, context=4))
+
+    assert [3, 1, *streamed] == sample(Fixed(), [3, 1], max_new_tokens=20, context=4)
 
 
 def gpt(family="modern", **changes):
     torch.manual_seed(3)
-    model = GPT(
-        GPTConfig(layers=2, heads=2, width=16, context=12, vocab_size=20, family=family, **changes)
-    )
+    size = {"layers": 2, "heads": 2, "width": 16, "context": 12, "vocab_size": 20}
+    model = GPT(GPTConfig(**size, family=family, **changes))
     for parameter in model.parameters():  # as if it had been trained
         nn.init.normal_(parameter, std=0.3)
     return model.double()
@@ -166,9 +170,9 @@ every_kind = pytest.mark.parametrize(
 @pytest.mark.parametrize("prompt", [[3], list(range(11)), list(range(15))], ids=len)
 def test_a_cache_changes_no_token_even_past_the_context(kind, prompt):
     settings = {"max_new_tokens": 20, "context": 12, "temperature": 0.9, "seed": 4}
-    assert sample(gpt(**kind), prompt, use_cache=True, **settings) == sample(
-        gpt(**kind), prompt, **settings
-    )
+    with_cache = sample(gpt(**kind), prompt, use_cache=True, **settings)
+
+    assert with_cache == sample(gpt(**kind), prompt, **settings)
 
 
 @every_kind
@@ -176,10 +180,10 @@ def test_logits_through_a_cache_are_those_without(kind):
     model = gpt(**kind).eval()
     tokens_BT = torch.randint(20, (3, 12))
     cache = model.new_cache(3)
-    parts = [
-        model(tokens_BT[:, first:end], cache) for first, end in ((0, 5), (5, 6), (6, 10), (10, 12))
-    ]
-    torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens_BT), rtol=1e-10, atol=1e-10)
+    parts = [model(part_BT, cache) for part_BT in tokens_BT.split([5, 1, 4, 2], dim=1)]
+    logits_BTV = torch.cat(parts, dim=1)
+
+    torch.testing.assert_close(logits_BTV, model(tokens_BT), rtol=1e-10, atol=1e-10)
 
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7], [8, 9], [10, 11, 12], [13]]
@@ -189,19 +193,19 @@ SETTINGS = {"max_new_tokens": 20, "context": 12, "temperature": 0.9, "eos_id": 0
 @cache
 def each_alone(use_cache):
     model = gpt()
-    alone = [SETTINGS | {"seed": fold(4, place)} for place in range(len(PROMPTS))]
-    return [
-        sample(model, prompt, use_cache=use_cache, **own)
-        for prompt, own in zip(PROMPTS, alone, strict=True)
-    ]
+    texts = []
+    for place, prompt in enumerate(PROMPTS):
+        settings = SETTINGS | {"seed": fold(4, place)}
+        texts.append(sample(model, prompt, use_cache=use_cache, **settings))
+    return texts
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_prompts_together_give_the_same_texts_as_each_alone(batch_size, use_cache):
     together = sample_batch(gpt(), PROMPTS, batch_size=batch_size, **SETTINGS, use_cache=use_cache)
-    expected = each_alone(use_cache)
-    assert together == expected
+
+    assert together == each_alone(use_cache)
     assert len({len(text) for text in together}) > 1  # some ended earlier
 
 
@@ -215,7 +219,10 @@ def test_every_module_is_left_in_the_mode_it_was_in():
     model = Fixed().train()
     model.frozen.eval()
     draw(model)
-    assert (model.training, model.dropout.training, model.frozen.training) == (True, True, False)
+
+    assert model.training
+    assert model.dropout.training
+    assert not model.frozen.training
 
 
 def test_modes_are_left_as_found_when_the_model_fails():
@@ -225,35 +232,36 @@ def test_modes_are_left_as_found_when_the_model_fails():
     assert model.training
 
 
+def generator_states():
+    of_numpy = np.random.get_state()[1].tolist()
+    return random.getstate(), of_numpy, torch.get_rng_state().tolist()
+
+
 def test_global_generators_are_left_as_found():
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    before = generator_states()
     draw()
-    assert before == (
-        random.getstate(),
-        np.random.get_state()[1].tolist(),
-        torch.get_rng_state().tolist(),
-    )
+
+    assert generator_states() == before
 
 
 @in_one
 @pytest.mark.parametrize(
-    "options",
+    ("setting", "value"),
     [
-        {"max_new_tokens": -1},
-        {"context": 0},
-        {"temperature": -0.5},
-        {"temperature": float("nan")},
-        {"top_k": 0},
-        {"top_p": 0.0},
-        {"top_p": 1.5},
-        {"seed": -1},
-        {"seed": 1 << 64},
+        ("max_new_tokens", -1),
+        ("context", 0),
+        ("temperature", -0.5),
+        ("temperature", float("nan")),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("seed", -1),
+        ("seed", 1 << 64),
     ],
 )
-def test_settings_that_cannot_work_are_refused_by_name(options):
-    ((setting, value),) = options.items()
+def test_settings_that_cannot_work_are_refused_by_name(setting, value):
     with refused("setting-out-of-range", setting=setting, value=value):
-        draw(**options)
+        draw(**{setting: value})
 
 
 def test_a_prompt_without_tokens_is_refused():
@@ -264,10 +272,9 @@ def test_a_prompt_without_tokens_is_refused():
 def test_all_wrong_settings_are_named_at_once():
     with pytest.raises(ConfigError) as refusal:
         draw(max_new_tokens=-1, top_k=0)
-    assert [each.fields["setting"] for each in refusal.value.problems] == [
-        "max_new_tokens",
-        "top_k",
-    ]
+
+    settings = [problem.fields["setting"] for problem in refusal.value.problems]
+    assert settings == ["max_new_tokens", "top_k"]
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])

@@ -17,16 +17,25 @@ import surefoot as sf
 from refused import refused
 from stated import numbers_in
 from surefoot.tracking.panels_file import build_panels
+from surefoot.tracking.run_directory import RunDirectory
+from surefoot.train.timer import Clock
 
 
 def matrix(title: str = "seen") -> sf.report.ConfusionMatrix:
     return sf.report.ConfusionMatrix(title=title, classes=("a",), counts=((1,),))
 
 
+def output_of(model: nn.Module) -> float:
+    return float(model(torch.ones(4, 8)).exp().sum())
+
+
 def of_model(model: nn.Module) -> list[sf.report.TextHeatmap]:
-    """What the model says of given inputs, in evaluation mode, and a random number."""
-    said = float(model(torch.ones(4, 8)).exp().sum())
-    pieces = (("said", said), ("drawn", float(torch.rand(()))), ("training", float(model.training)))
+    """A number of the model's outputs, a random number, and its mode."""
+    pieces = (
+        ("output", output_of(model)),
+        ("drawn", float(torch.rand(()))),
+        ("training", float(model.training)),
+    )
     return [sf.report.TextHeatmap(title="t", legend="", unit="nats", pieces=pieces)]
 
 
@@ -39,15 +48,16 @@ def test_a_run_that_is_over_has_its_panels_and_they_are_of_what_is_evaluated(
 ) -> None:
     run = build(tmp_path / "run", panels_fn=of_model)
     run.train()
+
     shown = sf.load(tmp_path / "run").panels()
     assert shown is not None
     assert shown.step == 6
-    averaged = run.state.ema_models["model"].model
     (text,) = shown.panels
     assert isinstance(text, sf.report.TextHeatmap)
     values = dict(text.pieces)
+    averaged = run.state.ema_models["model"].model.eval()
     with torch.no_grad():
-        assert values["said"] == pytest.approx(float(averaged.eval()(torch.ones(4, 8)).exp().sum()))
+        assert values["output"] == pytest.approx(output_of(averaged))
     assert values["training"] == 0.0
     assert run.make_panels() == shown  # random numbers too: they are the step's
 
@@ -67,53 +77,43 @@ def test_without_a_directory_or_before_the_end_none_are_made(tmp_path: Path) -> 
     assert sf.load(tmp_path / "run").panels() is not None
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_a_run_that_early_stopping_ends_has_them_and_one_that_a_signal_ends_has_not(
-    early: bool, tmp_path: Path
-) -> None:
-    def stopped(model: nn.Module, batch: Any) -> Any:
-        if run.state.step == 2 and not early and not told:
-            told.append(1)  # a second one would end this process
-            signal.raise_signal(signal.SIGTERM)
-        return small_runs.loss(model, batch)
-
-    told: list[int] = []
-    patience = sf.EarlyStopping("min val/loss", patience=1) if early else None
-    changes: dict[str, Any] = {
-        "early_stopping": patience,
-        "evaluate_every": "1 steps",
-        "length": "60 steps",
-    }
-    changes |= {"optimizer": sf.optim.adamw(lr=2.0)} if early else {}
-    run = build(tmp_path / "run", panels_fn=of_model, loss=stopped, **changes)
-    if early:
-        run.train()
-        assert run.state.step < 60
-    else:
-        with pytest.raises(SystemExit):
-            run.train()
-    assert (sf.load(tmp_path / "run").panels() is not None) == early
-
-
-def test_a_signal_in_the_last_step_leaves_none(tmp_path: Path) -> None:
-    def stopped(model: nn.Module, batch: Any) -> Any:
-        if run.state.step == 5 and not told:
-            told.append(1)  # a second one would end this process
-            signal.raise_signal(signal.SIGTERM)
-        return small_runs.loss(model, batch)
-
-    told: list[int] = []
-    called: list[int] = []
+def test_a_run_that_early_stopping_ends_has_them(tmp_path: Path) -> None:
     run = build(
         tmp_path / "run",
-        panels_fn=lambda model: called.append(1) or [matrix()],
-        loss=stopped,
-        splits={},
+        panels_fn=of_model,
+        early_stopping=sf.EarlyStopping("min val/loss", patience=1),
+        evaluate_every="1 steps",
+        length="60 steps",
+        optimizer=sf.optim.adamw(lr=2.0),
     )
+    run.train()
+
+    assert run.state.step < 60
+    assert sf.load(tmp_path / "run").panels() is not None
+
+
+@pytest.mark.parametrize("step", [2, 5], ids=["in its middle", "in its last step"])
+def test_a_run_that_a_signal_ends_has_none(step: int, tmp_path: Path) -> None:
+    signals: list[int] = []
+    calls: list[int] = []
+
+    def loss_with_signal(model: nn.Module, batch: Any) -> Any:
+        if run.state.step == step and not signals:
+            signals.append(1)  # a second one would end this process
+            signal.raise_signal(signal.SIGTERM)
+        return small_runs.loss(model, batch)
+
+    def panels(model: nn.Module) -> list[Any]:
+        calls.append(1)
+        return [matrix()]
+
+    run = build(tmp_path / "run", panels_fn=panels, loss=loss_with_signal, splits={})
     with pytest.raises(SystemExit):
         run.train()
-    assert run.state.step == 6
-    assert called == []
+
+    assert run.state.step == step + 1
+    assert calls == []
+    assert sf.load(tmp_path / "run").panels() is None
 
 
 def failing(model: nn.Module) -> Iterator[sf.report.ConfusionMatrix]:
@@ -167,19 +167,22 @@ def test_what_goes_wrong_is_one_warning_and_ends_no_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     build(tmp_path / "run", panels_fn=panels, console=True).train()
+
     printed = capsys.readouterr().out
     (warning,) = [line for line in printed.splitlines() if line.startswith("warning")]
     assert said in warning
     assert "finished: 6 steps" in printed
     shown = sf.load(tmp_path / "run").panels()
-    assert (None if shown is None else [panel.title for panel in shown.panels]) == titles
+    if titles is None:
+        assert shown is None
+    else:
+        assert shown is not None
+        assert [panel.title for panel in shown.panels] == titles
 
 
 def test_a_disk_without_room_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from surefoot.tracking.run_directory import RunDirectory
-
     write: Callable[..., None] = RunDirectory.write_text
 
     def full(self: RunDirectory, name: str, text: str) -> None:
@@ -192,16 +195,24 @@ def test_a_disk_without_room_is_a_warning(
     assert "warning: cannot write panels.json: No space left on device" in capsys.readouterr().out
 
 
-def test_after_its_time_or_when_told_to_stop_no_further_panel_is_begun() -> None:
-    def endless(model: None) -> Iterator[sf.report.ConfusionMatrix]:
-        while True:
-            yield matrix()
+def endless(model: None) -> Iterator[sf.report.ConfusionMatrix]:
+    while True:
+        yield matrix()
 
+
+def test_after_its_time_no_further_panel_is_begun() -> None:
     ticks = iter(range(0, 1000, 20))
-    late, notes = build_panels(endless, None, now=lambda: float(next(ticks)))
-    assert (len(late), [numbers_in(note) for note in notes]) == (4, [[4, 60]])
-    stopped, notes = build_panels(endless, None, stop=lambda: True)
-    assert (len(stopped), [numbers_in(note) for note in notes]) == (1, [[1]])
+    panels, (note,) = build_panels(endless, None, now=lambda: float(next(ticks)))
+
+    assert len(panels) == 4
+    assert numbers_in(note) == [4, 60]
+
+
+def test_when_the_run_is_to_stop_no_further_panel_is_begun() -> None:
+    panels, (note,) = build_panels(endless, None, stop=lambda: True)
+
+    assert len(panels) == 1
+    assert numbers_in(note) == [1]
 
 
 def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
@@ -219,19 +230,22 @@ def test_a_signal_while_they_are_made_leaves_none(tmp_path: Path) -> None:
 def test_their_seconds_are_those_of_evaluating(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from surefoot.train.timer import Clock
-
     phases: list[str] = []
-    entered = Clock.enter
+    of_panels: list[str] = []
+    enter = Clock.enter
 
-    def enter(self: Clock, phase: Any) -> None:
+    def noted_enter(clock: Clock, phase: Any) -> None:
         phases.append(phase)
-        entered(self, phase)
+        enter(clock, phase)
 
-    monkeypatch.setattr(Clock, "enter", enter)
-    during: list[str] = []
-    build(tmp_path / "run", panels_fn=lambda model: during.append(phases[-1]) or []).train()
-    assert during == ["evaluating"]
+    def panels(model: nn.Module) -> list[Any]:
+        of_panels.append(phases[-1])
+        return []
+
+    monkeypatch.setattr(Clock, "enter", noted_enter)
+    build(tmp_path / "run", panels_fn=panels).train()
+
+    assert of_panels == ["evaluating"]
 
 
 def test_a_run_without_panels_refuses_to_make_some() -> None:
@@ -246,9 +260,8 @@ def test_panels_json_is_surefoots_own_name() -> None:
 
 def test_metrics_jsonl_holds_none_of_it(tmp_path: Path) -> None:
     build(tmp_path / "run", panels_fn=of_model).train()
-    kinds = {
-        json.loads(line)["kind"]
-        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    }
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    kinds = {json.loads(line)["kind"] for line in lines}
     assert "train" in kinds
     assert not kinds & {"panels", "outcome"}

@@ -69,7 +69,7 @@ def train_twice(run: sf.Run) -> None:
             pass
 
 
-def own_steps(run: sf.Run) -> None:
+def make_own_steps(run: sf.Run) -> None:
     with run:
         for step in run.steps():
             sf.forward_backward(step)
@@ -110,6 +110,10 @@ def evaluate(run: sf.Run) -> None:
 def nothing(run: sf.Run) -> None: ...
 
 
+def step_lr(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+
 FULL = {
     "splits": {"val": sf.Split((X, Y), metrics=sf.metrics.accuracy)},
     "evaluate_every": "1 steps",
@@ -124,7 +128,7 @@ WAYS: dict[str, tuple[Callable[[sf.Run], None], dict[str, Any]]] = {
     "never trained": (nothing, {}),
     "trained": (train, {}),
     "trained in two loops": (train_twice, {}),
-    "with own steps": (own_steps, {}),
+    "with own steps": (make_own_steps, {}),
     "after an exception": (fail, {}),
     "after an exception in own steps": (fail_in_own_steps, {}),
     "interrupted": (interrupt, {}),
@@ -140,14 +144,7 @@ WAYS: dict[str, tuple[Callable[[sf.Run], None], dict[str, Any]]] = {
     "schedule-free": (train, {"optimizer": sf.optim.schedule_free(lr=0.1)}),
     "of torch": (train, {"optimizer": torch.optim.RMSprop}),
     "with a closure": (train, {"optimizer": torch.optim.LBFGS}),
-    "with torch's scheduler": (
-        train,
-        {
-            "schedule": sf.schedules.from_scheduler(
-                lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2)
-            )
-        },
-    ),
+    "with torch's scheduler": (train, {"schedule": sf.schedules.from_scheduler(step_lr)}),
 }
 
 
@@ -164,21 +161,20 @@ def _no_collection(_all_imported: None) -> Iterator[None]:
     gc.enable()
 
 
-def parts_of(run: sf.Run) -> dict[str, Any]:
-    models = {f"model {name}": weakref.ref(model) for name, model in run.state.models.items()}
-    optimizers = {
-        f"optimizer {name}": weakref.ref(trained.optimizer)
-        for name, trained in run.state.optimizers.items()
-    }
-    averages = {
-        f"average {name}": weakref.ref(average.model)
-        for name, average in run.state.ema_models.items()
-    }
-    return {"run": weakref.ref(run), **models, **optimizers, **averages}
+def references_of(run: sf.Run) -> dict[str, Any]:
+    """Weak references to a run, its models, optimizers and averages."""
+    references: dict[str, Any] = {"run": weakref.ref(run)}
+    for name, model in run.state.models.items():
+        references[f"model {name}"] = weakref.ref(model)
+    for name, trained in run.state.optimizers.items():
+        references[f"optimizer {name}"] = weakref.ref(trained.optimizer)
+    for name, average in run.state.ema_models.items():
+        references[f"average {name}"] = weakref.ref(average.model)
+    return references
 
 
-def alive(parts: dict[str, Any]) -> list[str]:
-    return [name for name, part in parts.items() if part() is not None]
+def alive(references: dict[str, Any]) -> list[str]:
+    return [name for name, reference in references.items() if reference() is not None]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -186,10 +182,10 @@ def alive(parts: dict[str, Any]) -> list[str]:
 def test_a_deleted_run_is_gone(way: str, tmp_path: Path) -> None:
     use, settings = WAYS[way]
     run = build(tmp_path, **settings)
-    parts = parts_of(run)
+    references = references_of(run)
     use(run)
     del run
-    assert alive(parts) == []
+    assert alive(references) == []
 
 
 @pytest.mark.fast("never trained", "trained", "after an exception in own steps")
@@ -198,10 +194,10 @@ def test_a_deleted_run_is_gone(way: str, tmp_path: Path) -> None:
 def test_a_deleted_run_without_a_directory_is_gone(way: str) -> None:
     use, settings = WAYS[way]
     run = build(None, **settings)
-    parts = parts_of(run)
+    references = references_of(run)
     use(run)
     del run
-    assert alive(parts) == []
+    assert alive(references) == []
 
 
 def test_several_models_are_gone() -> None:
@@ -215,61 +211,80 @@ def test_several_models_are_gone() -> None:
         console=False,
         report=False,
     )
-    parts = parts_of(run)
+    references = references_of(run)
     with run:
         for step in run.steps():
-            for name in "ab":
-                sf.forward_backward(
-                    step, lambda models, batch, name=name: loss(models[name], batch)
-                )
-                sf.update(step, name)
+            sf.forward_backward(step, lambda models, batch: loss(models["a"], batch))
+            sf.update(step, "a")
+            sf.forward_backward(step, lambda models, batch: loss(models["b"], batch))
+            sf.update(step, "b")
     del run, step
-    assert alive(parts) == []
+    assert alive(references) == []
 
 
 def test_unfrozen_parameters_rebuild_the_optimizer_and_are_gone() -> None:
     run = build()
-    parts = parts_of(run)
+    references = references_of(run)
     run.state.model[1].requires_grad_(False)
     with run:
         for step in run:
             run.state.model[1].requires_grad_(step.index > 0)
     del run, step
-    assert alive(parts) == []
+    assert alive(references) == []
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_step_that_is_kept_keeps_its_numbers_and_no_model(own: bool) -> None:
-    run = build()
-    parts = parts_of(run)
-    kept = []
+def steps_of_run(run: sf.Run) -> list[sf.Step]:
+    """Three steps that the run makes."""
+    steps = []
     with run:
-        for step in run.steps() if own else run:
-            if own:
-                sf.forward_backward(step)
-                sf.update(step)
-            kept.append(step)
+        for step in run:
+            steps.append(step)
             if step.index == 2:
                 break
-    assert kept[0].state.step == run.state.step == 3
-    losses = [float(each.loss) for each in kept if each.loss is not None]
+    return steps
+
+
+def steps_of_own_loop(run: sf.Run) -> list[sf.Step]:
+    steps = []
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            sf.update(step)
+            steps.append(step)
+            if step.index == 2:
+                break
+    return steps
+
+
+@pytest.mark.parametrize("three_steps", [steps_of_run, steps_of_own_loop])
+def test_a_step_that_is_kept_keeps_its_numbers_and_no_model(
+    three_steps: Callable[[sf.Run], list[sf.Step]],
+) -> None:
+    run = build()
+    references = references_of(run)
+    steps = three_steps(run)
+    assert steps[0].state.step == run.state.step == 3
+    losses = [step.loss for step in steps]
+
     del run
-    assert alive(parts) == []
-    assert [each.index for each in kept] == [0, 1, 2]
-    assert [float(each.loss) for each in kept if each.loss is not None] == losses
-    assert len(kept[0].micro_batches[0].sample_ids) == 6
+
+    assert alive(references) == []
+    assert [step.index for step in steps] == [0, 1, 2]
+    assert None not in losses
+    assert [step.loss for step in steps] == losses
+    assert len(steps[0].micro_batches[0].sample_ids) == 6
 
 
 def test_a_saved_run_is_gone(tmp_path: Path) -> None:
     run = build(tmp_path)
-    parts = parts_of(run)
+    references = references_of(run)
     run.train()
     saved = sf.load(run)
     saved.verify(say=None)
     saved.replay(step=2)
     saved.evaluate()
     del run, saved
-    assert alive(parts) == []
+    assert alive(references) == []
 
 
 @pytest.mark.fast("torch.optim.RMSprop")

@@ -15,7 +15,7 @@ import pytest
 
 from rank_processes import Outcome, Ranks
 from small_runs import build, loss, train
-from stated import numbers_in
+from stated import lines_naming, numbers_in
 from surefoot.run.signals import Signals
 from waiting import wait_until
 
@@ -54,7 +54,8 @@ class Process:
         return file.read_text() if file.exists() else ""
 
     def end(self) -> Outcome:
-        return self.ranks.outcomes(self.place)[0]
+        (outcome,) = self.ranks.outcomes(self.place)
+        return outcome
 
 
 @pytest.fixture
@@ -62,9 +63,8 @@ def started(tmp_path: Path, ranks: Ranks):
     processes: list[Process] = []
 
     def start(**changes: Any) -> Process:
-        process = Process(
-            ranks, ranks.start(1, slow_run, run_dir=str(tmp_path / "run"), changes=changes)
-        )
+        place = ranks.start(1, slow_run, run_dir=str(tmp_path / "run"), changes=changes)
+        process = Process(ranks, place)
         processes.append(process)
         assert wait_until(lambda: process.is_over or "\nstep=2/" in process.text)
         return process
@@ -78,7 +78,8 @@ def started(tmp_path: Path, ranks: Ranks):
 
 
 def saved_steps(tmp_path: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    checkpoints = (tmp_path / "run" / "checkpoints").glob("step-*")
+    return sorted(int(path.name.removeprefix("step-")) for path in checkpoints)
 
 
 @pytest.mark.slow
@@ -100,8 +101,8 @@ def test_a_second_signal_ends_at_once_and_says_which_checkpoint_stands(started, 
     os.kill(process.pid, signal.SIGCONT)
     ended = process.end()
     assert ended.status in (130, 143)
-    (line,) = [line for line in ended.text.splitlines() if numbers_in(line) == [0]]
-    assert " newest checkpoint " in line
+    (line,) = lines_naming(ended.text, " newest checkpoint ")
+    assert numbers_in(line)[0] == 0  # its step
     assert saved_steps(tmp_path) == [0]
 
 
@@ -173,14 +174,17 @@ def test_runs_that_overlap_leave_the_handlers_of_before_in_any_order(
 
 
 def test_a_handler_of_the_user_between_two_runs_stays() -> None:
+    def handler(number: int, frame: Any) -> None: ...
+
     before = signal.getsignal(signal.SIGTERM)
-    first, second = (Signals(lambda: "", say=lambda text: None) for _ in range(2))
+    first = Signals(lambda: "", say=lambda text: None)
+    second = Signals(lambda: "", say=lambda text: None)
     first.install()
-    signal.signal(signal.SIGTERM, mine := lambda number, frame: None)
+    signal.signal(signal.SIGTERM, handler)
     second.install()
     first.restore()
     second.restore()
     try:
-        assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
