@@ -53,21 +53,24 @@ def train(
     processes: Ranks, size: int, spec: dict[str, Any], run_dir: Path, *, dies_in: int | None = None
 ) -> None:
     """Train on ranks; with `dies_in`, each is killed in its forward pass of this number."""
-    kill = {} if dies_in is None else {"pass": dies_in}
-    ended = processes.outcomes(
-        processes.start(size, session, spec=spec | kill | {"run_dir": str(run_dir)})
-    )
-    expected = [0 if dies_in is None else -signal.SIGKILL] * size
-    assert [each.status for each in ended] == expected, [each.text for each in ended]
+    of_run: dict[str, Any] = {"run_dir": str(run_dir)}
+    expected_status = 0
+    if dies_in is not None:
+        of_run["pass"] = dies_in
+        expected_status = -signal.SIGKILL
+    for ended in processes.outcomes(processes.start(size, session, spec=spec | of_run)):
+        assert ended.status == expected_status, ended.text
 
 
-def assert_same_losses(a: dict[str, Any], b: dict[str, Any]) -> None:
+def values_of(name: str, run: dict[str, Any]) -> list[float]:
+    return [record[name] for record in run["records"] if name in record]
+
+
+def assert_same_losses(one: dict[str, Any], other: dict[str, Any]) -> None:
     for name in ("loss", "val/loss"):
-        a_values, b_values = (
-            [record[name] for record in each["records"] if name in record] for each in (a, b)
-        )
-        assert len(a_values) == len(b_values) > 1
-        np.testing.assert_allclose(a_values, b_values, rtol=0, atol=1e-5)
+        values = values_of(name, one)
+        assert len(values) > 1
+        np.testing.assert_allclose(values, values_of(name, other), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -87,6 +90,7 @@ def test_two_ranks_train_as_one_process_and_end_with_the_same_bits_after_kills(
     train(processes, 2, shared, tmp_path / "two")
     two = outcome(tmp_path / "two")
     assert_same_losses(two, outcome(tmp_path / "one"))
+
     for dies_in in (5, 2):
         train(processes, 2, shared, tmp_path / "killed", dies_in=dies_in)
     train(processes, 2, shared, tmp_path / "killed")

@@ -30,15 +30,14 @@ SMALL = [
     "--model.layers=1",
     "--model.width=16",
     "--model.heads=2",
-]
-SMALL += [
     "--model.context=64",
     "--length=6 steps",
     "--cloze-questions=0",
     "--sample-tokens=0",
     "--run-dir=runs/a",
+    "--evaluate-every=6 steps",
+    "--report=false",
 ]
-SMALL += ["--evaluate-every=6 steps", "--report=false"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,36 +50,56 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return " ".join(generator.choice(WORDS, size=words))
 
     Path("text.txt").write_text(text(3000))
-    swag = [
-        {"ctx": text(9), "endings": [text(3) for _ in range(4)], "label": place % 4}
-        for place in range(30)
-    ]
+    swag = []
+    for place in range(30):
+        endings = [text(3) for _ in range(4)]
+        swag.append({"ctx": text(9), "endings": endings, "label": place % 4})
     last = [{"context": text(9), "continuation": "the"} for _ in range(20)]
-    for name, held in (("swag", swag), ("last", last)):
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in held))
+    write_lines(Path("swag.jsonl"), swag)
+    write_lines(Path("last.jsonl"), last)
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    return {name: float(value) for name, _, value in (line[1].partition("=") for line in lines)}
+def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def logged() -> dict[str, float]:
-    return [record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "eval"][
-        -1
+def train(*flags: str) -> None:
+    main(["train", "gpt", *SMALL, *flags])
+
+
+def evaluate(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, float]:
+    """The scores that `surefoot evaluate` prints."""
+    capsys.readouterr()
+    main(["evaluate", "a", *flags])
+    scores = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, _, value = line.split()[1].partition("=")
+        scores[name] = float(value)
+    return scores
+
+
+def last_evaluation() -> dict[str, float]:
+    """The scores of the last evaluation of the run, as they are printed."""
+    evaluations = [
+        record for record in records(Path("runs/a/metrics.jsonl")) if record["kind"] == "eval"
     ]
+    return evaluations[-1]
+
+
+def as_printed(value: float) -> float:
+    return float(number(value))
 
 
 def test_a_file_is_scored_while_training_as_it_is_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["train", "gpt", *SMALL, "--multiple-choice", "hellaswag=swag.jsonl", "last.jsonl"])
-    capsys.readouterr()
+    train("--multiple-choice", "hellaswag=swag.jsonl", "last.jsonl")
+    while_training = last_evaluation()
     Path("text.txt").unlink()  # a file alone needs no training data
-    main(["evaluate", "a", "--questions", "hellaswag=swag.jsonl", "--questions=last=last.jsonl"])
-    found = printed(capsys)
-    before = logged()
-    assert {*found} == {
+
+    scores = evaluate(capsys, "--questions", "hellaswag=swag.jsonl", "--questions=last=last.jsonl")
+
+    assert scores.keys() == {
         "hellaswag/acc",
         "hellaswag/acc_norm",
         "hellaswag/acc_per_byte",
@@ -88,90 +107,80 @@ def test_a_file_is_scored_while_training_as_it_is_afterwards(
         "last/loss",
         "last/perplexity",
     }
-    assert found == {name: float(number(before[name])) for name in found}
-    assert before["last/perplexity"] == pytest.approx(np.exp(before["last/loss"]), rel=1e-9)
+    for name, score in scores.items():
+        assert score == as_printed(while_training[name])
+    perplexity = np.exp(while_training["last/loss"])
+    assert while_training["last/perplexity"] == pytest.approx(perplexity, rel=1e-9)
 
 
 def test_averaged_weights_are_scored_where_the_run_has_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--ema=0.5"])
-    capsys.readouterr()
-    main(["evaluate", "a", "--questions", "last=last.jsonl"])
-    assert printed(capsys)["last/loss"] == float(number(logged()["last/loss"]))
+    train("--multiple-choice", "last.jsonl", "--ema=0.5")
+    scores = evaluate(capsys, "--questions", "last=last.jsonl")
+    assert scores["last/loss"] == as_printed(last_evaluation()["last/loss"])
 
 
 def test_a_file_alone_is_called_after_itself_in_both_places(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl"])
-    capsys.readouterr()
-    main(["evaluate", "a", "--questions", "last.jsonl"])
-    assert printed(capsys)["last/loss"] == float(number(logged()["last/loss"]))
+    train("--multiple-choice", "last.jsonl")
+    scores = evaluate(capsys, "--questions", "last.jsonl")
+    assert scores["last/loss"] == as_printed(last_evaluation()["last/loss"])
 
 
 def test_files_are_scored_in_the_precision_that_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noted(*arguments: Any, precision: str, **settings: Any) -> dict[str, float]:
-        asked.append(precision)
-        return scores(*arguments, precision=precision, **settings)
+    precisions = list[str]()
+    score = sf.evaluate
 
-    asked = list[str]()
-    scores = sf.evaluate
-    monkeypatch.setattr(sf, "evaluate", noted)
-    main(["train", "gpt", *SMALL])
-    capsys.readouterr()
-    settled = (
-        sf.checkpoint.Store(Path("runs/a/checkpoints"))
-        .newest_intact()[0]
-        .state["identity"]["precision"]
-    )
-    found = {}
-    for flags in ([], ["--precision=fp32"], ["--precision=bf16"]):
-        main(["evaluate", "a", "--questions", "last=last.jsonl", *flags])
-        found[*flags] = printed(capsys)["last/loss"]
-    assert asked == [settled, "fp32", "bf16"]
-    assert found["--precision=fp32",] != found["--precision=bf16",]
+    def noting(*arguments: Any, precision: str, **settings: Any) -> dict[str, float]:
+        precisions.append(precision)
+        return score(*arguments, precision=precision, **settings)
+
+    monkeypatch.setattr(sf, "evaluate", noting)
+    train()
+    newest, *_ = sf.checkpoint.Store(Path("runs/a/checkpoints")).newest_intact()
+    of_run = newest.state["identity"]["precision"]
+
+    evaluate(capsys, "--questions", "last=last.jsonl")
+    in_fp32 = evaluate(capsys, "--questions", "last=last.jsonl", "--precision=fp32")
+    in_bf16 = evaluate(capsys, "--questions", "last=last.jsonl", "--precision=bf16")
+
+    assert precisions == [of_run, "fp32", "bf16"]
+    assert in_fp32["last/loss"] != in_bf16["last/loss"]
 
 
 def test_a_fixed_part_of_a_file_is_asked_and_changes_no_weight(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(
-        ["train", "gpt", *SMALL, "--multiple-choice", "last.jsonl", "--multiple-choice-questions=7"]
-    )
-    main(["train", "gpt", *SMALL, "--run-dir=runs/b"])
-    weights = [
-        Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes() for run in "ab"
-    ]
-    assert weights[0] == weights[1]
-    capsys.readouterr()
-    main(["evaluate", "a", "--split", "last"])  # the run's own part of it, not the whole
-    assert printed(capsys)["last/loss"] == float(number(logged()["last/loss"]))
+    def weights(run: str) -> bytes:
+        return Path(f"runs/{run}/checkpoints/step-00000006/model.safetensors").read_bytes()
+
+    train("--multiple-choice", "last.jsonl", "--multiple-choice-questions=7")
+    train("--run-dir=runs/b")
+    scores = evaluate(capsys, "--split", "last")  # the run's own part of it, not the whole
+
+    assert weights("a") == weights("b")
+    assert scores["last/loss"] == as_printed(last_evaluation()["last/loss"])
 
 
 def test_one_split_of_a_run_is_scored_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", "gpt", *SMALL, "--multiple-choice", "swag.jsonl"])
-    capsys.readouterr()
-    main(["evaluate", "a", "--split", "val"])
-    assert {name.partition("/")[0] for name in printed(capsys)} == {"val"}
+    train("--multiple-choice", "swag.jsonl")
+    scores = evaluate(capsys, "--split", "val")
+    assert {name.partition("/")[0] for name in scores} == {"val"}
 
 
 def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", "gpt", *SMALL])
+    train()
 
     @in_one
     @pytest.mark.parametrize(
-        ("flag", "names", "status", "says"),
+        ("flag", "values", "status", "words"),
         [
             ("--split", ["nothing"], 2, "[setting-out-of-range]"),
-            (
-                "--split",
-                ["swag.jsonl"],
-                2,
-                "[setting-out-of-range]",
-            ),
+            ("--split", ["swag.jsonl"], 2, "[setting-out-of-range]"),
             ("--questions", ["missing.jsonl"], 3, "no file missing.jsonl"),
             ("--questions", ["=swag.jsonl"], 2, "[split-without-name]"),
             ("--questions", ["a=swag.jsonl", "a=last.jsonl"], 2, "[split-named-twice]"),
@@ -180,17 +189,20 @@ def test_what_cannot_be_scored_is_refused(capsys: pytest.CaptureFixture[str]) ->
             ("--questions", ["a=text.txt"], 3, "[line-not-json]"),
         ],
     )
-    def refused(
-        flag: str, names: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
+    def check_refusal(
+        flag: str, values: list[str], status: int, words: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
+        arguments = []
+        for value in values:
+            arguments += [flag, value]
         with pytest.raises(SystemExit) as end:
-            main(["evaluate", "a", *(part for name in names for part in (flag, name))])
-        said = capsys.readouterr().err
+            main(["evaluate", "a", *arguments])
+        message = capsys.readouterr().err
         assert end.value.code == status
-        assert says in said
-        assert len(said.splitlines()) <= 5
+        assert words in message
+        assert len(message.splitlines()) <= 5
 
-    refused(capsys=capsys)
+    check_refusal(capsys=capsys)
 
 
 @pytest.mark.parametrize("given", [["a=b", "a=c"], ["=b"], ["a="], ["val=b"], ["x/y=b"], [""]])
@@ -207,22 +219,30 @@ def test_how_many_questions_are_cut_is_told(capsys: pytest.CaptureFixture[str]) 
     assert numbers_in(note) == [20, 20, 18]  # cut, of all; tokens of the context
 
 
-def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings() -> None:
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("swag", sf.metrics.multiple_choice_accuracy),
+        ("last", sf.metrics.continuation_accuracy),
+    ],
+)
+def test_the_scores_of_a_gpt_need_no_other_logits_than_those_of_endings(
+    name: str, metric: Any
+) -> None:
     torch.manual_seed(0)
     shape = sf.models.GPTConfig(
         layers=1, heads=2, width=16, context=64, vocab_size=257, family="gpt2"
     )
     model = sf.models.GPT(shape)
-    for name, score in (
-        ("swag", sf.metrics.multiple_choice_accuracy),
-        ("last", sf.metrics.continuation_accuracy),
-    ):
-        split = question_split(
-            name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64
-        )
-        whole = sf.evaluate(model, sf.Split(split.data, metrics=score, loss=False))
-        found = sf.evaluate(model, split)
-        assert {key: found[key] for key in whole} == pytest.approx(whole, rel=1e-6)
+    split = question_split(
+        name, Path(f"{name}.jsonl"), tokenizer=sf.tokenizers.ByteTokenizer(), context=64
+    )
+
+    of_endings = sf.evaluate(model, split)
+    of_all_logits = sf.evaluate(model, sf.Split(split.data, metrics=metric, loss=False))
+
+    for score, value in of_all_logits.items():
+        assert of_endings[score] == pytest.approx(value, rel=1e-6)
 
 
 def test_no_questions_of_a_file_are_refused_with_all_else_that_is_wrong() -> None:
