@@ -86,9 +86,9 @@ def recipe(name: str, **changes: Any) -> Callable[[Path], sf.Run]:
     module: Any = {"gpt": gpt, "images": images, "translation": translation}[name]
 
     def build(run_dir: Path) -> sf.Run:
-        values = (
-            SMALL[name] | EVERY | {key.replace("__", "."): value for key, value in changes.items()}
-        )
+        values = SMALL[name] | EVERY
+        for setting, value in changes.items():
+            values[setting.replace("__", ".")] = value
         if name == "gpt":
             values["data.path"] = str(_text(run_dir.parent))
         values |= {"run_dir": str(run_dir), "precision": "fp32"}
@@ -115,28 +115,29 @@ def digits() -> tuple[Tensor, Tensor]:
     """All 1,797 in one fixed order: pixels from 0 to 1, and labels."""
     from sklearn.datasets import load_digits  # takes a second: only where it is used
 
-    found = load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(found.data, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[
-        order
-    ].long()
+    data = load_digits()
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    inputs = torch.tensor(data.data, dtype=torch.float32)[order] / 16
+    labels = torch.tensor(data.target)[order].long()
+    return inputs, labels
 
 
 def network(
     activation: Callable[[], nn.Module] = nn.ReLU, *, hidden: int = 2, width: int = 48
 ) -> nn.Sequential:
     """A plain one: `hidden` layers and a head."""
-    sizes = [64, *[width] * hidden]
-    layers = [
-        part for before in range(hidden) for part in (nn.Linear(sizes[before], width), activation())
-    ]
-    return nn.Sequential(*layers, nn.Linear(width, 10))
+    layers: list[nn.Module] = []
+    inputs = 64
+    for _ in range(hidden):
+        layers += [nn.Linear(inputs, width), activation()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, 10))
 
 
 def linear_in(model: nn.Sequential, place: int) -> nn.Linear:
-    found = model[place]
-    assert isinstance(found, nn.Linear)
-    return found
+    layer = model[place]
+    assert isinstance(layer, nn.Linear)
+    return layer
 
 
 def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -249,10 +250,11 @@ def mostly_zero(labels: Tensor) -> Tensor:
 def sharing(share: float) -> dict[str, Any]:
     inputs, labels = digits()
     shared = int(297 * share)
-    part = [torch.cat([held[1500 + shared :], held[:shared]]) for held in (inputs, labels)]
-    return {
-        "splits": {"val": sf.Split((part[0], part[1]), metrics=sf.metrics.accuracy, batch_size=297)}
-    }
+    held_out = (
+        torch.cat([inputs[1500 + shared :], inputs[:shared]]),
+        torch.cat([labels[1500 + shared :], labels[:shared]]),
+    )
+    return {"splits": {"val": sf.Split(held_out, metrics=sf.metrics.accuracy, batch_size=297)}}
 
 
 def dead() -> nn.Module:
@@ -310,11 +312,11 @@ class Counting:
         self.change = change
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
-        found = loss(model, batch)
+        usual = loss(model, batch)
         if not (model.training and torch.is_grad_enabled()):
-            return found
+            return usual
         self.calls += 1
-        return self.change(self.calls, found)
+        return self.change(self.calls, usual)
 
 
 def counting(change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
@@ -324,20 +326,19 @@ def counting(change: Callable[[int, Tensor], Tensor]) -> dict[str, Any]:
 def leaking() -> dict[str, Any]:
     kept: list[Tensor] = []
 
-    def keep(calls: int, found: Tensor) -> Tensor:
-        pages = mmap(
-            -1, 1_600_000
-        )  # new to the process; an allocator would hand out memory that earlier tests freed
+    def keep(calls: int, usual: Tensor) -> Tensor:
+        # new to the process; an allocator would hand out memory that earlier tests freed
+        pages = mmap(-1, 1_600_000)
         kept.append(torch.frombuffer(pages, dtype=torch.float32).fill_(calls))
-        return found
+        return usual
 
     return counting(keep)
 
 
 def sleeping(seconds: Callable[[int], float]) -> dict[str, Any]:
-    def wait(calls: int, found: Tensor) -> Tensor:
+    def wait(calls: int, usual: Tensor) -> Tensor:
         time.sleep(seconds(calls))
-        return found
+        return usual
 
     return counting(wait)
 
@@ -389,7 +390,20 @@ def noisy() -> dict[str, Any]:
 
 
 def growing() -> dict[str, Any]:
-    return counting(lambda calls, found: found * 1.04**calls)
+    return counting(lambda calls, usual: usual * 1.04**calls)
+
+
+def uphill() -> dict[str, Any]:
+    """From step 80 on the gradient is turned around."""
+
+    def turn(calls: int, usual: Tensor) -> Tensor:
+        return usual if calls <= 80 else -usual + 2 * usual.detach()
+
+    return counting(turn)
+
+
+def with_a_jump() -> dict[str, Any]:
+    return counting(lambda calls, usual: usual + 5.0 if calls == 91 else usual)
 
 
 def linear() -> dict[str, Any]:
@@ -521,11 +535,7 @@ FAULTY = [
     Planted(
         "own, uphill from step 80 on",
         "diverged",
-        own(
-            lambda: counting(
-                lambda calls, found: found if calls <= 80 else -found + 2 * found.detach()
-            )
-        ),
+        own(uphill),
     ),
     Planted("own, NaN in one sample", "non-finite-steps", own(lambda: with_nan(0.0))),
     Planted(
@@ -625,7 +635,7 @@ FAULTY = [
     Planted(
         "own, a jump at step 90",
         "loss-spikes",
-        own(lambda: counting(lambda calls, found: found + 5.0 * (calls == 91))),
+        own(with_a_jump),
     ),
     Planted(
         "own, slower and slower",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import shlex
 import subprocess
 import sys
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,10 @@ from typing import Any
 import pytest
 import torch
 
+import small_runs
 from diagnose.histories import described
-from diagnose.histories import train as history
+from diagnose.histories import train as train_records
 from refused import refused
-from small_runs import build
-from small_runs import train as trained
 from stated import numbers_in
 from surefoot.cli.diagnose import AlertOption, alert_of
 from surefoot.cli.main import main
@@ -45,12 +46,19 @@ ERROR = Finding(
 )
 
 
+@dataclass(frozen=True)
+class Request:
+    path: str
+    content_type: str
+    body: dict[str, Any]
+
+
 class Hook(HTTPServer):
     """A local server that answers with `status` and keeps what it gets."""
 
     def __init__(self) -> None:
         self.status = 200
-        self.got = list[tuple[str, str, dict[str, Any]]]()
+        self.requests = list[Request]()
         self.authorizations = list[str | None]()
         hook = self
 
@@ -58,14 +66,15 @@ class Hook(HTTPServer):
             def do_POST(self) -> None:
                 hook.authorizations.append(self.headers["Authorization"])
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                hook.got.append((self.path, self.headers["Content-Type"], json.loads(body)))
+                content_type = str(self.headers["Content-Type"])
+                hook.requests.append(Request(self.path, content_type, json.loads(body)))
                 self.send_response(hook.status)
                 if hook.status == 302:
                     self.send_header("Location", "/elsewhere")
                 self.end_headers()
 
             def do_GET(self) -> None:
-                hook.got.append((self.path, "GET", {}))
+                hook.requests.append(Request(self.path, "GET", {}))
                 self.send_response(200)
                 self.end_headers()
 
@@ -73,6 +82,18 @@ class Hook(HTTPServer):
                 pass
 
         super().__init__(("127.0.0.1", 0), Keep)
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [request.body for request in self.requests]
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return [body["finding"] for body in self.bodies]
+
+    @property
+    def names(self) -> list[str]:
+        return [finding["name"] for finding in self.findings]
 
     @property
     def address(self) -> str:
@@ -89,89 +110,112 @@ def hook() -> Iterator[Hook]:
         thread.join()
 
 
+KEEPING_PROGRAM = """
+import json, sys
+with open({out!r}, "a") as file:
+    file.write(json.dumps([sys.argv[1:], json.load(sys.stdin)]) + chr(10))
+"""
+
+
+@dataclass(frozen=True)
+class KeepingCommand:
+    """A command that appends its arguments and its input to a file."""
+
+    command: str
+    out: Path
+
+    def calls(self) -> list[Any]:
+        """The arguments and the input of each call."""
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
+
+
 @pytest.fixture
-def kept(tmp_path: Path) -> tuple[str, Callable[[], list[list[Any]]]]:
-    """A command that appends its arguments and its input to a file, and a function that reads
-    them.
-    """
+def keeping(tmp_path: Path) -> KeepingCommand:
     program = tmp_path / "keep.py"
     out = tmp_path / "kept.jsonl"
-    program.write_text(
-        f"import json, sys\nopen({str(out)!r}, 'a').write(json.dumps([sys.argv[1:], json.load(sys.stdin)]) + chr(10))\n"
-    )
-    command = shlex.join([sys.executable, str(program)])
-    return (
-        command,
-        lambda: [json.loads(text) for text in out.read_text().splitlines()] if out.exists() else [],
-    )
+    program.write_text(KEEPING_PROGRAM.format(out=str(out)))
+    return KeepingCommand(shlex.join([sys.executable, str(program)]), out)
+
+
+def send_error(target: str) -> Alert:
+    """Send an error to a target, and wait until it is delivered or given up."""
+    alert = Alert(target)
+    alert.send(ERROR, run="runs/a", step=1234)
+    alert.close()
+    return alert
 
 
 def test_an_address_gets_the_finding_as_json(hook: Hook) -> None:
-    alert = Alert(hook.address)
-    alert.send(ERROR, run="runs/a", step=1234)
-    alert.close()
-    ((path, kind, body),) = hook.got
-    assert (path, kind) == ("/hook?token=secret", "application/json")
-    assert body["finding"] == ERROR.to_dict()
-    assert (body["run"], body["step"]) == (str(Path("runs/a").resolve()), 1234)
-    where, _, what = body["text"].partition(": ")
-    assert where == f"ERROR diverged in {body['run']}, step 1,234"
-    assert what == ERROR.message
+    alert = send_error(hook.address)
+
+    (request,) = hook.requests
+    run = str(Path("runs/a").resolve())
+    assert request.path == "/hook?token=secret"
+    assert request.content_type == "application/json"
+    assert request.body["finding"] == ERROR.to_dict()
+    assert request.body["run"] == run
+    assert request.body["step"] == 1234
+    assert request.body["text"] == f"ERROR diverged in {run}, step 1,234: {ERROR.message}"
     assert alert.problems() == []
 
 
 def test_a_command_gets_it_on_its_input_and_no_shell_reads_its_arguments(
-    tmp_path: Path, kept
+    tmp_path: Path, keeping: KeepingCommand
 ) -> None:
-    command, read = kept
-    alert = Alert(f"{command} '; touch {tmp_path / 'ran'}' $HOME")
-    alert.send(ERROR, run="runs/a", step=3)
-    alert.close()
-    (((first, second), body),) = read()
-    assert (first, second) == (f"; touch {tmp_path / 'ran'}", "$HOME")
+    touched = tmp_path / "touched"
+
+    alert = send_error(f"{keeping.command} '; touch {touched}' $HOME")
+
+    ((arguments, body),) = keeping.calls()
+    assert arguments == [f"; touch {touched}", "$HOME"]
     assert body["finding"]["name"] == "diverged"
-    assert not (tmp_path / "ran").exists()
+    assert not touched.exists()
     assert alert.problems() == []
 
 
-def test_what_is_not_delivered_is_one_line_without_the_secret(hook: Hook) -> None:
-    failing = [
-        Alert(hook.address),
-        Alert(shlex.join([sys.executable, "-c", "raise SystemExit(3)"])),
-    ]
-    failing.append(Alert("http://127.0.0.1:9/secret"))  # nobody listens
+def test_an_address_that_refuses_is_one_line_without_the_secret(hook: Hook) -> None:
     hook.status = 302
-    for alert in failing:
-        alert.send(ERROR, run="runs/a", step=3)
-        alert.close()
-    lines = [alert.problems() for alert in failing]
-    assert [len(each) for each in lines] == [1, 1, 1]
+
+    (line,) = send_error(hook.address).problems()
+
     host_and_port = hook.address.partition("/hook")[0]
-    for warning, address in ((lines[0][0], host_and_port), (lines[2][0], "http://127.0.0.1:9")):
-        assert warning.startswith("WARNING: ")
-        assert f" {address}: " in warning
-    assert [path for path, *_ in hook.got] == ["/hook?token=secret"]  # a redirect would come as GET
-    assert lines[1][0].endswith("exit status 3")
-    assert "secret" not in str(lines)
+    assert line.startswith("WARNING: ")
+    assert f" {host_and_port}: " in line
+    assert "secret" not in line
+    # a redirect would come as GET
+    assert [request.path for request in hook.requests] == ["/hook?token=secret"]
+
+
+def test_an_address_at_which_nobody_listens_is_one_line_without_the_secret() -> None:
+    (line,) = send_error("http://127.0.0.1:9/secret").problems()
+    assert line.startswith("WARNING: ")
+    assert " http://127.0.0.1:9: " in line
+    assert "secret" not in line
+
+
+def test_a_command_that_fails_is_one_line_without_its_arguments() -> None:
+    failing = [sys.executable, "-c", "raise SystemExit(3)", "secret"]
+    (line,) = send_error(shlex.join(failing)).problems()
+    assert line.endswith("exit status 3")
+    assert "secret" not in line
 
 
 def test_a_target_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alerts, "_PATIENCE_S", 0.2)
-    alert = Alert(shlex.join([sys.executable, "-c", "import time; time.sleep(600)"]))
-    alert.send(ERROR, run="runs/a", step=3)  # returns at once
-    alert.close()
-    assert numbers_in(alert.problems()[0])[-1] == 0  # seconds, rounded
+    hanging = [sys.executable, "-c", "import time; time.sleep(600)"]
+    (line,) = send_error(shlex.join(hanging)).problems()
+    assert numbers_in(line)[-1] == 0  # seconds, rounded
 
 
-def kept_alive(tmp_path: Path, *, then: str) -> tuple[str, Path]:
-    """A command whose child holds a lock as long as it lives, and the file of the lock."""
+def write_hanging_command(tmp_path: Path) -> tuple[str, Path]:
+    """A command that hangs, whose child holds a lock as long as it lives; the file of the lock."""
     lock = tmp_path / "lock"
     child = f"import fcntl; f = open({str(lock)!r}, 'w'); fcntl.lockf(f, fcntl.LOCK_EX); input()"
     program = tmp_path / "alert.py"
     program.write_text(
         "import subprocess, sys, time\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE)\n"
-        f"{then}\n"
+        "time.sleep(600)\n"
     )
     return shlex.join([sys.executable, str(program)]), lock
 
@@ -187,7 +231,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-class Began:
+class PatienceUntilLocked:
     """The patience of an alert that ends when a command's child has begun."""
 
     def __init__(self, lock: Path) -> None:
@@ -203,8 +247,9 @@ class Began:
 def test_a_command_that_hangs_is_ended_with_all_that_it_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command, lock = kept_alive(tmp_path, then="time.sleep(600)")
-    monkeypatch.setattr(alerts.subprocess.Popen, "communicate", Began(lock).wait)
+    command, lock = write_hanging_command(tmp_path)
+    monkeypatch.setattr(alerts.subprocess.Popen, "communicate", PatienceUntilLocked(lock).wait)
+
     with refused("alert-test-failed", setting="alert"):
         Alert(command).test(run="runs/a")
     assert wait_until(lambda: not is_locked(lock))
@@ -215,13 +260,15 @@ def test_the_command_that_is_left_when_a_run_ends_is_ended_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "_AT_END_S", 0.2)
-    command, lock = kept_alive(tmp_path, then="time.sleep(600)")
+    command, lock = write_hanging_command(tmp_path)
     alert = Alert(command)
     alert.send(ERROR, run="runs/a", step=3)
     alert.send(ERROR, run="runs/a", step=4)  # must not begin
     assert wait_until(lambda: is_locked(lock))
     thread = alert.thread
+
     alert.close()
+
     assert thread is not None
     thread.join(HANG_S)
     assert not thread.is_alive()
@@ -241,11 +288,12 @@ def test_the_command_that_is_left_when_a_run_ends_is_ended_too(
 def test_a_user_and_password_are_sent_as_a_header_and_named_nowhere(
     user: str, plain: str, hook: Hook
 ) -> None:
-    alert = Alert(hook.address.replace("http://", f"http://{user}@"))
-    alert.send(ERROR, run="runs/a", step=3)
-    alert.close()
+    address = hook.address.replace("http://", f"http://{user}@")
+
+    alert = send_error(address)
     assert alert.problems() == []
     assert hook.authorizations == [f"Basic {b64encode(plain.encode()).decode()}"]
+
     hook.status = 401
     with refused("alert-test-failed") as error:
         alert.test(run="runs/a")
@@ -306,89 +354,106 @@ def test_a_command_that_is_none_is_refused_without_its_arguments(code: str, targ
 
 
 def test_a_command_stays_where_it_is_if_the_directory_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeping: KeepingCommand
 ) -> None:
-    command, read = kept
     script = tmp_path / "alert.sh"
-    script.write_text(f"#!/bin/sh\nexec {command}\n")
+    script.write_text(f"#!/bin/sh\nexec {keeping.command}\n")
     script.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     alert = Alert("./alert.sh")
     monkeypatch.chdir("/")
+
     alert.test(run="runs/a")
-    (((), body),) = read()
-    assert (body["finding"]["name"], body["finding"]["severity"]) == ("alert-test", "note")
+
+    ((arguments, body),) = keeping.calls()
+    assert arguments == []
+    assert body["finding"]["name"] == "alert-test"
+    assert body["finding"]["severity"] == "note"
 
 
-def skipping(kept: int = 20) -> list[dict[str, Any]]:
-    return list(history(skipped=lambda place: int(place >= 5) + 5 * (place > kept)))
+def skipping_records() -> list[dict[str, Any]]:
+    """Of a run that skips a step in each record, and later many."""
+
+    def skipped(place: int) -> int:
+        if place < 5:
+            return 0
+        return 1 if place <= 20 else 6
+
+    return train_records(skipped=skipped)
 
 
 def test_a_finding_is_sent_once_and_only_errors_are(hook: Hook) -> None:
-    said: list[str] = []
-    alert = Alert(hook.address)
-    live = LiveFindings(described(standing="running"), say=said.append, command=None, alert=alert)
-    for record in skipping():
+    live = LiveFindings(
+        described(standing="running"), say=lambda _: None, command=None, alert=Alert(hook.address)
+    )
+    for record in skipping_records():
         live.write(record)
     live.write({"kind": "event", "step": 400, "event": "finished"})
     live.at_end()
     live.close()
-    names = [body["finding"]["name"] for *_, body in hook.got]
-    assert names.count("non-finite-steps") == 1
-    assert len(names) == len(set(names))
-    assert {body["finding"]["severity"] for *_, body in hook.got} == {"error"}
+
+    assert hook.names.count("non-finite-steps") == 1
+    assert len(hook.names) == len(set(hook.names))
+    assert {finding["severity"] for finding in hook.findings} == {"error"}
 
 
 def test_a_resumed_run_does_not_send_its_old_findings(hook: Hook) -> None:
-    records = skipping()
-    alert = Alert(hook.address)
-    old = records[:-5]
-    new = records[-5:]
+    records = skipping_records()
     live = LiveFindings(
         described(standing="running"),
         say=print,
         command=None,
-        alert=alert,
-        earlier=old,
+        alert=Alert(hook.address),
+        earlier=records[:-5],
         now=lambda: 0.0,
     )
-    for record in new:
+    for record in records[-5:]:
         live.write(record)
-    assert "non-finite-steps" in {
-        finding.name for finding in live.at_end() if finding.severity == "error"
-    }
+    at_end = live.at_end()
     live.close()
-    assert "non-finite-steps" not in [body["finding"]["name"] for *_, body in hook.got]
+
+    errors = [finding.name for finding in at_end if finding.severity == "error"]
+    assert "non-finite-steps" in errors
+    assert "non-finite-steps" not in hook.names
+
+
+def train_until_it_diverges(run_dir: Path, alert: str | None) -> None:
+    """In the 31st pass the loss is not a number."""
+    passes = 0
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        nonlocal passes
+        if model.training and torch.is_grad_enabled():
+            passes += 1
+        usual = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return usual * math.nan if passes > 30 else usual
+
+    run = small_runs.build(run_dir, loss=loss, check_state=False, log_every="1 steps")
+    run.parts.alert = alert
+    with pytest.raises(DivergedError):
+        small_runs.train(run)
+
+
+def newest_tensors(run_dir: Path) -> dict[str, bytes]:
+    """The files of tensors of the newest checkpoint."""
+    newest = max((run_dir / "checkpoints").glob("step-*"))
+    return {
+        f"{newest.name}/{path.name}": path.read_bytes() for path in newest.glob("*.safetensors")
+    }
 
 
 def test_an_alert_changes_no_bit_and_a_run_that_diverges_sends_one(
     tmp_path: Path, hook: Hook
 ) -> None:
-    def loss(model, batch):
-        if model.training and torch.is_grad_enabled():
-            passes.append(0)
-        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1]) * (
-            float("nan") if len(passes) > 30 else 1
-        )
+    train_until_it_diverges(tmp_path / "without", None)
+    train_until_it_diverges(tmp_path / "with", hook.address)
+    train_until_it_diverges(tmp_path / "nowhere", "http://127.0.0.1:9/")
 
-    weights = []
-    for name, target in (
-        ("without", None),
-        ("with", hook.address),
-        ("nowhere", "http://127.0.0.1:9/"),
-    ):
-        passes: list[int] = []
-        run = build(tmp_path / name, loss=loss, check_state=False, log_every="1 steps")
-        run.parts.alert = target
-        with pytest.raises(DivergedError):
-            trained(run)
-        newest = max((tmp_path / name / "checkpoints").glob("step-*"))
-        weights.append(
-            [newest.name, *(path.read_bytes() for path in sorted(newest.glob("*.safetensors")))]
-        )
-    assert len(weights[0]) > 2
-    assert weights[0] == weights[1] == weights[2]
-    assert "diverged" in [body["finding"]["name"] for *_, body in hook.got]
+    without_alert = newest_tensors(tmp_path / "without")
+    assert len(without_alert) > 1
+    assert newest_tensors(tmp_path / "with") == without_alert
+    assert newest_tensors(tmp_path / "nowhere") == without_alert
+    assert "diverged" in hook.names
 
 
 PROGRAM = """
@@ -407,28 +472,34 @@ def test_a_target_stands_nowhere_in_the_run(
         words += ["--alert", hook.address, "--alert-test"]
         monkeypatch.setattr(sys, "argv", ["surefoot", *words])
         main(words)
-    texts = [path.read_bytes() for path in run.rglob("*") if path.is_file()]
-    assert b"surefoot" in b"".join(texts)
-    assert not any(b"secret" in text or b"--alert" in text for text in texts)
-    assert [body["finding"]["name"] for *_, body in hook.got] == ["alert-test", "alert-test"]
+    files = [path.read_bytes() for path in run.rglob("*") if path.is_file()]
+    everything = b"".join(files)
+    assert b"surefoot" in everything
+    assert b"secret" not in everything
+    assert b"--alert" not in everything
+    assert hook.names == ["alert-test", "alert-test"]
 
 
-@pytest.mark.parametrize("environment", [{}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}])
-def test_a_test_alert_is_sent_by_one_process_before_anything_begins(
-    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+def test_a_test_alert_is_sent_before_anything_begins(tmp_path: Path, hook: Hook) -> None:
     hook.status = 404
-    options = AlertOption(alert=hook.address, alert_test=True)
-    if environment:
-        alert_of(options, run=tmp_path / "run")
-        assert hook.got == []
-    else:
-        with refused("alert-test-failed", setting="alert"):
-            alert_of(options, run=tmp_path / "run")
-        ((_, _, body),) = hook.got
-        assert (body["run"], body["finding"]["severity"]) == (str(tmp_path / "run"), "note")
+
+    with refused("alert-test-failed", setting="alert"):
+        alert_of(AlertOption(alert=hook.address, alert_test=True), run=tmp_path / "run")
+
+    (body,) = hook.bodies
+    assert body["run"] == str(tmp_path / "run")
+    assert body["finding"]["severity"] == "note"
+
+
+def test_a_test_alert_is_not_sent_by_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+    alert_of(AlertOption(alert=hook.address, alert_test=True), run=tmp_path / "run")
+
+    assert hook.requests == []
 
 
 def test_a_test_without_a_target_is_refused() -> None:
@@ -443,10 +514,14 @@ def test_a_bad_target_is_refused_before_anything_is_read(
     run = tmp_path / "run"
     (tmp_path / "program.py").write_text(PROGRAM.format(run_dir=str(run)))
     program = f"{tmp_path}/program.py:build"
+    target = program
     if verb == "resume":
         main(["train", program])
+        target = str(run)
+
     with pytest.raises(SystemExit) as end:
-        main([verb, program if verb == "train" else str(run), "--alert", "no-such-command"])
+        main([verb, target, "--alert", "no-such-command"])
+
     assert end.value.code == 2
     assert "[alert-target-unknown]" in capsys.readouterr().err
     assert run.exists() == (verb == "resume")
@@ -456,35 +531,38 @@ def test_the_page_of_a_directory_sends_the_findings_of_runs_that_it_has_seen_run
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Hook
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    ends = [train(60, float("nan"), skipped=10), {"kind": "event", "step": 60, "event": "diverged"}]
-    for name in ("old", "new"):
-        written(tmp_path / "runs" / name, falling(50) + (ends if name == "old" else []))
-
-    def looked() -> None:
-        watch.look()
-        while watch.work():
-            pass
-
-    directory = RunDirectory(tmp_path / "runs" / "new")
+    runs = tmp_path / "runs"
+    end = [train(60, math.nan, skipped=10), {"kind": "event", "step": 60, "event": "diverged"}]
+    written(runs / "over", falling(50) + end)
+    written(runs / "running", falling(50))
+    directory = RunDirectory(runs / "running")
     directory.open()
-    watch = DirectoryWatch(tmp_path / "runs", alert=Alert(hook.address))
-    looked()
-    assert hook.got == []
-    with (tmp_path / "runs" / "new" / "metrics.jsonl").open("a") as file:
-        file.write("".join(f"{line(record)}\n" for record in ends))
+
+    watch = DirectoryWatch(runs, alert=Alert(hook.address))
+    look(watch)
+    assert hook.requests == []
+
+    with (runs / "running" / "metrics.jsonl").open("a") as file:
+        file.write("".join(f"{line(record)}\n" for record in end))
     directory.close()
-    looked()
-    looked()
+    look(watch)
+    look(watch)
     watch.close()
+
     directory.open()  # resumed
-    watch = DirectoryWatch(
-        tmp_path / "runs", alert=Alert(hook.address)
-    )  # it knows from the cache what was sent
-    looked()
+    watch = DirectoryWatch(runs, alert=Alert(hook.address))
+    look(watch)  # it knows from the cache what was sent
     directory.close()
-    looked()
+    look(watch)
     watch.close()
-    sent = [(Path(body["run"]).name, body["finding"]["name"]) for *_, body in hook.got]
-    assert ("new", "diverged") in sent
-    assert len(sent) == len(set(sent))
-    assert {name for name, _ in sent} == {"new"}
+
+    assert "diverged" in hook.names
+    assert len(hook.names) == len(set(hook.names))
+    assert {Path(body["run"]).name for body in hook.bodies} == {"running"}
+
+
+def look(watch: DirectoryWatch) -> None:
+    """Look at all runs until there is nothing left to do."""
+    watch.look()
+    while watch.work():
+        pass

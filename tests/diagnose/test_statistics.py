@@ -14,21 +14,23 @@ from surefoot.tools.diagnose.statistics import level, levels, noise, slope, spre
 @pytest.mark.parametrize("count", [4, 5, 6])
 def test_the_trend_of_values_in_any_order_has_mean_0_and_deviation_1(count: int) -> None:
     """Over all orders, each as likely: so says Kendall 1975."""
-    trends = np.array(
-        [trend(np.array(order, dtype=np.float64)) for order in permutations(range(count))]
-    )
+    rising = np.arange(float(count))
+    trends = np.array([trend(np.array(order)) for order in permutations(rising)])
     assert trends.mean() == pytest.approx(0.0, abs=1e-12)
     assert trends.std() == pytest.approx(1.0, rel=1e-12)
-    assert trends.max() == trend(np.arange(float(count))) == -trend(-np.arange(float(count)))
+    assert trends.max() == trend(rising) == -trend(-rising)
 
 
 def test_of_normal_values_spread_and_noise_are_the_standard_deviation() -> None:
     values = 3.0 * np.random.default_rng(0).standard_normal(200_000)
     assert spread(values) == pytest.approx(3.0, rel=0.01)
     assert noise(values) == pytest.approx(3.0, rel=0.01)
-    assert noise(values + np.linspace(0, 1e6, len(values))) == pytest.approx(
-        3.0, rel=0.01
-    )  # a slow course is none
+
+
+def test_a_slow_course_is_no_noise() -> None:
+    values = 3.0 * np.random.default_rng(0).standard_normal(200_000)
+    course = np.linspace(0, 1e6, len(values))
+    assert noise(values + course) == pytest.approx(3.0, rel=0.01)
 
 
 def test_a_few_strange_values_move_no_statistic() -> None:
@@ -42,11 +44,11 @@ def test_a_few_strange_values_move_no_statistic() -> None:
 @pytest.mark.parametrize("count", [199, 200, 201, 5000])
 def test_of_many_values_some_are_looked_at_the_first_and_the_last_among_them(count: int) -> None:
     steps = np.arange(float(count))
-    assert slope(steps, 3 * steps + 1) == pytest.approx(3.0)
     used = min(count, 200)
-    assert trend(steps) == pytest.approx(
-        used * (used - 1) / 2 / math.sqrt(used * (used - 1) * (2 * used + 5) / 18)
-    )
+    pairs = used * (used - 1) / 2
+    deviation = math.sqrt(used * (used - 1) * (2 * used + 5) / 18)
+    assert slope(steps, 3 * steps + 1) == pytest.approx(3.0)
+    assert trend(steps) == pytest.approx(pairs / deviation)
 
 
 @pytest.mark.parametrize("width", [1, 2, 51, 52])
