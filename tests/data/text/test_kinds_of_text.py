@@ -14,20 +14,29 @@ import pytest
 import surefoot as sf
 from refused import refused
 from stated import numbers_in
-from surefoot.config.tree import layered
+from surefoot.data.text.shards import TokenShards
 from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import gpt
 from surefoot.recipes.readers.text.documents import files_of, load_documents, scan_documents
 from surefoot.recipes.readers.text.prepare_shards import prepare_shards
 from surefoot.tokenizers import ByteTokenizer
+from tiny_gpt import tiny_config
 
 TEXTS = ["caf\u00e9\n", "", "two\nlines", "\u65e5\u672c"]
 ROWS = [{"id": place, "text": text, "url": "u"} for place, text in enumerate(TEXTS)]
-READ = {"a:1": TEXTS[0], "a:3": TEXTS[2], "a:4": TEXTS[3]}
+
+
+def prepare_bytes(out: Path, path: Path, **settings: Any) -> TokenShards:
+    """Token shards of one file, with one token for each byte."""
+    return prepare_shards(out, [path], tokenizer=ByteTokenizer(), processes=1, **settings)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def json_lines(path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    write_rows(path, ROWS)
 
 
 def parquet(path: Path) -> None:
@@ -62,13 +71,15 @@ KINDS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_rows_are_documents_for_a_run_and_for_shards(name: str, tmp_path: Path) -> None:
     KINDS[name](tmp_path / name)
-    read = {key.replace(name, "a"): text for key, text in load_documents(tmp_path / name).items()}
-    assert read == READ
-    shards = prepare_shards(
-        tmp_path / "shards", [tmp_path / name], tokenizer=ByteTokenizer(), processes=1
-    )
-    expected = [token for text in TEXTS if text for token in (*text.encode(), 256)]
-    assert np.concatenate(shards.arrays).tolist() == expected
+
+    documents = load_documents(tmp_path / name)
+    shards = prepare_bytes(tmp_path / "shards", tmp_path / name)
+
+    assert documents == {f"{name}:{row}": TEXTS[row - 1] for row in (1, 3, 4)}
+    tokens: list[int] = []
+    for text in documents.values():
+        tokens += [*text.encode(), 256]
+    assert np.concatenate(shards.arrays).tolist() == tokens
 
 
 @pytest.mark.parametrize("start", range(6))
@@ -120,16 +131,21 @@ def test_what_is_no_prose_is_refused_unless_it_is_named_as_text(
     name: str, packed: bool, tmp_path: Path
 ) -> None:
     content = NO_PROSE[name].encode()
-    path = tmp_path / (f"{name}.gz" if packed else name)
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path = tmp_path / name
+    if packed:
+        path = tmp_path / f"{name}.gz"
+        path.write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
     with refused("no-prose", DataError, path=path):
         load_documents(path)
     with refused("no-prose", DataError, path=path):
-        prepare_shards(tmp_path / "out", [path], tokenizer=ByteTokenizer(), processes=1)
-    assert [*load_documents(path, read_as="text").values()] == [NO_PROSE[name]]
-    shards = prepare_shards(
-        tmp_path / "out", [path], tokenizer=ByteTokenizer(), processes=1, read_as="text"
-    )
+        prepare_bytes(tmp_path / "out", path)
+
+    (text,) = load_documents(path, read_as="text").values()
+    shards = prepare_bytes(tmp_path / "out", path, read_as="text")
+    assert text == NO_PROSE[name]
     assert shards.arrays[0].tolist() == [*content, 256]
 
 
@@ -158,11 +174,19 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\ns
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.arrow", "a.csv", "a.bin"])
 def test_a_pointer_of_git_lfs_is_refused_whatever_it_stands_for(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(POINTER)
-    paths = [tmp_path / name] if name.endswith((".csv", ".bin")) else [tmp_path / name, tmp_path]
-    for path in paths:
-        with refused("git-lfs-pointer", DataError, path=tmp_path / name) as caught:
-            gpt.build(config(path))
-        assert caught.value.remedies == (Command("git lfs pull"),)
+
+    with refused("git-lfs-pointer", DataError, path=tmp_path / name) as caught:
+        gpt.build(tiny_config(tmp_path / name))
+    assert caught.value.remedies == (Command("git lfs pull"),)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.arrow"])
+def test_a_pointer_of_git_lfs_in_a_directory_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(POINTER)
+
+    with refused("git-lfs-pointer", DataError, path=tmp_path / name) as caught:
+        gpt.build(tiny_config(tmp_path))
+    assert caught.value.remedies == (Command("git lfs pull"),)
 
 
 @pytest.mark.parametrize(
@@ -257,16 +281,12 @@ def test_another_read_as_is_refused(read_as: Any, tmp_path: Path) -> None:
 def test_shards_say_which_rows_and_keys_are_not_read(
     rows: list[dict[str, Any]], line: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said: list[str] = []
-    prepare_shards(
-        tmp_path / "out",
-        [tmp_path / "a.jsonl"],
-        tokenizer=ByteTokenizer(),
-        processes=1,
-        say=said.append,
-    )
-    assert line in said
+    write_rows(tmp_path / "a.jsonl", rows)
+
+    lines: list[str] = []
+    prepare_bytes(tmp_path / "out", tmp_path / "a.jsonl", say=lines.append)
+
+    assert line in lines
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.pkl", "a.PICKLE"])
@@ -274,57 +294,54 @@ def test_binary_files_are_no_text_unless_they_are_named_as_text(name: str, tmp_p
     (tmp_path / name).write_bytes(b"hello " * 20)
     with refused("binary-file", DataError, path=tmp_path / name):
         load_documents(tmp_path / name)
-    run = gpt.build(config(tmp_path / name, **{"data.read_as": "text"}))
+
+    run = gpt.build(tiny_config(tmp_path / name, **{"data.read_as": "text"}))
+
     assert run.parts.settings.data_summary[0].startswith("text of")
 
 
-def config(path: Path, **changes: Any) -> gpt.Config:
-    small = {
-        "run_dir": None,
-        "length": "4 steps",
-        "evaluate_every": "4 steps",
-        "data.path": str(path),
-        "data.tokenizer": "bytes",
-        "data.val_fraction": 0.3,
-        "model.layers": 1,
-        "model.width": 16,
-        "model.heads": 2,
-        "model.context": 8,
-        "sample_tokens": 0,
-        "cloze_questions": 0,
-        "report": False,
-    }
-    return layered(gpt.Config, [("test", small | changes)])[0]
-
-
-def test_the_header_says_which_rows_and_keys_are_not_read(tmp_path: Path) -> None:
-    rows = [*ROWS, *({"text": "the cat sat on the mat", "score": 1} for _ in range(9))]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+@pytest.fixture
+def rows_and_table(tmp_path: Path) -> Path:
+    """A directory of rows, of which one is empty, and a table that is not read."""
+    scored = [{"text": "the cat sat on the mat", "score": 1}] * 9
+    write_rows(tmp_path / "a.jsonl", [*ROWS, *scored])
     (tmp_path / "b.CSV").write_text("1,2\n")
-    run = gpt.build(config(tmp_path))
-    said = run.parts.settings.data_summary
-    *_, files, kinds, look, keys, empty_rows = said[0].split("; ")
-    assert (numbers_in(files), kinds.partition(": ")[2]) == ([1, 2], "1 .CSV")
-    assert look.startswith(f"surefoot data look {tmp_path} ")
+    return tmp_path
+
+
+def test_the_header_says_which_rows_and_keys_are_not_read(rows_and_table: Path) -> None:
+    run = gpt.build(tiny_config(rows_and_table))
+
+    of_data, of_documents, *_ = run.parts.settings.data_summary
+    *_, files, kinds, look, keys, empty_rows = of_data.split("; ")
+    assert numbers_in(files) == [1, 2]
+    assert kinds.partition(": ")[2] == "1 .CSV"
+    assert look.startswith(f"surefoot data look {rows_and_table} ")
     assert " text " in keys
     assert keys.endswith(" id, score, url")
     assert numbers_in(empty_rows) == [1]
-    assert said[1].startswith("12 documents, ")
-    as_text = gpt.build(config(tmp_path / "a.jsonl", **{"data.read_as": "text"}))
-    assert as_text.parts.settings.data_summary[1].startswith("1 file, ")
+    assert of_documents.startswith("12 documents, ")
+
+
+def test_the_header_says_that_rows_are_read_as_one_text(rows_and_table: Path) -> None:
+    run = gpt.build(tiny_config(rows_and_table / "a.jsonl", **{"data.read_as": "text"}))
+
+    assert run.parts.settings.data_summary[1].startswith("1 file, ")
 
 
 def test_a_run_that_read_rows_as_prose_goes_on_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": "the cat sat"}) + "\n" for _ in range(40)))
-    asked = config(path, run_dir=str(tmp_path / "run"), stop_after="2 steps")
+    write_rows(path, [{"text": "the cat sat"}] * 40)
+    run_dir = str(tmp_path / "run")
     with monkeypatch.context() as older:
         older.setattr("surefoot.tracking.run_reader.newest_behavior", lambda: 9)
-        gpt.build(asked).train()
-    run = gpt.build(config(path, run_dir=str(tmp_path / "run")))
+        gpt.build(tiny_config(path, run_dir=run_dir, stop_after="2 steps")).train()
+
+    run = gpt.build(tiny_config(path, run_dir=run_dir))
     run.train()
+
     assert run.state.step == 4
     tokens = np.concatenate(run.parts.settings.train_data.arrays)
     assert bytes(tokens[tokens < 256].astype("u1")).startswith(b'{"text": "the cat sat"}\n')
