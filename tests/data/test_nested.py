@@ -62,10 +62,14 @@ NESTS = [
 
 @pytest.mark.parametrize("nest", NESTS)
 def test_plain_containers_are_walked_as_torch_walks_them(nest: Any) -> None:
+    def double(tensor: Tensor) -> Tensor:
+        return 2 * tensor
+
+    doubled = map_tensors(double, nest)
+
     assert [*map(str, leaves(nest))] == [*map(str, tree_leaves(nest))]
-    for double in (map_tensors(lambda tensor: 2 * tensor, nest),):
-        assert str(double) == str(tree_map_only(Tensor, lambda tensor: 2 * tensor, nest))
-        assert type(double) is type(nest)
+    assert str(doubled) == str(tree_map_only(Tensor, double, nest))
+    assert type(doubled) is type(nest)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +82,12 @@ def test_plain_containers_are_walked_as_torch_walks_them(nest: Any) -> None:
     ],
 )
 def test_the_name_of_a_tensor_is_the_expression_that_reads_it(batch: Any, names: list[str]) -> None:
-    assert [name for name, _ in named_tensors(batch)] == names
-    assert all(eval(name, {"batch": batch}) is tensor for name, tensor in named_tensors(batch))
-    assert [*map(id, tensors(batch))] == [id(tensor) for _, tensor in named_tensors(batch)]
+    named = dict(named_tensors(batch))
+
+    assert list(named) == names
+    for name, tensor in named.items():
+        assert eval(name, {"batch": batch}) is tensor
+    assert [*map(id, tensors(batch))] == [*map(id, named.values())]
 
 
 @pytest.mark.parametrize(
@@ -96,10 +103,10 @@ def test_the_name_of_a_tensor_is_the_expression_that_reads_it(batch: Any, names:
 )
 def test_every_kind_of_batch_is_moved_and_the_one_that_was_handed_over_stays(batch: Any) -> None:
     moved = to_device(batch, META)
+
     assert type(moved) is type(batch)
-    assert [tensor.shape for tensor in tensors(moved)] == [
-        tensor.shape for tensor in tensors(batch)
-    ]
+    shapes = [tensor.shape for tensor in tensors(batch)]
+    assert [tensor.shape for tensor in tensors(moved)] == shapes
     floating = [tensor for tensor in tensors(moved) if tensor.is_floating_point()]
     assert floating
     assert all(tensor.is_meta for tensor in floating)
@@ -107,8 +114,11 @@ def test_every_kind_of_batch_is_moved_and_the_one_that_was_handed_over_stays(bat
 
 
 def test_a_batch_that_pins_itself_is_pinned() -> None:
-    assert to_device(Graph(torch.ones(1)), META, pin=True).pinned
-    assert "pinned" not in vars(to_device(Graph(torch.ones(1)), META))
+    pinned = to_device(Graph(torch.ones(1)), META, pin=True)
+    plain = to_device(Graph(torch.ones(1)), META)
+
+    assert pinned.pinned
+    assert "pinned" not in vars(plain)
 
 
 def test_rows_are_selected_in_every_container_that_has_one_per_sample() -> None:
@@ -117,11 +127,19 @@ def test_rows_are_selected_in_every_container_that_has_one_per_sample() -> None:
         "e": Encoding(ids=torch.arange(6).reshape(3, 2)),
         "text": ["a", "b", "c"],
     }
+
     few = select_rows(batch, [2, 0], of=3)
-    assert (few["x"].x.tolist(), few["e"]["ids"].tolist()) == ([2, 0], [[4, 5], [0, 1]])
+
+    assert few["x"].x.tolist() == [2, 0]
+    assert few["e"]["ids"].tolist() == [[4, 5], [0, 1]]
     assert few["text"] == ["c", "a"]
     assert batch["text"] == ["a", "b", "c"]
-    assert describe_sample(select_rows(batch["e"], [1], of=3)) == "batch['ids']  (2)  2, 3"
+
+
+def test_a_selected_row_is_described_by_its_tensors() -> None:
+    row = select_rows(Encoding(ids=torch.arange(6).reshape(3, 2)), [1], of=3)
+
+    assert describe_sample(row) == "batch['ids']  (2)  2, 3"
 
 
 @pytest.mark.parametrize("of", [1, 2, 3, 4])
@@ -155,8 +173,9 @@ def test_two_views_of_each_sample_are_counted_and_so_are_rows_that_are_not_sampl
 
 def test_a_graph_is_hashed_by_what_it_holds() -> None:
     unknown: dict[str, None] = {}
-    hashes = [
-        hash_of(Graph(nodes), unknown) for nodes in (torch.ones(2), torch.ones(2), torch.zeros(2))
-    ]
-    assert hashes[0] == hashes[1] != hashes[2]
+
+    first = hash_of(Graph(torch.ones(2)), unknown)
+
+    assert hash_of(Graph(torch.ones(2)), unknown) == first
+    assert hash_of(Graph(torch.zeros(2)), unknown) != first
     assert not unknown

@@ -10,7 +10,6 @@ import signal
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,9 @@ from rank_processes import forks, on_ranks
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
 
-SAMPLES, FEATURES, CLASSES = 14, 4, 3
+SAMPLES = 14
+FEATURES = 4
+CLASSES = 3
 INPUTS = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(SAMPLES) % CLASSES
 COLUMNS = {
@@ -91,9 +92,8 @@ def noisy(batch: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def padded(samples: list[Tensor]) -> tuple[Tensor, Tensor]:
-    return pad_sequence(samples, batch_first=True), torch.tensor(
-        [len(sample) % CLASSES for sample in samples]
-    )
+    labels = [len(sample) % CLASSES for sample in samples]
+    return pad_sequence(samples, batch_first=True), torch.tensor(labels)
 
 
 def encoded(x: Tensor, y: int) -> Any:
@@ -103,14 +103,14 @@ def encoded(x: Tensor, y: int) -> Any:
 
 
 def picture(x: Tensor) -> Image.Image:
-    return Image.fromarray((64 * x + 128).clamp(0, 255).to(torch.uint8).reshape(2, 2).numpy())
+    pixels = (64 * x + 128).clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(pixels.reshape(2, 2).numpy())
 
 
 def stacked(samples: list[tuple[Image.Image, int]]) -> tuple[Tensor, Tensor]:
-    pictures, labels = zip(*samples, strict=True)
-    return torch.from_numpy(np.stack([*map(np.array, pictures)])).flatten(1) / 255, torch.tensor(
-        labels
-    )
+    pixels = np.stack([np.array(picture) for picture, _ in samples])
+    labels = torch.tensor([label for _, label in samples])
+    return torch.from_numpy(pixels).flatten(1) / 255, labels
 
 
 def hugging_face_images(directory: Path) -> Any:
@@ -174,15 +174,17 @@ def hugging_face(directory: Path) -> Any:
 def table(directory: Path, *, name: str) -> sf.data.Table:
     import pyarrow.parquet
 
-    columns = pyarrow.table(COLUMNS).cast(
-        pyarrow.schema({"x": pyarrow.list_(pyarrow.float32()), "y": "int64", "name": "string"})
-    )
-    if not (directory / "rows.parquet").exists():
-        pyarrow.parquet.write_table(columns, directory / "rows.parquet", row_group_size=4)
+    schema = pyarrow.schema({"x": pyarrow.list_(pyarrow.float32()), "y": "int64", "name": "string"})
+    columns = pyarrow.table(COLUMNS).cast(schema)
+    path = directory / "rows.parquet"
+    if not path.exists():
+        pyarrow.parquet.write_table(columns, path, row_group_size=4)
     if name == "memory":
         return sf.data.Table(columns, columns=["x", "y"])
-    in_groups = sf.data.Table(directory / "rows.parquet", max_cache_bytes=0)
-    return in_groups if name == "parquet" else in_groups.write_arrow(directory / "rows.arrow")
+    in_groups = sf.data.Table(path, max_cache_bytes=0)
+    if name == "parquet":
+        return in_groups
+    return in_groups.write_arrow(directory / "rows.arrow")
 
 
 KINDS: dict[str, Callable[[Path], dict[str, Any]]] = {
@@ -262,66 +264,73 @@ def session(kind: str, directory: Path, name: str, *, workers: int, killed_at: i
     passes = iter(range(1_000))
     loss = KINDS[kind](directory)["loss"]
 
-    def counted(model: nn.Module, batch: Any) -> Tensor:
+    def killing_loss(model: nn.Module, batch: Any) -> Tensor:
         if model.training and torch.is_grad_enabled() and next(passes) == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss(model, batch)
 
-    with build(
-        kind, directory, loss=counted, run_dir=directory / name, workers=workers, check_state=False
-    ) as run:
-        for step in run:
-            with (directory / f"{name}.ids").open("a") as file:
-                file.write(
-                    json.dumps(
-                        [step.index, [part.sample_ids.tolist() for part in step.micro_batches]]
-                    )
-                    + "\n"
-                )
-
-
-def outcome(directory: Path, name: str) -> Any:
-    newest = max((directory / name / "checkpoints").glob("step-*"))
-    records = map(json.loads, (directory / name / "metrics.jsonl").read_text().splitlines())
-    return (
-        newest.name,
-        {file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")},
-        {record["step"]: record["loss"] for record in records if record["kind"] == "train"},
-        dict(map(json.loads, (directory / f"{name}.ids").read_text().splitlines())),
+    run = build(
+        kind,
+        directory,
+        loss=killing_loss,
+        run_dir=directory / name,
+        workers=workers,
+        check_state=False,
     )
+    with run:
+        for step in run:
+            sample_ids = [part.sample_ids.tolist() for part in step.micro_batches]
+            with (directory / f"{name}.ids").open("a") as file:
+                file.write(json.dumps([step.index, sample_ids]) + "\n")
+
+
+def outcome(directory: Path, name: str) -> dict[str, Any]:
+    """Everything that must be equal to the bit."""
+    newest = max((directory / name / "checkpoints").glob("step-*"))
+    records = sf.load(directory / name).records("train")
+    lines = (directory / f"{name}.ids").read_text().splitlines()
+    return {
+        "checkpoint": newest.name,
+        "tensors": {file.name: file.read_bytes() for file in newest.glob("*.safetensors")},
+        "losses": {record["step"]: record["loss"] for record in records},
+        "ids": dict([json.loads(line) for line in lines]),
+    }
 
 
 FAST = ("hugging face", "hugging face, transformed", "parquet", "dataclass", "graphs", "rng")
 
 
 @forks
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in KINDS]
-)
+@pytest.mark.fast(*FAST)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_is_resumed_to_the_same_bits(kind: str, tmp_path: Path) -> None:
-    def sessions(_: int) -> None:
+    def run_whole(_: int) -> None:
         session(kind, tmp_path, "uninterrupted", workers=0, killed_at=None)
 
-    def killed(_: int) -> None:
+    def run_until_killed(_: int) -> None:
         session(kind, tmp_path, "killed", workers=2, killed_at=9)
 
-    def resumed(_: int) -> None:
-        session(kind, tmp_path, "killed", workers=2 * (kind == "parquet"), killed_at=None)
+    def resume(_: int) -> None:
+        workers = 2 if kind == "parquet" else 0
+        session(kind, tmp_path, "killed", workers=workers, killed_at=None)
 
     KINDS[kind](tmp_path)  # writes files
-    assert on_ranks(1, sessions) == [0]
-    assert on_ranks(1, killed) == [-signal.SIGKILL]
-    assert on_ranks(1, resumed) == [0]
+    assert on_ranks(1, run_whole) == [0]
+
+    assert on_ranks(1, run_until_killed) == [-signal.SIGKILL]
+    assert on_ranks(1, resume) == [0]
+
     assert outcome(tmp_path, "killed") == outcome(tmp_path, "uninterrupted")
 
 
 @pytest.mark.parametrize("kind", ["graphs", "packed sequences"])
+@pytest.mark.parametrize("micro_batch_size", [1, 2])
 def test_the_gradient_of_graphs_does_not_depend_on_how_the_batch_is_cut(
-    kind: str, tmp_path: Path
+    micro_batch_size: int, kind: str, tmp_path: Path
 ) -> None:
     """Law 1, for a mean over nodes or tokens, of which each sample has another number."""
 
-    def trained(micro_batch_size: int) -> Tensor:
+    def train_weights(micro_batch_size: int) -> Tensor:
         run = build(
             kind,
             tmp_path,
@@ -331,13 +340,12 @@ def test_the_gradient_of_graphs_does_not_depend_on_how_the_batch_is_cut(
             micro_batch_size=micro_batch_size,
         )
         run.train()
-        return torch.cat(
-            [parameter.detach().flatten() for parameter in run.state.model.parameters()]
-        )
+        return nn.utils.parameters_to_vector(run.state.model.parameters()).detach()
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         inputs = batch.nodes if kind == "graphs" else batch.data
         return F.cross_entropy(model(inputs.double()), inputs.argmax(dim=1) % CLASSES)
 
-    for size in (1, 2):
-        torch.testing.assert_close(trained(size), trained(4), rtol=1e-9, atol=1e-12)
+    whole = train_weights(4)
+
+    torch.testing.assert_close(train_weights(micro_batch_size), whole, rtol=1e-9, atol=1e-12)
