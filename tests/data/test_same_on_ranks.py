@@ -14,9 +14,16 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler
 import surefoot as sf
 from rank_processes import Ranks
 from stream_runs import Drawn, build, row, train
+from surefoot.tracking import run_reader
 
-ROWS, BATCH = 40, 8
-WHOLE = [(each["x"], each["y"]) for each in map(row, range(ROWS))]
+ROWS = 40
+BATCH = 8
+WHOLE = [(recorded["x"], recorded["y"]) for recorded in map(row, range(ROWS))]
+
+
+def own_rank() -> tuple[int, int]:
+    """The number of this rank, and of all ranks."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 class Share(Sampler[int]):
@@ -35,7 +42,8 @@ class Share(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self.epoch)
-        return iter(torch.randperm(ROWS, generator=generator).tolist()[self.rank :: self.ranks])
+        permutation = torch.randperm(ROWS, generator=generator).tolist()
+        return iter(permutation[self.rank :: self.ranks])
 
 
 class Unequal(Share):
@@ -49,9 +57,9 @@ class OwnDistributedSampler(DistributedSampler[Any]):
     pass
 
 
-def refusal(kind: str) -> list[Any]:
+def read_refusal(kind: str) -> list[Any]:
     """Build a run over data that are split by rank; return its code and fields, or nothing."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = own_rank()
     share = WHOLE[rank::ranks]
     samplers = {
         "sampler": Share(rank, ranks),
@@ -88,12 +96,12 @@ def refusal(kind: str) -> list[Any]:
 def test_data_that_differ_among_ranks_are_refused(
     kind: str, expected: list[Any], ranks: Ranks
 ) -> None:
-    assert ranks(2, refusal, kind=kind) == [expected, expected]
+    assert ranks(2, read_refusal, kind=kind) == [expected, expected]
 
 
 def samples_of_an_epoch() -> list[int]:
     """Train an epoch over a loader with torch's sampler of each rank; return this rank's samples."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks = own_rank()
     loader = DataLoader(WHOLE, BATCH // ranks, sampler=DistributedSampler(WHOLE, ranks, rank))
     run = build(
         None,
@@ -103,13 +111,18 @@ def samples_of_an_epoch() -> list[int]:
         length="1 epochs",
         check_state=False,
     )
-    return [sample for _, _, parts in train(run) for part in parts for sample in part]
+    samples = []
+    for _, _, micro_batches in train(run):
+        for sample_ids in micro_batches:
+            samples += sample_ids
+    return samples
 
 
 def test_the_sampler_of_each_rank_that_torch_has_stands_for_the_shuffled_whole(
     ranks: Ranks,
 ) -> None:
     first, second = ranks(2, samples_of_an_epoch)
+
     assert len(first) == len(second) == ROWS // 2
     assert sorted(first + second) == list(range(ROWS))
 
@@ -118,21 +131,23 @@ class ByRank(Drawn):
     """Other samples on each rank."""
 
     def __getitem__(self, number: int) -> Any:
-        return super().__getitem__(2 * number + int(os.environ["RANK"]))
+        rank, _ = own_rank()
+        return super().__getitem__(2 * number + rank)
 
 
-def resumed(run_dir: str, behavior: int) -> list[Any]:
-    """Two sessions of a run over other samples on each rank, which began with a behavior."""
-    import surefoot.tracking.run_reader
-
-    surefoot.tracking.run_reader.newest_behavior = lambda: behavior  # type: ignore[assignment]
+def count_steps_of_two_sessions(run_dir: str, behavior: int) -> list[Any]:
+    """The steps of each session of a run over other samples on each rank, which began with a
+    behavior; or the code of its error.
+    """
     changes = {"length": "4 steps", "check_state": False, "train_data": ByRank(ROWS)}
     try:
+        run_reader.newest_behavior = lambda: behavior  # type: ignore[assignment]
         first = train(build(Path(run_dir), stop_after="2 steps", **changes))
-        surefoot.tracking.run_reader.newest_behavior = lambda: behavior + 100  # type: ignore[assignment]
-        return [len(first), len(train(build(Path(run_dir), **changes)))]
+        run_reader.newest_behavior = lambda: behavior + 100  # type: ignore[assignment]
+        second = train(build(Path(run_dir), **changes))
     except sf.SurefootError as problem:
         return [problem.code]
+    return [len(first), len(second)]
 
 
 @pytest.mark.slow
@@ -141,4 +156,7 @@ def test_a_run_that_began_earlier_goes_on_with_samples_that_differ(
     behavior: int, expected: list[Any], ranks: Ranks, tmp_path: Path
 ) -> None:
     run_dir = str(tmp_path / "run")
-    assert ranks(2, resumed, run_dir=run_dir, behavior=behavior) == [expected, expected]
+
+    outcomes = ranks(2, count_steps_of_two_sessions, run_dir=run_dir, behavior=behavior)
+
+    assert outcomes == [expected, expected]
