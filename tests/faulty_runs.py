@@ -55,14 +55,15 @@ class Act(nn.Module):
         self.calls += 1
         match self.fault:
             case "magnitude":
-                return torch.where(
-                    x_BC.abs() > 0.2 * LARGE, x_BC.exp().square().exp(), torch.tanh(x_BC)
-                )
+                is_large_BC = x_BC.abs() > 0.2 * LARGE
+                return torch.where(is_large_BC, x_BC.exp().square().exp(), torch.tanh(x_BC))
             case "flattened":  # rows are no samples any more
                 x_N = x_BC.reshape(-1)
-                return torch.where(x_N.abs() > 0.2 * LARGE, x_N.square() * 3e36, torch.tanh(x_N))
+                is_large_N = x_N.abs() > 0.2 * LARGE
+                return torch.where(is_large_N, x_N.square() * 3e36, torch.tanh(x_N))
             case "root":  # finite, with an infinite gradient for the samples that come to exactly 0
-                return (x_BC * (x_BC.abs().amax(dim=1, keepdim=True) < 0.2 * LARGE)).abs().sqrt()
+                is_small_B1 = x_BC.abs().amax(dim=1, keepdim=True) < 0.2 * LARGE
+                return (x_BC * is_small_B1).abs().sqrt()
             case "step" if self.training:
                 self.steps += 1
                 return torch.tanh(x_BC) / (self.steps != self.step + 1)
@@ -73,19 +74,22 @@ class Block(nn.Module):
     def __init__(self, config: Config, *, faulty: bool) -> None:
         super().__init__()
         self.mask = Mask()
-        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
         self.act = Act(config) if faulty else nn.Tanh()
 
     def forward(self, x_BC: Tensor) -> Tensor:
         weights_BC = torch.softmax(self.mask(x_BC), dim=1)
-        return x_BC + self.down(self.act(self.up(x_BC)).view_as(x_BC)) * weights_BC
+        hidden_BC = self.act(self.up(x_BC)).view_as(x_BC)
+        return x_BC + self.down(hidden_BC) * weights_BC
 
 
 class Mask(nn.Module):
     """Minus infinity where nothing is to be seen: no fault."""
 
     def forward(self, x_BC: Tensor) -> Tensor:
-        return x_BC.detach().tanh().masked_fill(torch.arange(WIDTH) % 4 == 3, -torch.inf)
+        is_hidden_C = torch.arange(WIDTH) % 4 == 3
+        return x_BC.detach().tanh().masked_fill(is_hidden_C, -torch.inf)
 
 
 class Net(nn.Module):
@@ -117,7 +121,8 @@ def data(config: Config) -> tuple[Tensor, Tensor, Tensor]:
             inputs[config.sample] = LARGE
         case "loss":
             weights[config.sample] = -1.0
-    return inputs, torch.randint(CLASSES, (SAMPLES,), generator=generator), weights
+    labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    return inputs, labels, weights
 
 
 def build(config: Config) -> sf.Run:
@@ -126,12 +131,14 @@ def build(config: Config) -> sf.Run:
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
         if config.fault == "loss":
             weights = 1 + weights.log()
-        if (
-            config.fault == "norm" and model.training
-        ):  # every gradient is finite, and its square is not
+        if config.fault == "norm" and model.training:
+            # every gradient is finite, and its square is not
             losses = losses * torch.where(weights.sum() > 0, 3e25, 1.0)
-        return (losses * weights).mean() * (100.0 if config.fault == "update" else 1.0)
+        scale = 100.0 if config.fault == "update" else 1.0
+        return (losses * weights).mean() * scale
 
+    precision: Any = config.precision
+    parallel: Any = config.parallel
     optimizer: Any = sf.optim.adamw(lr=1e-2)
     if config.fault == "update":  # of gradients above 1, which are finite
         optimizer = sf.optim.sgd(lr=3e38, momentum=0.0)
@@ -147,30 +154,24 @@ def build(config: Config) -> sf.Run:
         console=False,
         report=False,
         check_state=False,  # it has a counter that is not saved
-        **{
-            name: getattr(config, name)
-            for name in (
-                "run_dir",
-                "length",
-                "batch_size",
-                "micro_batch_size",
-                "log_every",
-                "save_every",
-                "max_bad_steps",
-                "compile",
-                "precision",
-                "parallel",
-            )
-        },
+        run_dir=config.run_dir,
+        length=config.length,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        log_every=config.log_every,
+        save_every=config.save_every,
+        max_bad_steps=config.max_bad_steps,
+        compile=config.compile,
+        precision=precision,
+        parallel=parallel,
     )
 
 
 def first_step_of(config: Config) -> tuple[int, int]:
     """The first step that holds the sample, and the micro-batch of it."""
-    supply = build(config).parts.pipeline
-    return next(
-        (step, index)
-        for step in range(24)
-        for index, ids in enumerate(supply.samples(step))
-        if config.sample in ids
-    )
+    pipeline = build(config).parts.pipeline
+    for step in range(24):
+        for index, ids in enumerate(pipeline.samples(step)):
+            if config.sample in ids:
+                return step, index
+    raise AssertionError(f"no step reads sample {config.sample}")

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,13 @@ import torch.utils.tensorboard  # noqa: F401
 
 import small_program
 from forked import Forked
+from run_files import newest_checkpoint, newest_tensor_hashes, records_of, with_keys
 from surefoot.cli.main import main, run_or_exit
 from surefoot.distributed import launcher, process_group, rendezvous
 from surefoot.distributed.environment import tie_to_launcher
 from surefoot.distributed.heartbeat import Heartbeat
 from surefoot.distributed.launcher import launch
 from surefoot.distributed.process_count import Slots, parse_nproc
-from surefoot.tracking.jsonl import records
 from waiting import HANG_S, wait_until
 
 PROGRAM = f"{Path(__file__).with_name('small_program.py')}:build"
@@ -55,14 +54,14 @@ class ForkedRank:
 
         def call() -> None:
             os.environ.update(env)
-            told = Path(
-                os.environ["PIDS"], f"rank-{env['RANK']}-{env['TORCHELASTIC_RESTART_COUNT']}"
-            )
-            told.write_text(str(os.getpid()))
-            forked = f"rank-*-{env['TORCHELASTIC_RESTART_COUNT']}"
-            assert wait_until(
-                lambda: len(list(told.parent.glob(forked))) == int(env["LOCAL_WORLD_SIZE"])
-            )  # before the store is busy
+            attempt = env["TORCHELASTIC_RESTART_COUNT"]
+            directory = Path(os.environ["PIDS"])
+            (directory / f"rank-{env['RANK']}-{attempt}").write_text(str(os.getpid()))
+
+            def all_are_forked() -> bool:
+                return len([*directory.glob(f"rank-*-{attempt}")]) == int(env["LOCAL_WORLD_SIZE"])
+
+            assert wait_until(all_are_forked)  # before the store is busy
             tie_to_launcher()
             try:
                 if args[3:] == ("script",):
@@ -72,10 +71,9 @@ class ForkedRank:
             finally:
                 rendezvous._part()  # as at the end of a process that ends as it should
 
-        with open(stderr or os.devnull, "w") as said:
-            self.proc = Forked(
-                call, stdout=said, stderr=subprocess.STDOUT if stderr else None, session=True
-            )
+        errors = subprocess.STDOUT if stderr else None
+        with open(stderr or os.devnull, "w") as output:
+            self.proc = Forked(call, stdout=output, stderr=errors, session=True)
 
     def close(self, death_sig: signal.Signals) -> None:
         if self.proc.poll() is None:  # otherwise another group may have its number
@@ -104,11 +102,8 @@ class Launched:
 
     def left(self) -> list[int]:
         """Processes of ranks that are there, and no mere entries of what has ended."""
-        return [
-            pid
-            for path in self.directory.glob("rank-*-*")
-            if alive(pid := int(path.read_text() or 0))
-        ]
+        pids = [int(path.read_text() or 0) for path in self.directory.glob("rank-*-*")]
+        return [pid for pid in pids if alive(pid)]
 
     @property
     def said(self) -> str:
@@ -120,7 +115,10 @@ def alive(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     with suppress(OSError):
         os.kill(pid, 0)
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+        if not stat.exists():
+            return True
+        state, *_ = stat.read_text().rpartition(")")[2].split()
+        return state not in "ZX"
     return False
 
 
@@ -135,7 +133,8 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
     short.symlink_to(directory)
 
     def call() -> None:
-        os.environ["PIDS"], tempfile.tempdir = str(directory), str(short)
+        os.environ["PIDS"] = str(directory)
+        tempfile.tempdir = str(short)
         setattr(process_group, "SubprocessHandler", ForkedRank)  # noqa: B010  # another type
         setattr(rendezvous, "Heartbeat", partial(Heartbeat, every_s=0.2, silent_s=silent_s))  # noqa: B010
         setattr(launcher, "_STOPPED_S", silent_s)  # noqa: B010
@@ -158,25 +157,20 @@ def surefoot(directory: Path, *arguments: str, silent_s: float = HANG_S) -> Iter
 
 def bits(run_dir: Path) -> dict[str, Any]:
     """All of a run that must be equal to the bit: tensors, what else is saved, records."""
-    newest = max((run_dir / "checkpoints").glob("step-*"))
+    newest = newest_checkpoint(run_dir)
     state = json.loads((newest / "state.json").read_text())
+    del state["clock"], state["machine"]
     return {
         "step": newest.name,
-        "tensors": {
-            file.name: sha256(file.read_bytes()).hexdigest()
-            for file in sorted(newest.glob("*.safetensors"))
-        },
-        "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
-        "records": [
-            {key: record[key] for key in ("step", "loss", "grad_norm", "val/loss") if key in record}
-            for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "eval")
-        ],
+        "tensors": newest_tensor_hashes(run_dir),
+        "state": state,
+        "records": with_keys(
+            records_of(run_dir, "train", "eval"), ("step", "loss", "grad_norm", "val/loss")
+        ),
     }
 
 
 def steps_made(run_dir: Path) -> int:
     """The newest checkpoint's step; -1 where there is none."""
-    return max(
-        (int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*")), default=-1
-    )
+    steps = [int(path.name[5:]) for path in (run_dir / "checkpoints").glob("step-*")]
+    return max(steps, default=-1)

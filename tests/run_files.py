@@ -1,7 +1,8 @@
-"""What a run has written: its records of one kind, the tensors of its newest checkpoint, its bytes."""
+"""What a run has written: its records by kind, the tensors of its newest checkpoint, its bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,18 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from surefoot.tracking.jsonl import records
+from surefoot.tracking.jsonl import read_records
 
 
-def records_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind, without those that a resume superseded."""
-    return [record for record in records(run_dir / "metrics.jsonl") if record["kind"] == kind]
+def records_of(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The records of these kinds, without those that a resume superseded."""
+    records = read_records(run_dir / "metrics.jsonl")
+    return [record for record in records if record["kind"] in kinds]
+
+
+def with_keys(records: list[dict[str, Any]], keys: Collection[str]) -> list[dict[str, Any]]:
+    """The records with these of their keys alone, such as those that are the same on any machine."""
+    return [{key: record[key] for key in keys if key in record} for record in records]
 
 
 def newest_checkpoint(run_dir: Path) -> Path:

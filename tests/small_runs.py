@@ -13,7 +13,6 @@ import os
 import random
 import signal
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from torch.utils.data import DataLoader
 
 import surefoot as sf
 import with_closures
+from run_files import newest_checkpoint, newest_tensor_hashes, records_of, with_keys
 from surefoot.checkpoint.filesystem import Disk
-from surefoot.tracking.jsonl import records
 
 SAMPLES, FEATURES, CLASSES = 52, 8, 3
 
@@ -115,18 +114,15 @@ def train(run: sf.Run, ids: Path | None = None) -> None:
     seen = run.register_state("seen", {"labels": 0, "noise": torch.zeros(())})
     with run:
         for step in run:
-            seen["labels"] += int(
-                sum(int(part.batch[1].sum()) for part in step.micro_batches if part.count)
-            )
+            for micro_batch in step.micro_batches:
+                if micro_batch.count:
+                    labels = micro_batch.batch[1]
+                    seen["labels"] += int(labels.sum())
             seen["noise"] += torch.rand(())  # the body's random numbers belong to its step too
             if ids is not None:
+                ids_of_step = [part.sample_ids.tolist() for part in step.micro_batches]
                 with ids.open("a") as file:
-                    file.write(
-                        json.dumps(
-                            [step.index, [part.sample_ids.tolist() for part in step.micro_batches]]
-                        )
-                        + "\n"
-                    )
+                    file.write(json.dumps([step.index, ids_of_step]) + "\n")
 
 
 class KilledBeforeOperation:
@@ -152,17 +148,18 @@ class KilledBeforeOperation:
         self.disk = Disk()
 
     def __getattr__(self, name: str) -> Any:
-        held = getattr(self.disk, name)
+        operation = getattr(self.disk, name)
         if name not in self.CHANGING:
-            return held
+            return operation
 
-        def counted(*arguments: Any, **named: Any) -> Any:
-            self.left -= self.path in str(arguments)
+        def count_and_do(*arguments: Any, **named: Any) -> Any:
+            if self.path in str(arguments):
+                self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return held(*arguments, **named)
+            return operation(*arguments, **named)
 
-        return counted
+        return count_and_do
 
 
 def session(spec: dict[str, Any]) -> None:
@@ -233,8 +230,9 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     """Everything that must be equal to the bit: tensors, records, sample ids, and the state that is
     not about time.
     """
-    newest = max((run_dir / "checkpoints").glob("step-*"))
+    newest = newest_checkpoint(run_dir)
     state = json.loads((newest / "state.json").read_text())
+    del state["clock"], state["machine"]
     del state["fingerprints"]["sources"]["loss"]  # a loss that kills has another text
     lines = [json.loads(line) for line in run_dir.with_suffix(".ids").read_text().splitlines()]
     shown = (
@@ -266,15 +264,8 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     )
     return {
         "step": newest.name,
-        "tensors": {
-            file.name: sha256(file.read_bytes()).hexdigest()
-            for file in sorted(newest.glob("*.safetensors"))
-        },
-        "state": {key: value for key, value in state.items() if key not in ("clock", "machine")},
-        "records": [
-            {key: record[key] for key in shown if key in record}
-            for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "epoch", "eval", "layer_stats")
-        ],
+        "tensors": newest_tensor_hashes(run_dir),
+        "state": state,
+        "records": with_keys(records_of(run_dir, "train", "epoch", "eval", "layer_stats"), shown),
         "ids": dict(lines),
     }

@@ -7,19 +7,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import surefoot as sf
+from run_files import records_of, with_keys
 from small_runs import KilledBeforeOperation
 from surefoot.checkpoint.filesystem import DISK
 from surefoot.checkpoint.store import Store
 from surefoot.config.tree import layered
 from surefoot.recipes import finetune
-from surefoot.tracking.jsonl import records
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
@@ -54,26 +56,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 128,
     },
 }
-ROWS = [
-    {"instruction": f"What is {one} plus {two}?", "response": f"{one} plus {two} is {one + two}."}
-    for one in range(7)
-    for two in range(4, 9)
-] + [
-    {
-        "messages": [
-            {"role": "system", "content": "Count."},
-            {"role": "user", "content": f"What follows {number}?"},
-            {"role": "assistant", "content": f"{number + 1}."},
-            {"role": "user", "content": "And then?"},
-            {"role": "assistant", "content": f"{number + 2} does."},
-        ]
+
+
+def instruction(one: int, two: int) -> dict[str, Any]:
+    total = one + two
+    return {
+        "instruction": f"What is {one} plus {two}?",
+        "response": f"{one} plus {two} is {total}.",
     }
-    for number in range(9)
-]
 
 
-def write_chat(path: Path, rows: list[Any] | None = None) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in (ROWS if rows is None else rows)))
+def dialogue(number: int) -> dict[str, Any]:
+    messages = [
+        {"role": "system", "content": "Count."},
+        {"role": "user", "content": f"What follows {number}?"},
+        {"role": "assistant", "content": f"{number + 1}."},
+        {"role": "user", "content": "And then?"},
+        {"role": "assistant", "content": f"{number + 2} does."},
+    ]
+    return {"messages": messages}
+
+
+ROWS = [instruction(one, two) for one, two in product(range(7), range(4, 9))]
+ROWS += [dialogue(number) for number in range(9)]
+
+
+def write_chat(path: Path, rows: Sequence[Any] = ROWS) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
 
 
@@ -91,9 +100,8 @@ def write_model(
 
     directory.mkdir(parents=True)
     trained = sf.tokenizers.BPETokenizer.train([json.dumps(row) for row in ROWS], vocab_size=300)
-    (directory / "tokenizer.json").write_text(
-        json.dumps(json.loads(trained.to_json())["tokenizer"])
-    )
+    described = json.loads(trained.to_json())["tokenizer"]
+    (directory / "tokenizer.json").write_text(json.dumps(described))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(directory / "tokenizer.json"),
         eos_token="<|endoftext|>",
@@ -120,10 +128,13 @@ def write_model(
 def config(
     run_dir: Path | None, model: Path | None, chat: Path | None, **changes: Any
 ) -> finetune.Config:
+    def text_of(path: Path | None) -> str | None:
+        return None if path is None else str(path)
+
     small = {
-        "run_dir": None if run_dir is None else str(run_dir),
-        "model": None if model is None else str(model),
-        "data.path": None if chat is None else str(chat),
+        "run_dir": text_of(run_dir),
+        "model": text_of(model),
+        "data.path": text_of(chat),
         "length": "8 steps",
         "batch_size": "192 tokens",
         "micro_batch_size": "96 tokens",
@@ -141,7 +152,8 @@ def config(
     }
     if changes.get("method") == "full":
         del small["lora.rank"]
-    return layered(finetune.Config, [("test", small | changes)])[0]
+    settings, _ = layered(finetune.Config, [("test", small | changes)])
+    return settings
 
 
 def session(spec: dict[str, Any]) -> None:
@@ -163,11 +175,13 @@ def session(spec: dict[str, Any]) -> None:
         for name in KilledBeforeOperation.CHANGING:
             setattr(DISK, name, _counting(getattr(DISK, name), counted))
     if "pass" in spec:
-        left = [spec["pass"]]
+        left = spec["pass"]
 
         def kill(module: Any, inputs: Any) -> None:
-            left[0] -= module.training
-            if left[0] == 0:
+            nonlocal left
+            if module.training:
+                left -= 1
+            if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         run.state.model.register_forward_pre_hook(kill)
@@ -196,22 +210,21 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     """
     newest = Store(run_dir / "checkpoints").newest_intact()
     assert newest is not None
-    tensors = {
-        f"{file}/{name}": sha256(
-            each.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        ).hexdigest()
-        for file in newest[0].files
-        for name, each in newest[0].tensors(file).items()
-    }
+    checkpoint, _ = newest
+    tensors = {}
+    for file in checkpoint.files:
+        for name, tensor in checkpoint.tensors(file).items():
+            tensors[f"{file}/{name}"] = hash_of(tensor)
     shown = ("kind", "step", "loss", "grad_norm", "targets", "lr", "val/loss", "val/accuracy")
-    ids = dict(json.loads(line) for line in run_dir.with_suffix(".ids").read_text().splitlines())
+    lines = run_dir.with_suffix(".ids").read_text().splitlines()
     return {
-        "step": newest[0].step,
+        "step": checkpoint.step,
         "tensors": tensors,
-        "records": [
-            {key: record[key] for key in shown if key in record}
-            for record in records(run_dir / "metrics.jsonl")
-            if record["kind"] in ("train", "eval")
-        ],
-        "ids": ids,
+        "records": with_keys(records_of(run_dir, "train", "eval"), shown),
+        "ids": dict(map(json.loads, lines)),
     }
+
+
+def hash_of(tensor: torch.Tensor) -> str:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return sha256(data).hexdigest()
