@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 
+from equal_checkpoints import newest_intact
 from in_one import in_one
 from refused import refused
 from surefoot.checkpoint import Checkpoint, Store
@@ -49,6 +50,7 @@ MODULES = {
     "ruamel",
 }
 CALLS = {"eval", "exec", "__import__"}
+ARGUMENTS = {"allow_pickle", "weights_only", "pickle_module"}
 ATTRIBUTES = {
     "torch.load",
     "torch.save",
@@ -69,43 +71,45 @@ ATTRIBUTES = {
 
 def code_in_data(source: str) -> Iterator[str]:
     """Everything in a file of Python by which data could become code, one line each."""
-    names: dict[str, str] = {}
+    full_names: dict[str, str] = {}  # of what is imported, by its name in this file
     for node in ast.walk(ast.parse(source)):
-        imported: list[str] = []
-        if isinstance(node, ast.Import):
-            names |= {
-                alias.asname or alias.name.partition(".")[0]: alias.name
-                if alias.asname
-                else alias.name.partition(".")[0]
-                for alias in node.names
-            }
-            imported = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names |= {
-                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
-            }
-            imported = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Attribute):
-            imported = [dotted(node, names)]
-        elif (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS
-        ):
-            yield f"line {node.lineno}: {node.func.id}(...)"
-        elif isinstance(node, ast.keyword) and node.arg in {
-            "allow_pickle",
-            "weights_only",
-            "pickle_module",
-        }:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in CALLS:
+                yield f"line {node.lineno}: {node.func.id}(...)"
+        elif isinstance(node, ast.keyword) and node.arg in ARGUMENTS:
             yield f"line {node.value.lineno}: {node.arg}="
-        for name in imported:
+        for name in used_names(node, full_names):
             if name.partition(".")[0] in MODULES or name in ATTRIBUTES:
-                yield f"line {node.lineno}: {name}"
+                yield f"line {node.lineno}: {name}"  # type: ignore[attr-defined]
 
 
-def dotted(node: ast.expr, names: dict[str, str]) -> str:
+def used_names(node: ast.AST, full_names: dict[str, str]) -> list[str]:
+    """The full names that a node imports, or that it reads; imports are added to `full_names`."""
+    names = []
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            names.append(alias.name)
+            package = alias.name.partition(".")[0]
+            if alias.asname:
+                full_names[alias.asname] = alias.name
+            else:
+                full_names[package] = package
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            full_name = f"{node.module}.{alias.name}"
+            names.append(full_name)
+            full_names[alias.asname or alias.name] = full_name
+    elif isinstance(node, ast.Attribute):
+        names.append(dotted_name(node, full_names))
+    return names
+
+
+def dotted_name(node: ast.expr, full_names: dict[str, str]) -> str:
     if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value, names)}.{node.attr}"
-    return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
+        return f"{dotted_name(node.value, full_names)}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return full_names.get(node.id, node.id)
+    return "?"
 
 
 @in_one
@@ -183,9 +187,8 @@ def header_of_a_terabyte(canary: Path, scratch: Path) -> bytes:
 
 
 def tensor_of_a_terabyte(canary: Path, scratch: Path) -> bytes:
-    header = json.dumps(
-        {"w": {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}}
-    ).encode()
+    tensor = {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}
+    header = json.dumps({"w": tensor}).encode()
     return len(header).to_bytes(8, "little") + header
 
 
@@ -208,16 +211,37 @@ def test_the_bombs_are_live(tmp_path: Path) -> None:
     assert (tmp_path / "canary").exists()
 
 
-def with_sound_hashes(directory: Path) -> None:
-    """Make the manifest fit the files, as whoever made them would."""
-    body = json.loads((directory / "manifest.json").read_text())
+def read_manifest_body(directory: Path) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
     del body["sha256"]
+    return body
+
+
+def write_manifest_body(directory: Path, body: dict[str, Any]) -> None:
+    """With a hash that is that of the body."""
+    text = json.dumps(body, sort_keys=True, indent=1) + "\n"
+    body = {**body, "sha256": sha256(text.encode()).hexdigest()}
+    (directory / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
+
+
+def make_hashes_sound(directory: Path) -> None:
+    """Make the manifest fit the files, as whoever made them would."""
+    body = read_manifest_body(directory)
     for file, entry in body["files"].items():
         data = (directory / file).read_bytes()
-        entry |= {"bytes": len(data), "sha256": sha256(data).hexdigest()}
-    plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
-    body["sha256"] = sha256(plain).hexdigest()
-    (directory / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
+        entry["bytes"] = len(data)
+        entry["sha256"] = sha256(data).hexdigest()
+    write_manifest_body(directory, body)
+
+
+@contextmanager
+def nothing_runs(canary: Path) -> Iterator[None]:
+    """No bomb has gone off, and no module that could set one off is loaded."""
+    modules_before = set(sys.modules)
+    yield
+    assert not canary.exists()
+    packages = {name.partition(".")[0] for name in set(sys.modules) - modules_before}
+    assert packages.isdisjoint(MODULES)
 
 
 @in_one
@@ -233,57 +257,71 @@ def test_a_hostile_file_in_a_checkpoint_runs_nothing(
         store.save(Checkpoint(step, {"model": {"w": torch.ones(3)}}, {"a": 1}))
     (store.path(2) / file).write_bytes(hostile(canary, tmp_path / "scratch"))
     if sound and file != "manifest.json":
-        with_sound_hashes(store.path(2))
-    modules = set(sys.modules)
-    # it is JSON, and stays mere JSON
-    accepted = sound and file == "state.json" and hostile is tagged_json
-    newest = store.newest_intact()
+        make_hashes_sound(store.path(2))
+
+    with nothing_runs(canary):
+        newest, damaged = newest_intact(store)
+        problems = verify(store.path(2))
+        store.newest_step()
+
     assert newest is not None
-    found, damaged = newest
-    assert found.step == (2 if accepted else 1)
-    assert [each.path for each in damaged] == ([] if accepted else [store.path(2)])
-    assert accepted or sound or verify(store.path(2))
-    store.newest_step()
-    assert not canary.exists()
-    assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}
+    is_mere_json = sound and file == "state.json" and hostile is tagged_json
+    if is_mere_json:
+        assert newest.step == 2
+        assert damaged == []
+    else:
+        assert newest.step == 1
+        assert [damage.path for damage in damaged] == [store.path(2)]
+        assert problems or sound
 
 
-@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: str(hostile.__name__))
-def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
+by_hostile = pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: str(hostile.__name__))
+
+
+@by_hostile
+def test_a_hostile_line_of_records_runs_nothing(
     hostile: Callable[[Path, Path], bytes], tmp_path: Path
 ) -> None:
     canary = tmp_path / "canary"
-    data = hostile(tmp_path / "canary", tmp_path / "scratch")
-    modules = set(sys.modules)
-    (tmp_path / "metrics.jsonl").write_bytes(
-        b'{"kind": "train", "step": 1}\n' + data + b'\n{"kind": "train", "step": 2}\n'
-    )
-    assert [record["step"] for record in records(tmp_path / "metrics.jsonl")] == [1, 2]
+    line = hostile(canary, tmp_path / "scratch")
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"kind": "train", "step": 1}\n' + line + b'\n{"kind": "train", "step": 2}\n')
+
+    with nothing_runs(canary):
+        assert [record["step"] for record in records(file)] == [1, 2]
+
+
+@by_hostile
+def test_a_hostile_index_of_tokens_runs_nothing(
+    hostile: Callable[[Path, Path], bytes], tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
     write_shards(np.arange(9), tmp_path / "shards", vocab_size=9)
-    (tmp_path / "shards" / "tokens.json").write_bytes(data)
-    with refused("shard-index-invalid", DataError):
+    (tmp_path / "shards" / "tokens.json").write_bytes(hostile(canary, tmp_path / "scratch"))
+
+    with nothing_runs(canary), refused("shard-index-invalid", DataError):
         TokenShards.open(tmp_path / "shards")
+
+
+@by_hostile
+def test_a_hostile_file_of_settings_runs_nothing(
+    hostile: Callable[[Path, Path], bytes], tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.toml").write_bytes(data)
-    for verb in ("resume", "evaluate"):
-        with pytest.raises(SystemExit) as end:
-            main([verb, str(run)])
-        assert end.value.code == 2
-    with pytest.raises(SystemExit) as end:
-        main(
-            [
-                "train",
-                "gpt",
-                "--config",
-                str(run / "config.toml"),
-                "--run-dir",
-                str(tmp_path / "other"),
-            ]
-        )
-    assert end.value.code == 2
-    assert not canary.exists()
-    assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in MODULES}
+    config = run / "config.toml"
+    config.write_bytes(hostile(canary, tmp_path / "scratch"))
+
+    with nothing_runs(canary):
+        for command in (
+            ["resume", str(run)],
+            ["evaluate", str(run)],
+            ["train", "gpt", f"--config={config}", f"--run-dir={tmp_path / 'other'}"],
+        ):
+            with pytest.raises(SystemExit) as end:
+                main(command)
+            assert end.value.code == 2
 
 
 @pytest.mark.parametrize(
@@ -300,17 +338,16 @@ def test_a_hostile_file_of_settings_or_records_or_tokens_runs_nothing(
 def test_a_manifest_cannot_name_a_file_elsewhere_or_of_another_kind(
     file: str, tmp_path: Path
 ) -> None:
-    write(Checkpoint(1, {}, {}), directory=tmp_path / "c")
+    checkpoint = tmp_path / "checkpoint"
+    write(Checkpoint(1, {}, {}), directory=checkpoint)
     (tmp_path / "secret").write_text("secret")
-    body = json.loads((tmp_path / "c" / "manifest.json").read_text())
-    del body["sha256"]
+    body = read_manifest_body(checkpoint)
     body["files"][file] = {"bytes": 6, "sha256": sha256(b"secret").hexdigest()}
-    plain = (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
-    body["sha256"] = sha256(plain).hexdigest()
-    (tmp_path / "c" / "manifest.json").write_text(json.dumps(body, sort_keys=True, indent=1) + "\n")
-    for opened in (read, read_manifest):
+    write_manifest_body(checkpoint, body)
+
+    for read_some in (read, read_manifest):
         with pytest.raises(DamageError, match=re.escape(repr(file))):
-            opened(tmp_path / "c")
+            read_some(checkpoint)
 
 
 def test_what_a_checkpoint_holds_is_safetensors_and_json(tmp_path: Path) -> None:
@@ -326,7 +363,8 @@ def test_what_a_checkpoint_holds_is_safetensors_and_json(tmp_path: Path) -> None
         assert isinstance(json.loads(path.read_text()), dict)
     for path in store.path(1).glob("*.safetensors"):
         data = path.read_bytes()
-        assert isinstance(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]), dict)
+        header_size = int.from_bytes(data[:8], "little")
+        assert isinstance(json.loads(data[8 : 8 + header_size]), dict)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
@@ -335,10 +373,9 @@ def test_a_pipe_in_place_of_the_settings_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
 
     def write_late() -> None:
+        """Opens as soon as somebody reads, so that no reader hangs."""
         with suppress(OSError):
-            pipe.write_text(
-                'kind = "script"'
-            )  # opens as soon as somebody reads, so that no reader hangs
+            pipe.write_text('kind = "script"')
 
     threading.Thread(target=write_late, daemon=True).start()
     newest: Any = SimpleNamespace(saved=SimpleNamespace(best_step=None))
@@ -349,26 +386,38 @@ def test_a_pipe_in_place_of_the_settings_is_not_read(tmp_path: Path) -> None:
 ESCAPE = "\x1b[2J"  # clears a terminal
 
 
+def assert_escaped(text: str) -> None:
+    """It has no control character, but the rest of the text."""
+    assert "[2J" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["diagnose", "a"], ["compare", "a", "b"], ["resume", "a"]],
+    ids=lambda words: words[0],
+)
 def test_texts_of_a_run_cannot_steer_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What `diagnose`, `compare`, `verify` and errors print has no control character, but the rest
-    of the text.
-    """
     monkeypatch.chdir(tmp_path)
     steps = range(1, 60)
     records = [{"kind": "train", "step": step, "loss": float(step), "lr": 0.1} for step in steps]
     records += [{"kind": "eval", "step": step, f"val{ESCAPE}/loss": float(step)} for step in steps]
     records += [{"kind": "event", "step": 60, "event": f"failed: {ESCAPE}"}]
     config = f'[program]\nkind = "recipe"\nrecipe = "gpt"\n[{json.dumps(ESCAPE)}]\nlr = 1.0\n'
-    for run in (written(tmp_path / name, records, config=config) for name in ("a", "b")):
+    for name in ("a", "b"):
+        run = written(tmp_path / name, records, config=config)
         (run / "checkpoints").mkdir()
-    for command in (["diagnose", "a"], ["compare", "a", "b"], ["resume", "a"]):
-        with suppress(SystemExit):
-            main(command)
-        output = "".join(capsys.readouterr())
-        assert "[2J" in output, command
-        assert "\x1b" not in output, command
-    verdict = str(Verdict("a", proved=[ESCAPE], not_proved=[], problems=[]))
-    assert "[2J" in verdict
-    assert "\x1b" not in verdict
+
+    with suppress(SystemExit):
+        main(command)
+
+    assert_escaped("".join(capsys.readouterr()))
+
+
+def test_a_verdict_cannot_steer_the_terminal() -> None:
+    assert_escaped(str(Verdict("a", proved=[ESCAPE], not_proved=[], problems=[])))
