@@ -12,14 +12,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from forked_ranks import PROGRAM, bits, steps_made, surefoot
-from stated import numbers_in
-from waiting import wait_until
+from forked_ranks import PROGRAM, Launched, bits, steps_made, surefoot
+from stated import numbers_by_line, numbers_in
+from waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 SILENT_S = 4.0
@@ -30,101 +30,102 @@ SLOW = ["--pause-s", "0.02", "--nproc", "2"]
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on two ranks that nothing happened to."""
     run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
-    with surefoot(
-        run_dir.parent / "p", "train", PROGRAM, "--nproc", "2", "--run-dir", str(run_dir)
-    ) as group:
+    command = ["train", PROGRAM, "--nproc", "2", "--run-dir", str(run_dir)]
+    with surefoot(run_dir.parent / "p", *command) as group:
         assert group.wait() == 0, group.said
     return run_dir
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Iterator[Path]:
+def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def errors(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith("error: ")]
+def errors(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("error: ")]
+
+
+def train_slowly(
+    run_dir: Path, *flags: str, silent_s: float = HANG_S
+) -> AbstractContextManager[Launched]:
+    """`surefoot train` on two ranks, slow enough for something to happen in its midst."""
+    command = ["train", PROGRAM, *SLOW, *flags, "--run-dir", str(run_dir)]
+    return surefoot(run_dir.parent / "p", *command, silent_s=silent_s)
 
 
 def test_a_killed_rank_is_named_in_one_message(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir)) as group:
+    with train_slowly(run_dir) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(1), signal.SIGKILL)
         assert group.wait() == 128 + signal.SIGKILL
-    assert len(errors(group.said)) == 1
+    (error,) = errors(group.said)
     killed = f"process {group.pid(1)}) was killed by SIGKILL"
-    assert killed in group.said.partition("error: ")[0]  # at once
-    _, found, where = errors(group.said)[0].partition(killed)
-    assert found
-    assert numbers_in(where)[0] >= steps_made(run_dir)  # the last step that was heard of
+    before_the_error, _, _ = group.said.partition("error: ")
+    assert killed in before_the_error  # at once
+    _, separator, end_of_error = error.partition(killed)
+    assert separator == killed
+    last_step, *_ = numbers_in(end_of_error)
+    assert last_step >= steps_made(run_dir)  # the last that was heard of
     assert "rank-1.stderr" not in group.said
 
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_in_one_message_and_killed(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S
-    ) as group:
+    with train_slowly(run_dir, silent_s=SILENT_S) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(1), signal.SIGSTOP)
         assert group.wait() == 7
-    assert len(errors(group.said)) == 1
+    (error,) = errors(group.said)
     # by the other rank, or the launcher
-    seen = r"has been (silent|stopped) for 4 s, last heard from at step \d+"
-    assert re.search(rf"process {group.pid(1)}\) {seen}", errors(group.said)[0])
+    reason = r"has been (silent|stopped) for 4 s, last heard from at step \d+"
+    assert re.search(rf"process {group.pid(1)}\) {reason}", error)
 
 
 @pytest.mark.slow
 def test_rank_0_that_is_stopped_is_named_too(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir), silent_s=SILENT_S
-    ) as group:
+    with train_slowly(run_dir, silent_s=SILENT_S) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         os.kill(group.pid(0), signal.SIGSTOP)
         assert group.wait() == 7
-    assert "rank 0 (" in errors(group.said)[0]
+    first_error, *_ = errors(group.said)
+    assert "rank 0 (" in first_error
 
 
 @pytest.mark.slow
 def test_an_error_in_the_data_of_one_rank_is_named_and_its_status_kept(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "raise", "--run-dir", str(run_dir)
-    ) as group:
+    with train_slowly(run_dir, "--wrong", "raise") as group:
         assert group.wait() == 3
-    assert len(errors(group.said)) == 1
-    assert "rank 1 (" in errors(group.said)[0]
-    assert "OSError: the disk of sample 7 is gone" in errors(group.said)[0]
-    said = group.said[group.said.index("error: ") :].splitlines()
-    assert re.fullmatch(r"  .*: dataset\[\d+\]", said[1])
-    code, traceback, how_to_go_on = said[2:]
+    (error,) = errors(group.said)
+    assert "rank 1 (" in error
+    assert "OSError: the disk of sample 7 is gone" in error
+    _, _, below = group.said.partition(f"{error}\n")
+    where, code, traceback, how_to_resume = below.splitlines()
+    sample = re.fullmatch(r"  .*: dataset\[(\d+)\]", where)
+    assert sample is not None
     assert code == "  [sample-unreadable]"
     assert traceback.endswith(f" {run_dir / 'crash'}")
-    assert how_to_go_on.startswith("  ")
-    report = json.loads(next((run_dir / "crash").glob("step-*-rank-1.json")).read_text())
-    assert int(re.sub(r"\D", "", said[1])) in report["samples"][0] + report["samples"][1]
-    assert [len(ids) for ids in report["samples"]] == [2, 2], (
-        "this rank's two micro-batches of the step"
-    )
+    assert how_to_resume.startswith("  ")
+
+    (file,) = (run_dir / "crash").glob("step-*-rank-1.json")
+    first, second = json.loads(file.read_text())["samples"]  # this rank's micro-batches
+    assert len(first) == len(second) == 2
+    assert int(sample[1]) in first + second
 
 
 @pytest.mark.slow
 def test_a_rank_that_ends_with_a_status_of_its_own_is_named_once(
     run_dir: Path, tmp_path: Path
 ) -> None:
-    with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--wrong", "exit", "--run-dir", str(run_dir)
-    ) as group:
+    with train_slowly(run_dir, "--wrong", "exit") as group:
         assert group.wait() == 9
-    assert len(errors(group.said)) == 1
-    assert "status 9, " in errors(group.said)[0]
+    (error,) = errors(group.said)
+    assert "status 9, " in error
 
 
 def test_ctrl_c_while_starting_says_that_nothing_was_started(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--slow-start-s", "30", "--run-dir", str(run_dir)
-    ) as group:
+    with train_slowly(run_dir, "--slow-start-s", "30") as group:
         assert group.pid(1) > 0
         time.sleep(1)
         group.process.send_signal(signal.SIGINT)
@@ -137,7 +138,8 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
     with surefoot(tmp_path / "p", "script") as group:
         assert group.wait() == 7
     assert "rank 1 (" in group.said
-    assert [5, 6] in [numbers_in(line)[-2:] for line in group.said.splitlines()]
+    last_numbers = [numbers[-2:] for numbers in numbers_by_line(group.said)]
+    assert [5, 6] in last_numbers
     assert "run.stop()" in group.said
 
 
@@ -146,9 +148,10 @@ def test_a_rank_that_left_its_loop_alone_is_named_with_the_cure(tmp_path: Path) 
 def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
     run_dir: Path, tmp_path: Path, undisturbed: Path, whom: str
 ) -> None:
-    with surefoot(tmp_path / "p", "train", PROGRAM, *SLOW, "--run-dir", str(run_dir)) as group:
+    with train_slowly(run_dir) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
-        os.kill(group.pid(1) if whom == "rank" else group.process.pid, signal.SIGTERM)
+        pid = group.pid(1) if whom == "rank" else group.process.pid
+        os.kill(pid, signal.SIGTERM)
         assert group.wait() == 143
     assert errors(group.said) == []
     assert 4 < steps_made(run_dir) < 40
@@ -160,9 +163,7 @@ def test_sigterm_to_one_of_them_saves_one_step_and_goes_on_to_the_same_bits(
 
 
 def test_a_killed_launcher_leaves_nothing_behind(run_dir: Path, tmp_path: Path) -> None:
-    with surefoot(
-        tmp_path / "p", "train", PROGRAM, *SLOW, "--workers", "1", "--run-dir", str(run_dir)
-    ) as group:
+    with train_slowly(run_dir, "--workers", "1") as group:
         assert wait_until(lambda: steps_made(run_dir) >= 4)
         group.process.kill()
         assert group.wait() == -signal.SIGKILL
@@ -175,17 +176,7 @@ def test_a_killed_launcher_leaves_nothing_behind(run_dir: Path, tmp_path: Path) 
 def test_a_run_that_is_started_again_ends_with_the_same_bits(
     run_dir: Path, tmp_path: Path, undisturbed: Path, number: int
 ) -> None:
-    with surefoot(
-        tmp_path / "p",
-        "train",
-        PROGRAM,
-        *SLOW,
-        "--max-restarts",
-        "1",
-        "--run-dir",
-        str(run_dir),
-        silent_s=SILENT_S,
-    ) as group:
+    with train_slowly(run_dir, "--max-restarts", "1", silent_s=SILENT_S) as group:
         assert wait_until(lambda: steps_made(run_dir) >= 8)
         os.kill(group.pid(1), number)
         assert group.wait() == 0
@@ -215,5 +206,8 @@ def test_the_ranks_that_are_left_go_on_where_a_range_was_asked_for(
         "4 micro-batches a step, and three ranks left"
     )
     assert steps_made(run_dir) == 40
-    ended, expected = bits(run_dir), bits(undisturbed)  # whose states name other numbers of ranks
-    assert all(ended[part] == expected[part] for part in ("step", "tensors", "records"))
+    # the states name other numbers of ranks
+    ended = bits(run_dir)
+    expected = bits(undisturbed)
+    for part in ("step", "tensors", "records"):
+        assert ended[part] == expected[part]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return user_cache("runs")
 
 
-class Counted:
+class ByteCount:
     """Counts the bytes that are read of files called metrics.jsonl."""
 
     def __init__(self) -> None:
@@ -55,31 +54,33 @@ class Counted:
 
     def open(self, path: Path) -> BinaryIO:
         file = open_regular(path)
-        return file if path.name != "metrics.jsonl" else CountedFile(file, self)  # type: ignore[return-value]
+        if path.name == "metrics.jsonl":
+            return CountedFile(file, self)  # type: ignore[return-value]
+        return file
 
 
 class CountedFile(io.BufferedReader):
-    def __init__(self, file: BinaryIO, counted: Counted) -> None:
+    def __init__(self, file: BinaryIO, count: ByteCount) -> None:
         super().__init__(os.fdopen(os.dup(file.fileno()), "rb", buffering=0))
         file.close()
-        self.counted = counted
+        self.count = count
 
     def read(self, size: int | None = -1, /) -> bytes:
         content = super().read(size)
-        self.counted.read_bytes += len(content)
+        self.count.read_bytes += len(content)
         return content
 
     def readline(self, size: int | None = -1, /) -> bytes:
         content = super().readline(size)
-        self.counted.read_bytes += len(content)
+        self.count.read_bytes += len(content)
         return content
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
-    counted = Counted()
-    monkeypatch.setattr(jsonl, "open_regular", counted.open)
-    return counted
+def byte_count(monkeypatch: pytest.MonkeyPatch) -> ByteCount:
+    count = ByteCount()
+    monkeypatch.setattr(jsonl, "open_regular", count.open)
+    return count
 
 
 def append(run: Path, *more: dict[str, Any]) -> int:
@@ -94,62 +95,70 @@ def read_all(run: FollowedRun, **limits: int) -> FollowedRun:
     raise AssertionError("reading never ends")
 
 
-def same(run: FollowedRun, path: Path) -> None:
+def assert_as_reported(run: FollowedRun, path: Path) -> None:
     """It holds what the report reads."""
     reported = read_reported_run(path)
-    ours = run.records.tables()
-    theirs = reported.records.tables()
-    for name in ours:
-        assert ours[name].state() == theirs[name].state()
-        for kind, array in ours[name].arrays().items():
-            np.testing.assert_array_equal(array, theirs[name].arrays()[kind])
+    expected_tables = reported.records.tables()
+    for name, table in run.records.tables().items():
+        expected = expected_tables[name]
+        assert table.state() == expected.state()
+        for kind, array in table.arrays().items():
+            np.testing.assert_array_equal(array, expected.arrays()[kind])
     assert run.records.state() == reported.records.state()
     assert headline(ReportedRun(reported.files, run.records)) == headline(reported)
 
 
 @pytest.mark.parametrize("most_bytes", [600, 5_000, 1_000_000])
 def test_slices_of_any_size_read_what_the_report_reads(tmp_path: Path, most_bytes: int) -> None:
-    told = [
+    lines = [
         *falling(2000),
         layers(2000),
         train(2010, float("nan")),
         {"kind": "event", "step": 2010, "event": "failed"},
     ]
-    path = written(tmp_path / "run", told)
-    same(read_all(FollowedRun(path), most_bytes=most_bytes), path)
+    path = written(tmp_path / "run", lines)
+    assert_as_reported(read_all(FollowedRun(path), most_bytes=most_bytes), path)
 
 
 @pytest.mark.parametrize("most_bytes", [600, 1_000_000])
-@pytest.mark.parametrize("late", [False, True])
-def test_what_a_resume_supersedes_is_dropped(tmp_path: Path, most_bytes: int, late: bool) -> None:
+@pytest.mark.parametrize("is_followed_before", [False, True])
+def test_what_a_resume_supersedes_is_dropped(
+    tmp_path: Path, most_bytes: int, is_followed_before: bool
+) -> None:
     first = falling(500)
-    again = [{"kind": "resume", "step": 200}, *(train(step, 9.0) for step in range(210, 400, 10))]
-    path = written(tmp_path / "run", first if late else first + again)
-    run = read_all(FollowedRun(path), most_bytes=most_bytes)
-    if late:
-        append(path, *again)
+    resume = {"kind": "resume", "step": 200}
+    second = [train(step, 9.0) for step in range(210, 400, 10)]
+    path = written(tmp_path / "run", first)
+    run = FollowedRun(path)
+    if is_followed_before:
         read_all(run, most_bytes=most_bytes)
-    same(run, path)
+
+    append(path, resume, *second)
+    read_all(run, most_bytes=most_bytes)
+
+    assert_as_reported(run, path)
     assert run.records.train.last("loss") == 9.0
-    assert run.records.train.steps.tolist() == [
-        record["step"] for record in records(path / "metrics.jsonl") if record["kind"] == "train"
-    ]
+    remaining = [record for record in records(path / "metrics.jsonl") if record["kind"] == "train"]
+    assert run.records.train.steps.tolist() == [record["step"] for record in remaining]
 
 
-def test_only_new_bytes_are_read_also_by_another_reader(tmp_path: Path, counted: Counted) -> None:
+def test_only_new_bytes_are_read_also_by_another_reader(
+    tmp_path: Path, byte_count: ByteCount
+) -> None:
     path = written(tmp_path / "run", falling(3000))
-    size = (path / "metrics.jsonl").stat().st_size
+    size_bytes = (path / "metrics.jsonl").stat().st_size
     run = read_all(FollowedRun(path))
-    assert counted.read_bytes == size
+    assert byte_count.read_bytes == size_bytes
     run.save(ROW)
-    more = append(path, train(3010), train(3020))
-    counted.read_bytes = 0
+
+    new_bytes = append(path, train(3010), train(3020))
+    byte_count.read_bytes = 0
     assert read_head(path) is not None
     other = read_followed(path)
-    assert counted.read_bytes == 0
+    assert byte_count.read_bytes == 0
     read_all(other)
-    assert counted.read_bytes == more + 256  # the last bytes are compared
-    same(other, path)
+    assert byte_count.read_bytes == new_bytes + 256  # the last bytes are compared
+    assert_as_reported(other, path)
 
 
 def test_a_line_that_is_not_complete_is_read_when_it_is(tmp_path: Path) -> None:
@@ -167,11 +176,10 @@ def test_a_line_that_is_not_complete_is_read_when_it_is(tmp_path: Path) -> None:
 def test_another_file_of_the_same_name_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = written(tmp_path / "run", falling(300))
     run = read_all(FollowedRun(path))
-    (path / "metrics.jsonl").write_text(
-        "".join(f"{line(train(step, 5.0))}\n" for step in range(1, 400))
-    )
+    lines = [f"{line(train(step, 5.0))}\n" for step in range(1, 400)]
+    (path / "metrics.jsonl").write_text("".join(lines))
     read_all(run)
-    same(run, path)
+    assert_as_reported(run, path)
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
@@ -180,43 +188,57 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert len(run.records.train.steps) <= 2 * MOST + 8
 
 
-def saved(tmp_path: Path, cache: Path) -> tuple[Path, Path]:
+def save_cache(tmp_path: Path, cache: Path) -> tuple[Path, Path]:
+    """A run that was read, and the file of its cache."""
     path = written(tmp_path / "run", falling(300))
     read_all(FollowedRun(path)).save(ROW)
-    return path, next(cache.iterdir())
+    (file,) = cache.iterdir()
+    return path, file
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_a_damaged_cache_is_thrown_away(tmp_path: Path, cache: Path, part: int) -> None:
-    path, file = saved(tmp_path, cache)
+@pytest.mark.parametrize("place", ["beginning", "head", "middle", "end"])
+def test_a_cache_with_a_flipped_bit_is_thrown_away(tmp_path: Path, cache: Path, place: str) -> None:
+    path, file = save_cache(tmp_path, cache)
+    assert_as_reported(read_followed(path), path)
+    content = bytearray(file.read_bytes())
+    places = {"beginning": 10, "head": 80, "middle": len(content) // 2, "end": len(content) - 30}
+    content[places[place]] ^= 1
+    file.write_bytes(content)
+    assert read_followed(path).records.count == 0
+    head_is_damaged = place in ("beginning", "head")
+    assert (read_head(path) is None) == head_is_damaged
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_a_cache_that_was_cut_is_thrown_away(tmp_path: Path, cache: Path, quarters: int) -> None:
+    path, file = save_cache(tmp_path, cache)
     content = file.read_bytes()
-    same(read_followed(path), path)
-    at = [10, 80, len(content) // 2, len(content) - 30][part]
-    file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-    assert read_followed(path).records.count == 0
-    assert (read_head(path) is None) == (part < 2)
-    file.write_bytes(content[: len(content) * part // 4])
+    file.write_bytes(content[: len(content) * quarters // 4])
     assert read_followed(path).records.count == 0
 
 
-def test_the_cache_of_another_run_or_version_is_ignored(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, file = saved(tmp_path, cache)
+def test_the_cache_of_another_run_is_ignored(tmp_path: Path, cache: Path) -> None:
+    path, file = save_cache(tmp_path, cache)
     other = written(tmp_path / "other", falling(500))
     read_all(FollowedRun(other)).save(ROW)
-    (theirs,) = set(cache.iterdir()) - {file}
-    file.write_bytes(theirs.read_bytes())
+    (file_of_other,) = set(cache.iterdir()) - {file}
+    file.write_bytes(file_of_other.read_bytes())
     assert read_head(path) is None
     assert read_followed(path).records.count == 0
-    assert read_head(other) is not None
+
+
+def test_the_cache_of_another_version_is_ignored(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = save_cache(tmp_path, cache)
+    assert read_head(path) is not None
     monkeypatch.setattr(followed, "_FORMAT", "surefoot run cache 1 0.0.0")
-    assert read_head(other) is None
-    assert read_followed(other).records.count == 0
+    assert read_head(path) is None
+    assert read_followed(path).records.count == 0
 
 
 def test_a_pickle_in_the_cache_runs_nothing(tmp_path: Path, cache: Path) -> None:
-    path, file = saved(tmp_path, cache)
+    path, file = save_cache(tmp_path, cache)
     file.write_bytes(b"cos\nsystem\n(S'touch " + os.fsencode(tmp_path / "ran") + b"'\ntR.")
     assert read_followed(path).records.count == 0
     assert not (tmp_path / "ran").exists()
@@ -226,11 +248,11 @@ def test_nothing_is_written_into_the_run_and_a_cache_that_cannot_be_written_is_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "run", falling(300))
-    before = sorted(path.rglob("*"))
+    files = sorted(path.rglob("*"))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     read_all(FollowedRun(path)).save(ROW)
-    assert sorted(path.rglob("*")) == before
+    assert sorted(path.rglob("*")) == files
     assert read_followed(path).records.count == 0
 
 
@@ -245,4 +267,5 @@ def test_the_tile_of_a_score_that_is_reached_again_names_the_step_that_reached_i
     main = Headline(
         "val/accuracy", last_step=160, last=0.96, best_step=96, best=0.96, direction="max"
     )
-    assert numbers_in(_headline_tile(main)[2]) == [96]
+    _, _, note = _headline_tile(main)
+    assert numbers_in(note) == [96]
