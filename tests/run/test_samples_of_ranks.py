@@ -49,15 +49,20 @@ def texts_of(run_dir: Path) -> list[list[str]]:
 def test_the_record_has_the_texts_of_all_ranks(tmp_path: Path, ranks: Ranks) -> None:
     returned = ranks(2, on_rank, run_dir=str(tmp_path / "all"), parallel="ddp", on_all=True)
     ranks(2, on_rank, run_dir=str(tmp_path / "main"), parallel="fsdp", on_all=False)
-    every = texts_of(tmp_path / "all")
-    assert [len(texts) for texts in every] == [2, 2]
-    assert all(text.startswith("2 weights") for texts in every for text in texts)
-    assert all(first != second for first, second in every)
-    assert [texts[:1] for texts in every] == texts_of(tmp_path / "main")
-    assert returned == [every[-1]] * 2
+
+    of_all = texts_of(tmp_path / "all")
+    of_main = texts_of(tmp_path / "main")
+    assert len(of_all) == len(of_main) == 2
+    for (first, second), (alone,) in zip(of_all, of_main, strict=True):
+        assert first.startswith("2 weights")
+        assert second.startswith("2 weights")
+        assert first != second
+        assert first == alone
+    assert returned == [of_all[-1]] * 2
 
 
 def test_one_process_draws_as_before(tmp_path: Path) -> None:
-    for name, on_all in (("all", True), ("main", False)):
-        build(str(tmp_path / name), sample_on_all_ranks=on_all).train()
+    build(str(tmp_path / "all"), sample_on_all_ranks=True).train()
+    build(str(tmp_path / "main"), sample_on_all_ranks=False).train()
+
     assert texts_of(tmp_path / "all") == texts_of(tmp_path / "main")
