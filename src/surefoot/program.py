@@ -225,11 +225,13 @@ def program_and_config(run: Path, *, run_changed: bool = False) -> tuple[Program
     return program, config
 
 
-def build_run(program: Program, config: Any, *, of: Path | None = None) -> "Run":
+def build_run(
+    program: Program, config: Any, *, of: Path | None = None, step: int | None = None
+) -> "Run":
     """Build the run of a program, with a status line in a terminal. `of` is the existing run that
-    is rebuilt.
+    is rebuilt, with the settings that it had after `step` steps; None: after its newest checkpoint.
     """
-    with status_line() as show, built_again(of):
+    with status_line() as show, built_again(of, step=step):
         show("reading the data and building the model")
         try:
             return program.run() if config is None else program.run(config)

@@ -173,6 +173,26 @@ class SavedRun:
 
         return Store(self._directory() / "checkpoints").steps()
 
+    def settings_at(self, step: int) -> dict[str, Any]:
+        """The settings that can change while the run goes on, with the values that they have in the
+        step after `step` finished ones, by dotted name.
+        """
+        from surefoot.tools.change.change import settings_at
+
+        return settings_at(self._directory(), step)
+
+    @at_boundary
+    def change(self, because: str = "", **settings: Any) -> None:
+        """Change settings from the newest checkpoint on, as `surefoot change` does: `change("it
+        spikes", **{"optimizer.lr": 1e-4})`. Raises `ConfigError` for a run that trains, and for a
+        setting that cannot change or cannot have the value.
+        """
+        from surefoot.tools.change.change import plan_changes
+        from surefoot.train.changed_settings import Wish
+
+        wishes = [Wish(name, value, because) for name, value in settings.items()]
+        plan_changes(self._directory(), wishes).write()
+
     @at_boundary
     def records(self, kind: str | None = None) -> list[Record]:
         """Return the records of one kind such as "train", or all records. Records that a resume has
@@ -457,7 +477,7 @@ class SavedRun:
 
         if not self.checkpoints:
             raise without_checkpoint(self.path)
-        run = self.rebuild(one_process=True)
+        run = self.rebuild(one_process=True, step=step)
         with nullcontext() if self.built is None else run.parts.snapshot():
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)
 
@@ -574,9 +594,10 @@ class SavedRun:
         self._refuse_untrained()
         return read_reported_run(self.path)
 
-    def rebuild(self, *, one_process: bool, sharded: bool = False) -> Run:
-        """Build the run with its program, or return the `Run` passed to `load`. `one_process` does
-        not shard, unless `sharded`.
+    def rebuild(self, *, one_process: bool, sharded: bool = False, step: int | None = None) -> Run:
+        """Build the run with its program and the settings that it had after `step` steps (None:
+        after its newest checkpoint), or return the `Run` passed to `load`. `one_process` does not
+        shard, unless `sharded`.
         """
         if self.built is not None:
             return self.built
@@ -590,4 +611,4 @@ class SavedRun:
             config = for_one_process(config, self.path, sharded=sharded)
         else:
             config = in_directory(config, self.path)
-        return build_run(program, config, of=self.path)
+        return build_run(program, config, of=self.path, step=step)

@@ -210,6 +210,7 @@ _OPTIONAL = {
     "stopping",
     "buffers",
     "epoch",
+    "changes",
 }
 
 
@@ -250,6 +251,8 @@ class SavedState:
     # what passes have shown of the buffers without a rule
     buffers: dict[str, list[str]] | None = None
     epoch: Epoch | None = None  # of a run whose length is in epochs
+    # the last change of a setting that held in the last step: its number, and the hash of its line
+    changes: dict[str, int | str] | None = None
 
     @property
     def planned_steps(self) -> int:

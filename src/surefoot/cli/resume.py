@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tyro.conf import UseAppendAction
+
+from surefoot.cli.change import BecauseOption, make_changes
 from surefoot.cli.diagnose import AlertOption
 from surefoot.cli.options import (
     RunOption,
@@ -27,17 +30,22 @@ from surefoot.tracking.run_reader import read_sessions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(AcceptChange, AlertOption, Several, RunOption):
+class Resume(BecauseOption, AcceptChange, AlertOption, Several, RunOption):
     """Resume a run from its newest intact checkpoint, with the same bits as if it had
     never stopped. Settings that do not affect results may change: --workers,
     --log-every, --save-every, --keep-last, --stop-after, --time-limit,
-    --max-restarts. --length may change if the schedule allows it. With another
-    --nproc or --parallel, the samples and their order are the same, and results
-    are equal up to rounding.
+    --max-restarts. --change SETTING=VALUE changes one that does, on record, as
+    surefoot change does; --length X is --change length=X. With another --nproc or
+    --parallel, the samples and their order are the same, and results are equal up
+    to rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"
+      surefoot resume runs/mine --change optimizer.lr=1e-4 --because "it spikes"
     """
+
+    change: UseAppendAction[tuple[str, ...]] = ()
+    """Change a setting from here on: SETTING=VALUE. Repeat the flag for several."""
 
 
 def resume(arguments: list[str]) -> None:
@@ -51,6 +59,13 @@ def resume(arguments: list[str]) -> None:
     options, flags = verb_options(
         Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True
     )
+    assignments = list(options.change)
+    length = flag_text(flags, "length")
+    if length is not None:
+        assignments.append(f"length={length}")
+        flags = without(flags, ["length"])
+    if assignments:
+        make_changes(run, assignments, because=options.because)
     is_of_recipe = program.config is not None and issubclass(program.config, TrainSettings)
     if is_of_recipe:
         for name in ("preset", "init_from"):

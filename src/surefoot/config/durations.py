@@ -39,12 +39,16 @@ _UNITS: dict[str, tuple[_Unit, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The length of a run in steps, and the sizes that convert steps to epochs."""
+    """The length of a run in steps, and the sizes that convert steps to epochs.
+
+    before: the steps of other batch sizes with which the run began, and the samples that they read.
+    """
 
     steps: int
     samples_per_epoch: int
     batch_size: int
     in_epochs: bool = False  # whether the setting is in epochs
+    before: tuple[int, int] = (0, 0)
 
     @property
     def epochs(self) -> float:
@@ -53,7 +57,19 @@ class Length:
         >>> Length(steps=30, samples_per_epoch=100, batch_size=10).epochs
         3.0
         """
-        return self.steps * self.batch_size / self.samples_per_epoch
+        steps, samples = self.before
+        samples += (self.steps - steps) * self.batch_size
+        return samples / self.samples_per_epoch
+
+    @property
+    def ahead(self) -> Fraction:
+        """The steps by which the run would be ahead if all its steps had had `batch_size`.
+
+        >>> Length(30, samples_per_epoch=100, batch_size=20, before=(10, 100)).ahead
+        Fraction(-5, 1)
+        """
+        steps, samples = self.before
+        return Fraction(samples, self.batch_size) - steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +160,58 @@ class Every:
         return f"{Fraction(*self.period)} steps"
 
 
+@dataclass(frozen=True, slots=True)
+class EveryEpochs:
+    """`Every` in epochs, after the batch size has changed: a step has passed as many epochs as a
+    step `ahead` of it in a run of the present batch size. Has no earlier steps.
+
+    >>> passes = EveryEpochs((5, 2), ahead=Fraction(1, 2))  # epochs of 2.5 steps
+    >>> [done for done in range(8) if passes.due(done)], passes.count(0, 7), passes.next(2)
+    ([2, 5, 7], 3, 5)
+    """
+
+    period: tuple[int, int]
+    ahead: Fraction
+    seconds: None = None
+    seconds_if_cheap: None = None
+    early: None = None
+
+    def interval_s(self, *, cost_s: float) -> None:
+        """Return None: the interval is not a time."""
+
+    def due(self, step_done: int) -> bool:
+        return self._completed(step_done) > self._completed(step_done - 1)
+
+    def count(self, after: int, until: int) -> int:
+        return self._completed(until) - self._completed(after)
+
+    def last(self, step: int) -> int:
+        count = self._completed(step)
+        return self._end(count) if count > 0 else 0
+
+    def next(self, step: int) -> int:
+        return self._end(self._completed(step) + 1)
+
+    def described(self) -> str:
+        return f"{Fraction(*self.period)} steps"
+
+    def _completed(self, step: int) -> int:
+        return max(0, floor((step + self.ahead) / Fraction(*self.period)))
+
+    def _end(self, count: int) -> int:
+        return ceil(count * Fraction(*self.period) - self.ahead)
+
+
+Interval = Every | EveryEpochs
+
+
 def planned(
-    text: str, *, samples_per_epoch: int, batch_size: int, setting: str = "length"
+    text: str,
+    *,
+    samples_per_epoch: int,
+    batch_size: int,
+    before: tuple[int, int] = (0, 0),
+    setting: str = "length",
 ) -> Length:
     """Parse the length of a run, "200 steps" or "30 epochs", rounded up to a step. Raises
     `ConfigError` with the name `setting` if invalid.
@@ -154,8 +220,11 @@ def planned(
     5
     """
     number, unit = _parsed(text, setting, units=("steps", "epochs"))
-    length = Length(0, samples_per_epoch, batch_size, in_epochs=unit == "epochs")
-    steps = ceil(_in_steps(number, unit, length))
+    length = Length(0, samples_per_epoch, batch_size, in_epochs=unit == "epochs", before=before)
+    exact_steps = _in_steps(number, unit, length)
+    if unit == "epochs":
+        exact_steps -= length.ahead
+    steps = ceil(exact_steps)
     if steps < 1:
         raise out_of_range(setting, text, "one step or more")
     if steps * batch_size > _MOST_SAMPLES:
@@ -184,7 +253,7 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
 
 def every(
     text: str | None, *, length: Length, time: bool = False, setting: str = "interval"
-) -> Every:
+) -> Interval:
     """Parse an interval: "50 steps", "2 epochs", "5%" of the run, and "9 min" with `time`. If
     `text` is None, the event never recurs.
 
@@ -202,10 +271,18 @@ def every(
         raise out_of_range(setting, text, "above 0")
     if unit == "seconds":
         return Every(seconds=float(number))
-    return Every(period=_in_steps(number, unit, length).as_integer_ratio())
+    period = _in_steps(number, unit, length).as_integer_ratio()
+    if unit == "epochs":
+        return _every_epochs(period, length)
+    return Every(period=period)
 
 
-def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Every:
+def _every_epochs(period: tuple[int, int], length: Length, *, early: int | None = None) -> Interval:
+    ahead = length.ahead
+    return EveryEpochs(period, ahead) if ahead else Every(period=period, early=early)
+
+
+def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Interval:
     """Return the interval of records; "auto" is every 50 steps, or 5% of the run if that is
     shorter.
 
@@ -233,10 +310,12 @@ def log_interval(text: str, *, length: Length, setting: str = "log_every") -> Ev
             epochs_per_record = period // epoch
             period = epoch * epochs_per_record
     early = _EARLY_RECORD if period > _EARLY_RECORD else None
+    if length.in_epochs:
+        return _every_epochs(period.as_integer_ratio(), length, early=early)
     return Every(period=period.as_integer_ratio(), early=early)
 
 
-def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Every:
+def save_interval(text: str, *, length: Length, setting: str = "save_every") -> Interval:
     """Return the interval of checkpoints; "auto" is 5 minutes, or 60 seconds if a save takes under
     1% of that minute.
     """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal, TypeVar
 
-from surefoot.config.durations import Every, Length
+from surefoot.config.durations import Interval, Length
 from surefoot.config.tree import When
 from surefoot.errors import ConfigError, SurefootError, out_of_range, together
 
@@ -48,7 +48,7 @@ def setting(
     results are compared instead, and with `absent_by_default`, its default is left out, because
     older runs do not know the setting. per_rank: may differ between ranks and between sessions.
     one_session: reset by a resume. cadence: an interval; its `check` also takes the run's `length`
-    and returns an `Every`. observer: may change on a resume. Settings other than per_rank must be
+    and returns an `Interval`. observer: may change on a resume. Settings other than per_rank must be
     equal on all ranks, unless `shared` is False. With `path`, a text is a path (`tree.PATH`). `after` names the preceding field (`ordered`).
     `group` is the section of `--help-all`, by default the preceding field's section. `--help` shows
     a `most_used` setting. `changes_at` says when another value could hold while the run goes on
@@ -291,6 +291,20 @@ def without_effect(settings: Declared) -> dict[str, list[str]]:
     return names
 
 
+def names_that_change(kind: type[Declared] | Declared) -> list[str]:
+    """Return the names of the settings of a run's identity that can change while the run goes on.
+
+    >>> from surefoot.config.train_settings import TrainSettings
+    >>> names_that_change(TrainSettings)[:3]
+    ['length', 'batch_size', 'micro_batch_size']
+    """
+    names = []
+    for field in dataclasses.fields(kind):
+        if field.metadata["role"] == "identity" and field.metadata["changes_at"] == "step":
+            names.append(field.name)
+    return names
+
+
 def shared_by_ranks(settings: Declared) -> dict[str, Any]:
     """Return the settings that must be equal on all ranks, by name."""
     shared = [field.name for field in dataclasses.fields(settings) if field.metadata["shared"]]
@@ -313,7 +327,7 @@ def identity_of(settings: Declared, resolved: Mapping[str, Any]) -> dict[str, An
     return identity
 
 
-def cadences(settings: Declared, *, length: Length) -> dict[str, Every]:
+def cadences(settings: Declared, *, length: Length) -> dict[str, Interval]:
     """Return the interval of each cadence setting by name, for a run of this length."""
     intervals = {}
     for field in dataclasses.fields(settings):

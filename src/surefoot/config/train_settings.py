@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from surefoot.config.durations import (
     Every,
+    Interval,
     Length,
     every,
     log_interval,
@@ -40,6 +41,12 @@ def problems_of(settings: Declared) -> dict[str, ConfigError]:
         if problem is not None:
             problems[field.name] = problem
     return problems
+
+
+def problem_of_value(name: str, value: Any) -> ConfigError | None:
+    """Return the problem of a value of a setting that every run has, or None."""
+    field = next(field for field in dataclasses.fields(TrainSettings) if field.name == name)
+    return _problem_of(field, value, field_hints(TrainSettings))
 
 
 def _problem_of(
@@ -169,18 +176,18 @@ class TrainSettings(Declared):
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no
     average.
     """
-    ema_ramp: bool = setting(True, identity=True, absent_by_default=True, changes_at="step")
+    ema_ramp: bool = setting(True, identity=True, absent_by_default=True, changes_at="never")
     """Let the decay rise to `ema`: at most (1 + n) / (10 + n) at step n. False: a constant decay
     after a first copy, as in torch's AveragedModel.
     """
     ema_start: str | None = setting(
-        None, check=_length, identity=True, absent_by_default=True, changes_at="step"
+        None, check=_length, identity=True, absent_by_default=True, changes_at="never"
     )
     """When averaging starts, such as "500 steps" or "2 epochs". The average is the current weights
     until then. None: at step 0.
     """
     ema_every: str = setting(
-        "1 steps", check=_length, identity=True, absent_by_default=True, changes_at="step"
+        "1 steps", check=_length, identity=True, absent_by_default=True, changes_at="never"
     )
     """How often the average moves, by 1 - decay each time."""
     max_bad_steps: int = setting(5, check=number(min_value=0), identity=True, changes_at="step")
@@ -192,10 +199,10 @@ class TrainSettings(Declared):
     )
     """Precision of the passes. auto uses the measured table for this machine and these layers, and
     keeps its choice for the run. fp8 is bf16 with linear layers in 8 bits (extra `quant`)."""
-    channels_last: bool | Literal["auto"] = setting(False, identity=True, changes_at="step")
+    channels_last: bool | Literal["auto"] = setting(False, identity=True, changes_at="never")
     """Use the channels-last memory format for images. auto uses the same table as precision = auto.
     """
-    compile: bool | Literal["auto"] = setting(False, identity=True, changes_at="step")
+    compile: bool | Literal["auto"] = setting(False, identity=True, changes_at="never")
     """Use torch.compile. auto compiles if the measured table shows a gain on this machine, and
     keeps its choice for the run.
     """
@@ -304,10 +311,10 @@ class Timetable:
     settings: TrainSettings
     length: Length
     began: Length  # with which the run began: intervals in percent refer to it
-    every: dict[str, Every]  # by setting name
+    every: dict[str, Interval]  # by setting name
     stop_step: int  # the session ends here; the schedule does not change
     limit_s: float | None
-    epoch: Every  # the end of each epoch, if the length is in epochs
+    epoch: Interval  # the end of each epoch, if the length is in epochs
 
     def evaluate_due(self, done: int) -> bool:
         return self.every["evaluate_every"].due(done) or done == self.length.steps
@@ -328,11 +335,15 @@ def timetable(
     samples_per_epoch: int,
     batch_size: int,
     began_steps: int | None = None,
+    before: tuple[int, int] = (0, 0),
 ) -> Timetable:
     """Return the timetable for data of this size. `began_steps` is the length with which a resumed
-    run began. Raises `ConfigError` with the name of an invalid setting.
+    run began, and `before` is as in `Length`. Raises `ConfigError` with the name of an invalid
+    setting.
     """
-    plan = partial(planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size)
+    plan = partial(
+        planned, samples_per_epoch=samples_per_epoch, batch_size=batch_size, before=before
+    )
     length = plan(settings.length)
     stop_step = length.steps
     if settings.stop_after is not None:
@@ -341,7 +352,9 @@ def timetable(
     limit_s = None
     if settings.time_limit is not None:
         limit_s = seconds(settings.time_limit, setting="time_limit")
-    epoch = every("1 epochs", length=length) if length.in_epochs else Every()
+    epoch: Interval = Every()
+    if length.in_epochs:
+        epoch = every("1 epochs", length=length)
     began = length
     if began_steps is not None:
         began = dataclasses.replace(length, steps=began_steps)

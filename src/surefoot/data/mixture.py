@@ -121,7 +121,13 @@ class MixtureOrder:
     """
 
     def __init__(
-        self, seed: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int
+        self,
+        seed: int,
+        *,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        batch_size: int,
+        offset: int = 0,
     ) -> None:
         self.samples = sum(sizes)
         self.batch_size = batch_size
@@ -133,7 +139,7 @@ class MixtureOrder:
         self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
         self.first_slots = np.cumsum(self.quotas) - self.quotas
         self.offsets = np.cumsum(self.sizes) - self.sizes
-        self.blocks = Blocks(batch_size)
+        self.blocks = Blocks(batch_size, offset)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step, self._at)

@@ -1,7 +1,8 @@
 """Sample order as a pure function of (seed, step), at a constant cost per step.
 
 Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of all epochs; B is the
-batch size.
+batch size. After a change of the batch size, they are shifted by a constant, `offset`, so that a
+step begins where the step before it ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -121,13 +122,19 @@ class Order:
     """
 
     def __init__(
-        self, seed: int, *, samples: int, batch_size: int, num_samples: int | None = None
+        self,
+        seed: int,
+        *,
+        samples: int,
+        batch_size: int,
+        num_samples: int | None = None,
+        offset: int = 0,
     ) -> None:
         self.size = samples
         self.samples = num_samples or samples
         self.batch_size = batch_size
         self.key = stream_key(seed, "order")
-        self.blocks = Blocks(batch_size)
+        self.blocks = Blocks(batch_size, offset)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step, self._at)
@@ -213,8 +220,9 @@ def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
 class Blocks:
     """The ids of consecutive steps, computed for many steps at once."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, offset: int = 0) -> None:
         self.batch_size = batch_size
+        self.offset = offset
         self.first = 0  # step
         self.ids = np.empty(0, np.int64)
         self.epochs = np.empty(0, np.int64)
@@ -227,7 +235,8 @@ class Blocks:
             count = max(1, samples // self.batch_size) * self.batch_size
             self.first = step
             begin = 0
-            self.ids, self.epochs = at(step * self.batch_size + np.arange(count, dtype=np.int64))
+            position = step * self.batch_size + self.offset
+            self.ids, self.epochs = at(position + np.arange(count, dtype=np.int64))
         end = begin + self.batch_size
         return self.ids[begin:end], self.epochs[begin:end]
 

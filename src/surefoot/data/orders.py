@@ -16,22 +16,26 @@ from surefoot.errors import ConfigError, Setting
 from surefoot.seeding import fold, stream_key
 
 
-def plan_order(order: Any, *, seed: int, samples: int, sizes: Batching) -> MicroBatches:
-    """Return the plan of an order other than "shuffled". Raises `ConfigError` if it does not fit
-    the number of samples.
+def plan_order(
+    order: Any, *, seed: int, samples: int, sizes: Batching, offset: int = 0
+) -> MicroBatches:
+    """Return the plan of an order other than "shuffled". `offset` is that of `data/order.py`.
+    Raises `ConfigError` if it does not fit the number of samples.
     """
     size = sizes.batch_size
     steps = None
     if isinstance(order, BatchLists):
         return order.cut(sizes.pieces)
     if order == "sequential":
-        plan: Plan = SequentialOrder(samples=samples, batch_size=size)
+        plan: Plan = SequentialOrder(samples=samples, batch_size=size, offset=offset)
     elif order == "lanes":
         lanes = Lanes(samples=samples, batch_size=size)
         plan = lanes
         steps = lanes.steps
     elif isinstance(order, Shuffled):
-        plan = Order(seed, samples=samples, batch_size=size, num_samples=order.num_samples)
+        plan = Order(
+            seed, samples=samples, batch_size=size, num_samples=order.num_samples, offset=offset
+        )
     else:
         if len(order.weights) != samples:
             raise ConfigError(
@@ -43,7 +47,7 @@ def plan_order(order: Any, *, seed: int, samples: int, sizes: Batching) -> Micro
                 weights=len(order.weights),
                 samples=samples,
             )
-        plan = WeightedOrder(seed, order, batch_size=size)
+        plan = WeightedOrder(seed, order, batch_size=size, offset=offset)
     return Cut(plan, sizes.micro_batch_size, steps=steps)
 
 
@@ -62,12 +66,14 @@ class SequentialOrder:
     [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
     """
 
-    def __init__(self, *, samples: int, batch_size: int) -> None:
+    def __init__(self, *, samples: int, batch_size: int, offset: int = 0) -> None:
         self.samples = samples
         self.batch_size = batch_size
+        self.offset = offset
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        positions = np.arange(self.batch_size, dtype=np.int64) + step * self.batch_size
+        first = step * self.batch_size + self.offset
+        positions = np.arange(self.batch_size, dtype=np.int64) + first
         epochs, ids = np.divmod(positions, self.samples)
         return ids, epochs
 
@@ -133,7 +139,7 @@ class WeightedOrder:
     (array([1, 1]), array([2, 3]))
     """
 
-    def __init__(self, seed: int, weighted: Weighted, *, batch_size: int) -> None:
+    def __init__(self, seed: int, weighted: Weighted, *, batch_size: int, offset: int = 0) -> None:
         self.weighted = weighted
         self.batch_size = batch_size
         self.weights = np.array(weighted.weights)
@@ -141,7 +147,7 @@ class WeightedOrder:
         self.key = stream_key(seed, "order")
         ends = np.cumsum(self.weights / self.weights.max())
         self.ends = ends / ends[-1]
-        self.blocks = Blocks(batch_size)
+        self.blocks = Blocks(batch_size, offset)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         at = self._draw if self.weighted.replacement else self._draw_once

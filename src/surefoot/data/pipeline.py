@@ -200,9 +200,11 @@ def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
     return replace(data, about="; ".join(texts))
 
 
-def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batching) -> MicroBatches:
+def data_plan(
+    train: Any, *, order: Any, seed: int, samples: int, sizes: Batching, offset: int = 0
+) -> MicroBatches:
     """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture,
-    or batches of similar length.
+    or batches of similar length. `offset` is that of `data/order.py`.
     """
     name = order if isinstance(order, str) else type(order).__name__
     if isinstance(train, Arriving):
@@ -227,7 +229,7 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
             )
         from surefoot.data.orders import plan_order
 
-        return plan_order(order, seed=seed, samples=samples, sizes=sizes)
+        return plan_order(order, seed=seed, samples=samples, sizes=sizes, offset=offset)
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
         is_of_samples = lengths.ndim in (1, 2) and len(lengths) == samples
@@ -247,10 +249,14 @@ def data_plan(train: Any, *, order: Any, seed: int, samples: int, sizes: Batchin
             tokens=sizes.micro_batch_size,
             pieces=sizes.pieces,
         )
-    plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size)
+    plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size, offset=offset)
     if isinstance(train, Mixture):
         plan = MixtureOrder(
-            seed, sizes=train.sizes, weights=train.weights, batch_size=sizes.batch_size
+            seed,
+            sizes=train.sizes,
+            weights=train.weights,
+            batch_size=sizes.batch_size,
+            offset=offset,
         )
     return Cut(plan, sizes.micro_batch_size)
 

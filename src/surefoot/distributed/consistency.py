@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from surefoot.config.durations import Every
+from surefoot.config.durations import Interval
 from surefoot.distributed.shards import local_part, plain_tensors, saved_state
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DivergedError, Remedy
@@ -132,7 +132,7 @@ def _shortened(settings: Mapping[str, str], name: str) -> str:
 def compare_when_due(
     models: Mapping[str, nn.Module],
     world: World,
-    every: Every,
+    every: Interval,
     *,
     compared: int | None,
     done: int,

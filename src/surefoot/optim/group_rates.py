@@ -205,6 +205,21 @@ class GroupRates:
         self.momenta = self._momenta_now()
         self._note()
 
+    def use_initial(self) -> None:
+        """Take the rates with which the optimizer was built for those that a checkpoint restored.
+        What the user's code wrote stays, as a factor on them.
+        """
+        bases = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            before = group["initial_lr"]
+            initial = self.initial[index]
+            base = self.bases[index]
+            is_written = not _is_number(base) or base != before
+            bases.append(base * (initial / before) if is_written and before else initial)
+            group["initial_lr"] = initial
+        self.bases = bases
+        self._note()
+
     def hold(self) -> None:
         """Keep the values of the groups, as a checkpoint restored them, for `put_back`."""
         if self.follows:

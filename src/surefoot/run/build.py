@@ -34,13 +34,20 @@ from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, RunComponents, RunData, Steering
 from surefoot.run.facts import data_facts, model_facts, size_facts, world_facts
+from surefoot.run.history import History, read_history, refuse_other_batches
 from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings
 from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
-from surefoot.tracking.numbered import choose_directory, give_back, is_numbered, rebuilt_run
+from surefoot.tracking.numbered import (
+    choose_directory,
+    give_back,
+    is_numbered,
+    rebuilt_run,
+    rebuilt_step,
+)
 from surefoot.tracking.record import refuse_split_names
 from surefoot.tracking.run_directory import RunDirectory, checked_files
 from surefoot.tracking.run_reader import (
@@ -78,19 +85,30 @@ def build(settings: RunSettings) -> RunComponents:
 
 def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     data = read_train_data(settings)
-    check_settings(
-        settings, schedule=settings.schedule, batch_size=data.size_for(settings.micro_batch_size)
-    )
+    _check(settings, data)
     world, parallel = join_world(settings)
     numbered = str(settings.run_dir) if is_numbered(settings.run_dir) else None
     if numbered is not None:
         settings = in_numbered_directory(settings, world, unless_built)
     beginning = beginning_of(settings, world)
-    run_data = read_data(settings, data, world, parallel, beginning, unless_built)
+    history = read_history(settings, data, world, step=beginning.step)
+    if history.changes:
+        settings = history.settings
+        data = replace(data, batch_size=settings.batch_size)
+        _check(settings, data)
+    run_data = read_data(
+        settings, data, world, parallel, beginning, unless_built, offset=history.offset
+    )
     pipeline = run_data.pipeline
+    refuse_other_batches(pipeline, history.stretches)
     try:
         timeline = resolve_timeline(
-            settings, size_facts(pipeline), beginning, exact_sums=pipeline.exact_sums
+            settings,
+            size_facts(pipeline),
+            beginning,
+            exact_sums=pipeline.exact_sums,
+            history=history.stretches,
+            until=history.next_change,
         )
     except CheckpointError as problem:
         raise problem.inside(f"cannot resume {settings.run_dir}") from problem.__cause__
@@ -154,8 +172,9 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         beginning,
         parallel=models.parallel,
         init_from=_initial_weights(settings),
+        begins=history.begins,
     )
-    parts = assemble(settings, plan, run_data, steering, models, state, console, log)
+    parts = assemble(settings, history, plan, run_data, steering, models, state, console, log)
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
         parts.say(f"note: {line}")
     if numbered is not None and parts.directory is not None:
@@ -163,6 +182,11 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         if world.is_main:  # a run that is never opened leaves no directory
             finalize(parts.directory, give_back, parts.directory.path)
     return parts
+
+
+def _check(settings: RunSettings, data: data_pipeline.TrainData) -> None:
+    batch_size = data.size_for(settings.micro_batch_size)
+    check_settings(settings, schedule=settings.schedule, batch_size=batch_size)
 
 
 def _initial_weights(settings: RunSettings) -> str | None:
@@ -218,6 +242,9 @@ def beginning_of(settings: RunSettings, world: World) -> Beginning:
     if unknown_format is not None:
         raise unreadable_format(unknown_format, run=shown)
     known_behavior(beginning["behavior"], run=str(directory))
+    at_step = rebuilt_step()
+    if at_step is not None:
+        beginning["step"] = at_step
     return Beginning(**beginning)
 
 
@@ -228,9 +255,11 @@ def read_data(
     parallel: Strategy,
     beginning: Beginning,
     unless_built: ExitStack,
+    *,
+    offset: int,
 ) -> RunData:
     """Plan the samples of each step, and check the data of training and splits. `unless_built` ends
-    what begins here. Collective.
+    what begins here, and `offset` is that of `data/order.py`. Collective.
     """
     if beginning.is_new:
         refuse_split_names(settings.splits or {})
@@ -261,7 +290,7 @@ def read_data(
             data.dataset, seed=seed, batch_size=sizes.batch_size, collates=collates
         )
     order = data_pipeline.data_plan(
-        data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes
+        data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes, offset=offset
     )
     splits = data_pipeline.taped_splits(
         settings, world, run_dir=out, behavior=behavior, unless_built=unless_built
@@ -452,6 +481,7 @@ def build_task(
 
 def assemble(
     settings: RunSettings,
+    history: History,
     plan: Plan,
     run_data: RunData,
     steering: Steering,
@@ -501,7 +531,9 @@ def assemble(
 
     checkpointing = None
     if directory is not None:
-        checkpointing = Checkpointing(directory, times, disk=settings.disk, say=say, world=world)
+        checkpointing = Checkpointing(
+            directory, times, begins=history.begins, disk=settings.disk, say=say, world=world
+        )
     return RunComponents(
         settings=settings,
         tasks=(task,) * len(plan.segments),
@@ -540,4 +572,6 @@ def assemble(
         example=settings.predict_example,
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),
+        changes=history.changes,
+        of_program=history.of_program,
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from surefoot.checkpoint.filesystem import Disk
@@ -44,9 +45,16 @@ class BeforeWrite:
             self.tape.flush()
 
 
+def _is_kept(times: Timetable, begins: Collection[int], step: int) -> bool:
+    """Return True for a checkpoint that stays: of `keep_every`, or with which other settings begin,
+    so that steps of each setting can be repeated.
+    """
+    return step in begins or times.every["keep_every"].due(step)
+
+
 class Checkpointing:
-    """The checkpoints of one run: the due saves, the save in progress, and the last step on
-    disk.
+    """The checkpoints of one run: the due saves, the save in progress, and the last step on disk.
+    `begins` has the steps from which on other settings hold.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class Checkpointing:
         directory: RunDirectory,
         times: Timetable,
         *,
+        begins: Collection[int] = (),
         disk: Disk,
         say: Callable[[str], None],
         world: World,
@@ -67,7 +76,7 @@ class Checkpointing:
         self.store = Store(
             directory.checkpoints,
             keep_last=times.settings.keep_last,
-            keep_every=times.every["keep_every"].due,
+            keep_every=partial(_is_kept, times, frozenset(begins)),
             guard=self.before_write,
             disk=disk,
         )

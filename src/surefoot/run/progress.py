@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
 
-from surefoot.config.durations import NEVER, Every
+from surefoot.config.durations import NEVER, Interval
 from surefoot.config.train_settings import Timetable
 from surefoot.run.evaluation import Evaluations
 from surefoot.tracking.record import Record
@@ -162,7 +162,7 @@ class Progress:
         return during / (3 * samples_per_step), at_end / (3 * samples_per_step)
 
 
-def _count(every: Every, done: int, last: int) -> int:
+def _count(every: Interval, done: int, last: int) -> int:
     """Return how often something is due after `done` steps, up to the last step, where it always
     is.
     """

@@ -35,6 +35,7 @@ from surefoot.tracking.run_reader import (
 )
 from surefoot.train import state_dict
 from surefoot.train.buffer_check import BufferCheck
+from surefoot.train.changed_settings import described
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
@@ -114,6 +115,7 @@ def _record_session(
         "data": parts.plan.identity["data"],
         "workers": parts.pipeline.workers,
         "count_unit": parts.settings.count_unit,
+        "settings": parts.of_program,
     }
     if directory.numbered is not None:
         session["numbered"] = directory.numbered
@@ -286,7 +288,13 @@ def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Che
     flags = trainable.flags
     where = parts.where(checkpoint)
     try:
-        state_dict.restore(parts.run_state, checkpoint, where=where, main=parts.world.is_main)
+        state_dict.restore(
+            parts.run_state,
+            checkpoint,
+            where=where,
+            main=parts.world.is_main,
+            changed=[change.setting for change in parts.changes_since(checkpoint)],
+        )
     except OtherModelError as problem:
         problem.reason = "the model of a run cannot change"
         problem.remedies = (ANOTHER_RUN,)
@@ -300,6 +308,8 @@ def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Che
             parts.say(f"note: {line}, as in the checkpoint")
         for line in parts.notes(checkpoint):
             parts.say(f"note: {line}")
+        for change in parts.changes_since(checkpoint):
+            parts.say(described(change))
     _warn_of_weights_not_finite(parts, f"step-{checkpoint.step:08d}")
     _warn_of_divergence(parts, checkpoint.step)
     parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors

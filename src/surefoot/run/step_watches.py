@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surefoot.config.behavior import BUFFERS_IN_ORDER
-from surefoot.config.durations import Every
+from surefoot.config.durations import Interval
 from surefoot.run.components import RunComponents
 from surefoot.tracking.logger import Journal
 from surefoot.train.loop import Step
@@ -30,7 +30,7 @@ class StepWatches:
 
     run_state: RunState
     journal: Journal
-    layer_stats_every: Every
+    layer_stats_every: Interval
     make_layers: "Callable[[], Layers]"
     state_check: "StateCheck | None"
     checks_weights: bool

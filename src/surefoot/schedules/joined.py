@@ -1,4 +1,6 @@
-"""Concatenation of two schedules, and the union type of all schedules."""
+"""Concatenation of two schedules, their continuation after a change, and the union type of all
+schedules.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -46,17 +48,8 @@ class Joined:
         """Return the factors of each parameter group, or None if all have those of `factors`."""
         resolved = self.resolved(length)
         at, before, after = resolved._cut(length)
-        of_first = resolved.first.group_factors(before)
-        of_second = resolved.second.group_factors(after)
-        if of_first is not None and of_second is not None:
-            pairs = list(zip(of_first, of_second, strict=True))
-        elif of_first is not None:
-            second = resolved.second.factors(after)
-            pairs = [(first, second) for first in of_first]
-        elif of_second is not None:
-            first = resolved.first.factors(before)
-            pairs = [(first, second) for second in of_second]
-        else:
+        pairs = _pairs_of_groups(resolved.first, before, resolved.second, after)
+        if pairs is None:
             return None
         return [_joined(first, second, at) for first, second in pairs]
 
@@ -102,11 +95,156 @@ class Joined:
         return at, replace(length, steps=at), replace(length, steps=length.steps - at)
 
 
+def _pairs_of_groups(
+    first: "AnySchedule", before: Length, second: "AnySchedule", after: Length
+) -> list[tuple[Factors, Factors]] | None:
+    """Return the factors of each parameter group in two parts of a schedule, or None if all groups
+    have the same.
+    """
+    of_first = first.group_factors(before)
+    of_second = second.group_factors(after)
+    if of_first is not None and of_second is not None:
+        return list(zip(of_first, of_second, strict=True))
+    if of_first is not None:
+        factors = second.factors(after)
+        return [(of_group, factors) for of_group in of_first]
+    if of_second is not None:
+        factors = first.factors(before)
+        return [(factors, of_group) for of_group in of_second]
+    return None
+
+
 def _joined(first: Factors, second: Factors, at: int) -> Factors:
     return lambda step: first(step) if step < at else second(step - at)
 
 
-AnySchedule = Schedule | Joined | Sampled
+@dataclass(frozen=True)
+class Continued:
+    """The schedule of a run that was changed: `first`, as in a run of `first_steps` steps, before
+    step `at`; then `scale` times `second`, which begins at its own step 0.
+    """
+
+    first: "AnySchedule"
+    first_steps: int
+    second: "AnySchedule"
+    at: int
+    scale: float = 1.0
+
+    @property
+    def warmup(self) -> str | int | None:
+        return self.first.warmup
+
+    def resolved(self, length: Length) -> "Continued":
+        """Return the schedule with both parts resolved to steps."""
+        before, after = self._cut(length)
+        return replace(self, first=self.first.resolved(before), second=self.second.resolved(after))
+
+    def factors(self, length: Length) -> Factors:
+        before, after = self._cut(length)
+        return self._join(self.first.factors(before), self.second.factors(after))
+
+    def group_factors(self, length: Length) -> list[Factors] | None:
+        """Return the factors of each parameter group, or None if all have those of `factors`."""
+        before, after = self._cut(length)
+        pairs = _pairs_of_groups(self.first, before, self.second, after)
+        if pairs is None:
+            return None
+        return [self._join(first, second) for first, second in pairs]
+
+    def momentum(self, length: Length) -> Factors | None:
+        """Return the momentum as a function of the step. A part without one keeps that of the last
+        step before it.
+        """
+        before, after = self._cut(length)
+        first = self.first.momentum(before)
+        second = self.second.momentum(after)
+        if first is None:
+            return None if second is None else _joined(lambda _: second(0), second, self.at)
+        if second is None:
+            last = first(min(self.at, self.first_steps) - 1)
+            return _joined(first, lambda _: last, self.at)
+        return _joined(first, second, self.at)
+
+    def shared_steps(self, length: Length) -> int:
+        _, after = self._cut(length)
+        return self.at + self.second.shared_steps(after)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "shape": "continued",
+            "first": self.first.to_dict(),
+            "first_steps": self.first_steps,
+            "second": self.second.to_dict(),
+            "at": self.at,
+            "scale": self.scale,
+        }
+
+    def _cut(self, length: Length) -> tuple[Length, Length]:
+        before = replace(length, steps=self.first_steps)
+        return before, replace(length, steps=max(1, length.steps - self.at))
+
+    def _join(self, first: Factors, second: Factors) -> Factors:
+        scale = self.scale
+        if scale == 1.0:
+            return _joined(first, second, self.at)
+        return _joined(first, lambda step: scale * second(step), self.at)
+
+
+AnySchedule = Schedule | Joined | Continued | Sampled
+
+_FALLS = {"one_cycle": "cosine", "cosine_restarts": "cosine"}
+"""The shape of the fall of shapes that also rise."""
+
+
+def continued(schedule: AnySchedule, *, before: Length, after: Length, at: int) -> AnySchedule:
+    """Return the schedule of a run whose length changes at step `at` from `before` to `after`.
+
+    A schedule whose steps up to there are the same in a run of the other length goes on as in that
+    run. Any other falls in the same shape, from its present factor to its minimum, over the steps
+    left. Raises `ConfigError` for a schedule that cannot go on.
+
+    >>> from surefoot.schedules.lr_schedule import linear
+    >>> ten = Length(steps=10, samples_per_epoch=8, batch_size=1)
+    >>> twenty = Length(steps=20, samples_per_epoch=8, batch_size=1)
+    >>> factor = continued(linear(), before=ten, after=twenty, at=6).factors(twenty)
+    >>> [round(factor(step), 2) for step in (5, 6, 13, 20)]
+    [0.5, 0.4, 0.2, 0.0]
+    """
+    shorter = replace(before, steps=min(before.steps, after.steps))
+    if at <= schedule.shared_steps(shorter):
+        return schedule.resolved(after)
+    last_step = min(at, before.steps - 1)  # a fall to 0 has nothing left at its end
+    present = schedule.factors(before)(last_step)
+    fall = _fall_of(schedule, present=present, steps=after.steps - at)
+    return Continued(schedule, before.steps, fall, at, scale=present)
+
+
+def _fall_of(schedule: AnySchedule, *, present: float, steps: int) -> Schedule:
+    """Return the fall of a schedule from 1, the present factor, to its minimum."""
+    while isinstance(schedule, Joined | Continued):
+        if isinstance(schedule, Continued):
+            present /= schedule.scale
+        schedule = schedule.second
+    if isinstance(schedule, Sampled):
+        raise ConfigError(
+            "schedule-cannot-continue",
+            problem="the schedule of this run comes from a function or a torch scheduler, which"
+            " knows no run of another length",
+            remedy=("choose how it goes on:", Setting("schedule.name", "cosine")),
+            setting="schedule",
+        )
+    settings = dict(schedule.to_dict())
+    shape = settings.pop("shape")
+    minimum = settings.get("min_lr_ratio") or 0.0
+    if present <= minimum:
+        return Schedule("constant", warmup=0)
+    kept: dict[str, Any] = {}
+    for name in ("power", "cooldown_shape"):
+        if name in settings:
+            kept[name] = settings[name]
+    if shape == "wsd":
+        kept["cooldown"] = steps if minimum == 0.0 else max(1, steps - 1)
+    return Schedule(_FALLS.get(shape, shape), warmup=0, min_lr_ratio=minimum / present, **kept)
 
 
 def factors_by_optimizer(
@@ -134,7 +272,7 @@ def bound(schedule: AnySchedule, groups: Groups, every_group: Groups = ()) -> An
     """Return the schedule bound to these parameter groups: the factors of a torch scheduler may
     depend on the groups' values. `groups` has one for each learning rate, `every_group` all.
     """
-    if isinstance(schedule, Joined):
+    if isinstance(schedule, Joined | Continued):
         first = bound(schedule.first, groups, every_group)
         return replace(schedule, first=first, second=bound(schedule.second, groups, every_group))
     if isinstance(schedule, Sampled) and groups:

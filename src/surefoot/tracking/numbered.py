@@ -15,6 +15,7 @@ from surefoot.config.paths import named_path, unusable_path
 PLACEHOLDER = "{n}"
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _rebuilt: ContextVar[Path | None] = ContextVar("run that is built again", default=None)
+_rebuilt_step: ContextVar[int | None] = ContextVar("step of its settings", default=None)
 
 
 def is_numbered(run_dir: object) -> TypeGuard[str | Path]:
@@ -84,13 +85,24 @@ def give_back(directory: Path) -> None:
 
 
 @contextmanager
-def built_again(run: Path | None) -> Iterator[None]:
-    """Build a run in this context in the directory `run`, whatever number would be next."""
+def built_again(run: Path | None, *, step: int | None = None) -> Iterator[None]:
+    """Build a run in this context in the directory `run`, whatever number would be next, with the
+    settings that it had after `step` steps. None: those after its newest checkpoint.
+    """
     before = _rebuilt.set(run)
+    step_before = _rebuilt_step.set(step)
     try:
         yield
     finally:
         _rebuilt.reset(before)
+        _rebuilt_step.reset(step_before)
+
+
+def rebuilt_step() -> int | None:
+    """Return the step whose settings a run that is built again in this context has, or None for
+    those after its newest checkpoint.
+    """
+    return _rebuilt_step.get()
 
 
 def rebuilt_run() -> Path | None:

@@ -55,6 +55,7 @@ class SessionEntry(TypedDict, total=False):
     git_commit: str | None
     count_unit: str
     workers: int
+    settings: dict[str, Any]  # of the program, of those that can change
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,7 @@ class Beginning:
     channels_last: bool | None = None
     compile: bool | None = None
     schedule_of_steps: int | None = None
+    step: int = 0  # of the newest checkpoint, from which a session goes on
 
     @property
     def is_new(self) -> bool:
@@ -210,8 +212,8 @@ def read_beginning(path: Path) -> Beginning:
     none is intact, the sizes and the behavior are those of a damaged one, so that the data are read
     as they were until the opening names the damage.
     """
-    for state in _states_of_manifests(path):
-        return beginning_in(state.identity)
+    for step, state in _states_of_manifests(path):
+        return replace(beginning_in(state.identity), step=step)
     _, damaged = newest_state(path)
     if damaged is None:
         return new_beginning()
@@ -256,15 +258,15 @@ def started_run(path: Path | str | None) -> Path | None:
     return Path(path)
 
 
-def _states_of_manifests(path: Path) -> Iterator[SavedState]:
-    """Yield the states of checkpoints whose state.json is intact, the newest first."""
+def _states_of_manifests(path: Path) -> Iterator[tuple[int, SavedState]]:
+    """Yield the steps and states of checkpoints whose state.json is intact, the newest first."""
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         try:
             manifest = from_bytes(read_regular(directory / MANIFEST))
             content = read_regular(directory / STATE)
             digest = sha256(content).hexdigest()
             if manifest.files.get(STATE) == (len(content), digest):
-                yield typed_state(parse_state(content))
+                yield manifest.step, typed_state(parse_state(content))
         except (OSError, ValueError, RecursionError):
             continue
 

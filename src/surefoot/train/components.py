@@ -25,6 +25,7 @@ from surefoot.errors import CheckpointError
 from surefoot.optim.build import RunOptimizer
 from surefoot.optim.clipping import clear
 from surefoot.optim.group_rates import recorded_rates
+from surefoot.tracking.change_journal import CHANGES, Change
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Layout
@@ -37,6 +38,7 @@ from surefoot.train.run_identity import (
     refuse_another_length,
     refuse_differences,
     refuse_other_data,
+    with_changed,
 )
 from surefoot.train.run_settings import RunSettings
 from surefoot.train.scorer import Evaluator
@@ -63,6 +65,8 @@ class Components:
     computed_again: str | None  # description of the checkpointed blocks
     accept_change: tuple[str, ...]  # names of `config.accepted_changes.CHANGES`, in this session
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of data, code and the first loss
+    changes: tuple[Change, ...] = ()  # of settings, by the journal of the run
+    of_program: dict[str, Any] = field(default_factory=dict)  # its values of `changeable` settings
 
     @property
     def device(self) -> torch.device:
@@ -137,7 +141,44 @@ class Components:
             machine=self.machine(),
             stopped_early=self.out_of_patience,
             tape=tape,
+            changes=self._last_change(),
         )
+
+    def _last_change(self) -> dict[str, int | str] | None:
+        """Return the number and the hash of the last change that holds in the steps of this
+        session.
+        """
+        begin = self.plan.segments[-1].begin
+        number = 0
+        digest = ""
+        for change in self.changes:
+            if change.from_step <= begin:
+                number = change.number
+                digest = change.sha256
+        return {"number": number, "sha256": digest} if number > 0 else None
+
+    @interprets
+    def changes_since(self, checkpoint: Checkpoint) -> list[Change]:
+        """Return the changes that hold in the next step and did not hold in the step of a
+        checkpoint. Raises `CheckpointError` if the journal is not that of the checkpoint.
+        """
+        last = checkpoint.saved.changes or {"number": 0, "sha256": ""}
+        number = int(last["number"])
+        digests = ["", *(change.sha256 for change in self.changes)]
+        if number >= len(digests) or digests[number] != last["sha256"]:
+            raise CheckpointError(
+                "journal-of-another-run",
+                problem=f"change {number} of settings, after which step-{checkpoint.step:08d} was"
+                f" saved, is not in {CHANGES}",
+                reason="the journal says which settings the run had at which step",
+                remedy="restore the file from a copy of the run",
+                number=number,
+            ).inside(f"cannot resume {self.where(checkpoint)}")
+        since = []
+        for change in self.changes[number:]:
+            if change.from_step <= checkpoint.step:
+                since.append(change)
+        return since
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the whole run: `with parts.snapshot():` leaves the run bit for bit as
@@ -247,6 +288,7 @@ class Components:
         where = self.where(checkpoint)
         saved = dict(checkpoint.saved.identity)
         now = json.loads(json.dumps(self.plan.identity))
+        saved = with_changed(saved, now, self.changes_since(checkpoint))
         if now["init_from"] is None:
             # these weights were loaded at step 0 and are not needed again
             saved["init_from"] = None

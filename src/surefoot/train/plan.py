@@ -7,7 +7,7 @@ Nothing here imports torch, reads a file or knows how many steps are completed.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ from surefoot.config.averaging import (
     averaging_in_identity,
     averaging_of_settings,
 )
-from surefoot.config.batch_size import Batching
+from surefoot.config.batch_size import Batching, batching
 from surefoot.config.behavior import behavior_in_identity
 from surefoot.config.parallel import Strategy
 from surefoot.config.setting import identity_of
@@ -28,6 +28,8 @@ from surefoot.schedules.curves import Groups
 from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.run_reader import Beginning
+from surefoot.train.changed_settings import Stretch
+from surefoot.train.course import Leg, course_of
 from surefoot.train.patience import EarlyStopping, rules_of
 
 if TYPE_CHECKING:  # imports torch
@@ -169,17 +171,50 @@ class Plan:
 
 
 def resolve_timeline(
-    settings: "RunSettings", data: SizeFacts, beginning: Beginning, *, exact_sums: bool
+    settings: "RunSettings",
+    data: SizeFacts,
+    beginning: Beginning,
+    *,
+    exact_sums: bool,
+    history: Sequence[Stretch] = (),
+    until: int | None = None,
 ) -> Timeline:
     """Return the length, intervals and learning rates of a run in steps.
 
     A run that began with another length keeps the intervals and learning rates of that length.
-    Raises `ConfigError` for a setting that does not fit the length, or if compiled code would get a
+    `history` has the settings of a run that were changed while it went on, `settings` last, and
+    `until` is the step of the next change, at which the session ends. Raises `ConfigError` for a setting that does not fit the length, or if compiled code would get a
     new shape in almost every step. Raises `CheckpointError` for a schedule that does not fit the
     length with which the run began.
     """
     if settings.compile is True:
         _refuse_varied(data.varied)
+    at_beginning = settings
+    sizes_at_beginning = data
+    if history:
+        at_beginning = history[0].settings
+        sizes_at_beginning = replace(data, step=_samples_per_step(history[0].settings, data))
+    times, schedule = _as_it_began(at_beginning, sizes_at_beginning, beginning)
+    averaging = averaging_of_settings(settings, times.length, behavior=beginning.behavior)
+    if len(history) > 1:
+        times, schedule = _as_it_went_on(history, data, times, schedule)
+    if until is not None:
+        times.stop_step = min(times.stop_step, until)
+    return Timeline(
+        sizes=data.sizes,
+        times=times,
+        schedule=schedule,
+        averaging=averaging,
+        behavior=beginning.behavior,
+        exact_sums=exact_sums,
+        varied=data.varied,
+    )
+
+
+def _as_it_began(
+    settings: "RunSettings", data: SizeFacts, beginning: Beginning
+) -> tuple[Timetable, AnySchedule]:
+    """Return the timetable and the schedule of a run with the settings of its beginning."""
     began_steps = beginning.schedule_of_steps
     times = timetable(
         settings, samples_per_epoch=data.epoch, batch_size=data.step, began_steps=began_steps
@@ -202,15 +237,42 @@ def resolve_timeline(
 
             why = first_line(problem)
             raise length_changed(began_steps, times.length.steps, why=why) from problem
-    return Timeline(
-        sizes=data.sizes,
-        times=times,
-        schedule=schedule,
-        averaging=averaging_of_settings(settings, times.length, behavior=beginning.behavior),
-        behavior=beginning.behavior,
-        exact_sums=exact_sums,
-        varied=data.varied,
+    return times, schedule
+
+
+def _as_it_went_on(
+    history: Sequence[Stretch], data: SizeFacts, times: Timetable, schedule: AnySchedule
+) -> tuple[Timetable, AnySchedule]:
+    """Return the timetable and the schedule of a run after its changes. `times` and `schedule` are
+    those with which it began.
+    """
+    legs = []
+    for stretch in history:
+        settings = stretch.settings
+        leg = Leg(
+            stretch.begin,
+            settings.length,
+            _samples_per_step(settings, data),
+            settings.schedule or constant(),
+        )
+        legs.append(leg)
+    length, schedule = course_of(legs, first_length=times.length, first_schedule=schedule)
+    times = timetable(
+        history[-1].settings,
+        samples_per_epoch=data.epoch,
+        batch_size=length.batch_size,
+        began_steps=times.began.steps,
+        before=length.before,
     )
+    return times, schedule
+
+
+def _samples_per_step(settings: "RunSettings", data: SizeFacts) -> int:
+    """Return the samples of a step with these settings, or 1 if the sizes are in steps."""
+    is_in_steps = data.step != data.sizes.batch_size
+    if is_in_steps or settings.batch_size is None:
+        return data.step
+    return batching(settings.batch_size, None).batch_size
 
 
 def _refuse_varied(varied: str) -> None:
@@ -236,9 +298,11 @@ def resolve(
     *,
     parallel: Strategy,
     init_from: str | None = None,
+    begins: Sequence[int] = (0,),
 ) -> Plan:
     """Return the plan of a run. A setting "auto" is what the run began with, or else what the table
-    of measured speeds says. `init_from` is the path of the initial weights, without links.
+    of measured speeds says. `init_from` is the path of the initial weights, without links. `begins`
+    has the steps from which on other settings hold.
 
     Raises `ConfigError` if compiled code would get a new shape in almost every step.
     """
@@ -268,7 +332,7 @@ def resolve(
         is_new=beginning.is_new,
         timeline=timeline,
         schedule=schedule,
-        segments=(Segment(0, timeline.times.length.steps),),
+        segments=_segments(begins, timeline.times.length.steps),
         parallel=parallel,
         precision=choices["precision"],
         channels_last=choices["channels_last"],
@@ -278,6 +342,11 @@ def resolve(
         splits=data.splits,
         origins=_origins(settings, beginning),
     )
+
+
+def _segments(begins: Sequence[int], last_step: int) -> tuple[Segment, ...]:
+    ends = [*begins[1:], max(last_step, begins[-1])]
+    return tuple(Segment(begin, end) for begin, end in zip(begins, ends, strict=True))
 
 
 def _origins(settings: "RunSettings", beginning: Beginning) -> dict[str, Origin]:

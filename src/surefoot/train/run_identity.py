@@ -2,7 +2,7 @@
 the run.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
+from surefoot.tracking.change_journal import Change
 from surefoot.tracking.format import counted
 
 Described = Mapping[str, Any]
@@ -39,6 +40,32 @@ def _differences(saved: Described, now: Described) -> dict[str, str]:
         if value_before != value_after:
             lines[key] = f"{key} was {value_before}, now {value_after}"
     return lines
+
+
+_FOLLOWING = {
+    "length": ("schedule",),
+    "batch_size": ("micro_batch_size", "length", "schedule", "plateau.evaluate_every"),
+    "optimizer.lr": ("optimizer.learning_rates",),
+}
+"""What changes in the identity of a run besides a setting that was changed."""
+
+
+def with_changed(saved: Described, now: Described, changes: Iterable[Change]) -> dict[str, Any]:
+    """Return the identity of a saved run with the present values of settings that were changed
+    since then, and of what follows from them.
+    """
+    names = set()
+    for change in changes:
+        names |= {change.setting, *change.follows, *_FOLLOWING.get(change.setting, ())}
+    changed = dict(saved)
+    for name in sorted(names):
+        group, _, part = name.partition(".")
+        present = now.get(group)
+        if not part:
+            changed[group] = present
+        elif isinstance(present, Mapping) and part in present:
+            changed[group] = {**changed[group], part: present[part]}
+    return changed
 
 
 def _was_not_recorded(key: str, settings: Mapping[str, str]) -> bool:

@@ -24,6 +24,7 @@ from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows, name_of, rows_of
 from surefoot.errors import CheckpointError, Setting
+from surefoot.optim.build import RunOptimizer
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
 from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
@@ -297,9 +298,16 @@ def _divided(
 
 
 @interprets
-def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bool = True) -> None:
-    """Restore the state that `packed` copied, on any number of ranks. Raises `CheckpointError` if
-    the state does not fit.
+def restore(
+    run_state: RunState,
+    checkpoint: Checkpoint,
+    *,
+    where: str,
+    main: bool = True,
+    changed: Collection[str] = (),
+) -> None:
+    """Restore the state that `packed` copied, on any number of ranks. Settings that were `changed`
+    since then keep their present values. Raises `CheckpointError` if the state does not fit.
     """
     _refuse_other_files(run_state.state, checkpoint, where=where)
     saved = checkpoint.saved
@@ -314,14 +322,17 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     for name, trained in state.optimizers.items():
         tensors = checkpoint.files[file_name("optimizer", name)]
         nested = join_state(saved.optimizer[name], _under("optimizer/", loose))
+        built = group_numbers(trained.optimizer)
         # first: the `state_dict` of a wrapper has the groups of the optimizer inside
         load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
         load_optimizer(trained.optimizer, tensors, nested, parameter_names(state.models[name]))
         trained.rates.load_state(_rates_of(name, saved, loose))
+        _keep_changed(trained, built, changed)
         device = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
         trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
         remembered = _under(f"clipping/{name}/", loose)
-        trained.clipping.remembered = {key: each.to(device) for key, each in remembered.items()}
+        if "clip" not in changed:
+            trained.clipping.remembered = {key: each.to(device) for key, each in remembered.items()}
     for check in checks:
         check()
     for name, average in state.ema_models.items():
@@ -331,7 +342,8 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
         average.load((saved.average_updates or {}).get(name, 0))
     state.buffers.load_findings(saved.buffers)
 
-    run_state.precision.load_tensors(_under("precision/", loose))
+    if "precision" not in changed:  # a loss scale begins anew
+        run_state.precision.load_tensors(_under("precision/", loose))
     run_state.meter.load_tensors(_under("meter/", loose))
     if not main:  # rank 0 holds the logged values of all ranks
         run_state.meter.logged = []
@@ -341,13 +353,7 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     run_state.updated_parameters.clear()
     run_state.updated_parameters.update(saved.seen)
 
-    if run_state.best is not None:
-        run_state.best.load_state(saved.monitor, saved.runners_up)
-    load_stopping(run_state.stopping, saved.stopping, monitor=saved.monitor)
-    if run_state.feedback is not None:
-        run_state.feedback.load_state(saved.plateau)
-        state.lr_factor = run_state.feedback.standing.factor
-
+    _restore_scores(run_state, saved)
     run_state.user_state.tensors = _under("kept/", loose)
     run_state.user_state.unclaimed = dict(saved.user_state)
     run_state.data_values.load_state(saved.data_values or {})
@@ -356,6 +362,32 @@ def restore(run_state: RunState, checkpoint: Checkpoint, *, where: str, main: bo
     for name, stateful in list(run_state.user_state.objects.items()):
         run_state.user_state.add(name, stateful)
     state.step = checkpoint.step
+
+
+def _restore_scores(run_state: RunState, saved: SavedState) -> None:
+    """Restore what the run has concluded from its scores so far."""
+    if run_state.best is not None:
+        run_state.best.load_state(saved.monitor, saved.runners_up)
+    load_stopping(run_state.stopping, saved.stopping, monitor=saved.monitor)
+    if run_state.feedback is not None:
+        run_state.feedback.load_state(saved.plateau)
+        run_state.state.lr_factor = run_state.feedback.standing.factor
+
+
+def _keep_changed(
+    trained: RunOptimizer, built: Sequence[Mapping[str, Any]], changed: Collection[str]
+) -> None:
+    """Put back the numbers with which an optimizer was built, where these settings were changed."""
+    for name in changed:
+        group_name, _, part = name.partition(".")
+        if group_name != "optimizer":
+            continue
+        if part == "lr":
+            trained.rates.use_initial()
+            continue
+        for group, numbers in zip(trained.optimizer.param_groups, built, strict=True):
+            if part in numbers:
+                group[part] = numbers[part]
 
 
 def _refuse_other_files(state: State, checkpoint: Checkpoint, *, where: str) -> None:

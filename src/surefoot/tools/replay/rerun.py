@@ -153,7 +153,12 @@ def execution(
             parts.pipeline.tape.require(checkpoint.saved.tape)
         with untouched(), parts.numerics():
             with _explain_refusal():
-                state_dict.restore(parts.run_state, checkpoint, where=f"step-{checkpoint.step:08d}")
+                state_dict.restore(
+                    parts.run_state,
+                    checkpoint,
+                    where=f"step-{checkpoint.step:08d}",
+                    changed=[change.setting for change in parts.changes_since(checkpoint)],
+                )
                 parts.refuse_another_architecture(checkpoint)
             clear(parts.state.parameters)
             parts.state.buffers.undo()

@@ -17,12 +17,13 @@ from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.store import Store, without_checkpoint
 from surefoot.config.toml import without_none
 from surefoot.config.user_code import digest as digest_of
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
+from surefoot.tracking.change_journal import CHANGES, Change, read_changes
 from surefoot.tracking.run_reader import SessionEntry, read_sessions, read_settings
-from surefoot.train.run_identity import differences
+from surefoot.train.run_identity import differences, with_changed
 
 _MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
 
@@ -95,12 +96,17 @@ def check_files(path: Path) -> Files:
     if (path / "environment.damaged.json").exists():
         sessions = []  # the damaged file had further sessions
     notes = []
+    changes: Sequence[Change] = ()
+    try:
+        changes = read_changes(path)
+    except CheckpointError as problem:
+        problems.append(Problem("damaged", first_line(problem), file=CHANGES))
     if checkpoints:
         newest = checkpoints[max(checkpoints)]
         with interpreted(newest.path):
-            problems += _other_runs(checkpoints)
+            problems += _other_runs(checkpoints, changes)
             problems += _wrong_sessions(checkpoints, sessions, log)
-            problems += _script(path, newest)
+            problems += _script(path, newest, changes)
             notes += _other_scores(checkpoints)
     notes += program_notes(path)
     return Files(path, checkpoints, log, sessions, problems, notes)
@@ -151,12 +157,17 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
     return checkpoints, problems
 
 
-def _other_runs(checkpoints: Mapping[int, StoredStep]) -> list[Problem]:
-    """Return a problem for each checkpoint whose settings or model are not those of the newest."""
+def _other_runs(checkpoints: Mapping[int, StoredStep], changes: Sequence[Change]) -> list[Problem]:
+    """Return a problem for each checkpoint whose settings or model are not those of the newest, or
+    became these by no change in the journal.
+    """
     problems = []
     newest = checkpoints[max(checkpoints)]
     for step, checkpoint in sorted(checkpoints.items()):
-        then = _lasting(checkpoint.state.identity)
+        last = checkpoint.state.changes or {"number": 0}
+        since = changes[int(last["number"]) :]
+        changed = with_changed(checkpoint.state.identity, newest.state.identity, since)
+        then = _lasting(changed)
         now = _lasting(newest.state.identity)
         for accepted in newest.state.fingerprints["accepted"]:
             if "data" in accepted["changed"] and accepted["step"] >= step:
@@ -239,7 +250,7 @@ def _resume_without_session(sessions: Sequence[SessionEntry], log: Log) -> int |
     return None
 
 
-def _script(path: Path, newest: StoredStep) -> list[Problem]:
+def _script(path: Path, newest: StoredStep, changes: Sequence[Change]) -> list[Problem]:
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):
@@ -247,7 +258,8 @@ def _script(path: Path, newest: StoredStep) -> list[Problem]:
         return [Problem("damaged", text, file="config.toml")]
     if not settings.of_script:
         return []
-    lines = differences(_comparable(settings.of_script), _comparable(newest.state.identity))
+    written = with_changed(settings.of_script, newest.state.identity, changes)
+    lines = differences(_comparable(written), _comparable(newest.state.identity))
     what = f"config.toml does not belong to the run in {newest.path.name}"
     return [Problem("inconsistent", f"{what}: {line}", file="config.toml") for line in lines[:1]]
 

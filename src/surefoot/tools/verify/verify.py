@@ -66,6 +66,12 @@ def verify(
             verdict.not_proved.append(
                 f"steps 0 to {changed_at:,}: trained by another program, before the change that was accepted at step {changed_at:,}"
             )
+        began_at = parts.plan.segments[-1].begin
+        if began_at > changed_at:
+            verdict.not_proved.append(
+                f"steps {changed_at:,} to {began_at:,}: trained with other settings, before the change of settings at step {began_at:,}"
+            )
+            changed_at = began_at
         dropped_until = _check_tape(verdict, parts, files)
         # those that the current program computes from rows that are still there
         starts = [step for step in files.checkpoints if step >= max(changed_at, dropped_until)]
@@ -209,9 +215,14 @@ def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     initial = next(iter(parts.state.optimizers.values())).rates.initial[0]
+    rates = [change for change in parts.changes if change.setting == "optimizer.lr"]
 
     def planned(step: int, plateau_factor: float) -> float:
-        return initial * (parts.task.factors(step) * plateau_factor)
+        rate = initial
+        for change in reversed(rates):
+            if step < change.from_step:
+                rate *= change.was / change.now
+        return rate * (parts.task.factors(step) * plateau_factor)
 
     wrong = consistency.shortened(consistency.rates(files.log, planned))
     verdict.problems.extend(wrong)
@@ -229,6 +240,8 @@ def _without_body_changes(
     for start, stop in pairwise(sorted(files.checkpoints)):
         before = files.checkpoints[start].state
         after = files.checkpoints[stop].state
+        if before.changes != after.changes:  # its settings were changed, not by the loop's body
+            continue
         if before.trainable != after.trainable:
             what = "froze or unfroze parameters"
         elif _bases(before) != _bases(after):
@@ -300,4 +313,5 @@ def _check_targets(
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
     batch_size = float(parts.pipeline.sizes.batch_size)
-    return consistency.shortened(consistency.targets(files.log, batch_size))
+    since = parts.plan.segments[-1].begin
+    return consistency.shortened(consistency.targets(files.log, batch_size, since=since))

@@ -1,0 +1,74 @@
+"""`surefoot change RUN SETTING=VALUE`: change settings of a run that goes on. Imports no torch."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from surefoot.cli.options import RunOption, by_flag, find_run, only_options, target
+from surefoot.distributed.environment import placed
+from surefoot.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BecauseOption:
+    """The reason for changes."""
+
+    because: str = ""
+    """Why: the reason stands in the journal beside the change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(BecauseOption, RunOption):
+    """Change settings of a run from its newest checkpoint on: its length, batch
+    size, clipping, precision, learning rate, weight decay and other numbers of its
+    optimizer, its schedule, the decay of its average, or its patience. Each change
+    is a line of changes.jsonl in the run's directory, with the reason, and holds
+    from the next step on; the steps before keep their settings. config.toml and
+    your program stay as they are. Nothing is trained: surefoot resume goes on, or
+    your script. What the change does is printed before it is written.
+
+      surefoot change latest optimizer.lr=1e-4 --because "the loss spikes"
+      surefoot change runs/mine length="30 epochs" batch_size=128
+      surefoot change runs/mine schedule.name=wsd schedule.cooldown=10%
+    """
+
+    dry_run: bool = False
+    """Print what the change would do, and write nothing."""
+
+
+def change(arguments: list[str]) -> None:
+    """Run `surefoot change`: append changes to the journal of a run."""
+    name = target(Change, arguments, verb="change")
+    (_, words), *flags = by_flag(arguments)
+    assignments = words[1:]
+    only_run = [name, *chain.from_iterable(group for _, group in flags)]
+    options = only_options(Change, only_run, verb="change")
+    run = find_run(options.run)
+    if not assignments:
+        raise ConfigError(
+            "change-without-setting",
+            problem="which setting is to change?",
+            remedy="write SETTING=VALUE, such as optimizer.lr=1e-4",
+        )
+    make_changes(run, assignments, because=options.because, writes=not options.dry_run)
+
+
+def make_changes(
+    run: Path, assignments: Sequence[str], *, because: str, writes: bool = True
+) -> None:
+    """Print what changes do to a run, and write them into its journal. In a process of several,
+    rank 0 does.
+    """
+    from surefoot.tools.change.change import plan_changes, wish_of
+
+    if placed(os.environ).rank != 0:
+        return
+    plan = plan_changes(run, [wish_of(text, because=because) for text in assignments])
+    for line in plan.lines:
+        print(line)
+    if not plan.changes:
+        print(f"{run} has these values already: nothing changes")
+    elif writes:
+        plan.write()

@@ -1,0 +1,1 @@
+"""Changes of the settings of a run that goes on."""

@@ -1,0 +1,153 @@
+"""The journal of changes of a run, changes.jsonl: which setting has which value from which step on,
+and why. Imports no torch.
+
+A line is only ever appended. Each line has a hash over its values and the hash of the line before,
+so an edited or foreign line is found. A last line that was not written whole counts as never
+written.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+from surefoot.checkpoint.filesystem import DISK
+from surefoot.config.paths import open_no_follow, read_regular
+from surefoot.errors import CheckpointError
+
+CHANGES = "changes.jsonl"
+_BEFORE_THE_FIRST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the journal.
+
+    number: from 1. from_step: the number of finished steps when the value first holds. was and now:
+    JSON values. follows: other settings that change with this one, each with its two values.
+    sha256: of the line before and of this one.
+    """
+
+    number: int
+    from_step: int
+    setting: str
+    was: Any
+    now: Any
+    follows: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    because: str = ""
+    when: str = ""
+    sha256: str = ""
+
+
+def read_changes(run: Path) -> tuple[Change, ...]:
+    """Return the changes of a run, in order. Raises `CheckpointError` for an edited journal."""
+    try:
+        data = read_regular(run / CHANGES)
+    except FileNotFoundError:
+        return ()
+    return tuple(_changes_in(_whole_lines(data), run))
+
+
+def append_changes(run: Path, changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Add lines to the journal, and wait until they are on the disk. Returns them with their
+    numbers, hashes and times. Raises `CheckpointError` for an edited journal.
+    """
+    path = run / CHANGES
+    is_new = not path.exists()
+    with os.fdopen(open_no_follow(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
+        _wait_for_lock(file)
+        lines = _whole_lines(file.read())
+        before = _changes_in(lines, run)
+        written: list[Change] = []
+        for change in changes:
+            numbered = _completed(change, number=len(before) + 1, before=_last_hash(before))
+            before.append(numbered)
+            written.append(numbered)
+        whole = sum(len(line) + 1 for line in lines)
+        file.truncate(whole)  # the rest was never written whole
+        file.seek(whole)
+        for change in written:
+            file.write((_text(asdict(change)) + "\n").encode())
+        file.flush()
+        DISK.flush(file.fileno())
+    if is_new:
+        DISK.flush_directory(run)
+    return tuple(written)
+
+
+def _wait_for_lock(file: IO[bytes]) -> None:
+    """Let one process at a time append, where the file system has locks."""
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.lockf(file, fcntl.LOCK_EX)  # until the file is closed
+
+
+def _changes_in(lines: Iterable[bytes], run: Path) -> list[Change]:
+    changes: list[Change] = []
+    for line in lines:
+        number = len(changes) + 1
+        change = _parsed(line, number=number, before=_last_hash(changes))
+        if change is None:
+            raise CheckpointError(
+                "journal-of-changes-damaged",
+                problem=f"line {number} of {run / CHANGES} is not as it was written",
+                reason="it says which settings the run had at which step",
+                remedy="restore the file from a copy of the run",
+                path=run / CHANGES,
+                line=number,
+            )
+        changes.append(change)
+    return changes
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    """Return the lines that were written whole, without their ends."""
+    *lines, _ = data.split(b"\n")
+    if lines and not _is_json(lines[-1]):  # zeros after a power loss, for example
+        lines.pop()
+    return lines
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def _parsed(line: bytes, *, number: int, before: str) -> Change | None:
+    """Return the change in a line, or None if its values or its hash differ from what was written."""
+    try:
+        change = Change(**json.loads(line))
+        is_as_written = _completed(change, number=number, before=before) == change
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return change if is_as_written else None
+
+
+def _completed(change: Change, *, number: int, before: str) -> Change:
+    """Return a change with its number, its time and its hash."""
+    values = asdict(change)
+    values["number"] = number
+    values["when"] = change.when or datetime.now(UTC).isoformat(timespec="seconds")
+    del values["sha256"]
+    digest = sha256((before + _text(values)).encode()).hexdigest()
+    return Change(**values, sha256=digest)
+
+
+def _last_hash(changes: Sequence[Change]) -> str:
+    return changes[-1].sha256 if changes else _BEFORE_THE_FIRST
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False)

@@ -1,0 +1,339 @@
+"""The settings of a run at each step, from its program and its journal of changes.
+
+A program and a journal together say what holds when: the program names the value at the beginning
+or the value at present, and the journal knows both. Values are JSON, by dotted names. Imports no
+torch.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from surefoot.config.batch_size import Batching, batching
+from surefoot.config.closest import closest
+from surefoot.config.setting import names_that_change
+from surefoot.config.train_settings import TrainSettings, problem_of_value
+from surefoot.errors import ConfigError, Setting
+from surefoot.optim.optimizers import OptimizerSpec, named
+from surefoot.schedules.joined import AnySchedule
+from surefoot.schedules.lr_schedule import Schedule, constant
+from surefoot.tracking.change_journal import Change
+
+if TYPE_CHECKING:  # imports torch
+    from surefoot.train.run_settings import RunSettings
+
+Values = Mapping[str, Any]  # of settings that can change, by name
+_OF_OPTIMIZER = ("lr", "weight_decay")
+_OF_RULE = ("patience", "min_delta")
+PLAIN = names_that_change(TrainSettings)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user asks for: a setting, its new value, and the reason."""
+
+    setting: str
+    value: Any
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The settings that hold from step `begin` on."""
+
+    begin: int
+    settings: "RunSettings"
+
+
+# --- of settings ----------------------------------------------------------------------------------
+
+
+def changeable(settings: "RunSettings") -> dict[str, Any]:
+    """Return the value of every setting that can change while the run goes on."""
+    values = {name: getattr(settings, name) for name in PLAIN}
+    spec = settings.optimizer
+    if isinstance(spec, OptimizerSpec):
+        values["optimizer.name"] = spec.name  # cannot change; says which settings there are
+        values["optimizer.lr"] = spec.lr
+        values["optimizer.weight_decay"] = spec.weight_decay
+        for name, value in spec.settings.items():
+            values[f"optimizer.{name}"] = value
+    values["schedule"] = (settings.schedule or constant()).to_dict()
+    rule = settings.early_stopping
+    if rule is not None and not isinstance(rule, Sequence):
+        for name in _OF_RULE:
+            values[f"early_stopping.{name}"] = getattr(rule, name)
+    as_json: dict[str, Any] = json.loads(json.dumps(values))
+    return as_json
+
+
+def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
+    """Return the settings with other values of some that can change. Raises `ConfigError` for a
+    value that a setting cannot have.
+    """
+    present = changeable(settings)
+    changed = {name: value for name, value in values.items() if value != present[name]}
+    if not changed:
+        return settings
+    keywords = {name: value for name, value in changed.items() if name in PLAIN}
+    parts: dict[str, dict[str, Any]] = {"optimizer": {}, "early_stopping": {}}
+    for name, value in changed.items():
+        group, _, part = name.partition(".")
+        if group in parts:
+            parts[group][part] = value
+    if parts["optimizer"]:
+        assert isinstance(settings.optimizer, OptimizerSpec)  # `changeable` has its settings
+        keywords["optimizer"] = _optimizer(settings.optimizer, parts["optimizer"])
+    if parts["early_stopping"]:
+        rule: Any = settings.early_stopping  # one: `changeable` has its numbers
+        keywords["early_stopping"] = replace(rule, **parts["early_stopping"])
+    if "schedule" in changed:
+        keywords["schedule"] = schedule_of(changed["schedule"])
+    return replace(settings, **keywords)
+
+
+def _optimizer(spec: OptimizerSpec, parts: Values) -> OptimizerSpec:
+    settings = dict(spec.settings)
+    for name, value in parts.items():
+        if name not in _OF_OPTIMIZER:
+            settings[name] = value
+    return named(
+        spec.name,
+        lr=parts.get("lr", spec.lr),
+        weight_decay=parts.get("weight_decay", spec.weight_decay),
+        settings=settings,
+        decay=spec.decay,
+        lr_multipliers=spec.lr_multipliers,
+    )
+
+
+def schedule_of(described: Mapping[str, Any]) -> AnySchedule:
+    """Return the schedule that its `to_dict` describes. Raises `ConfigError` for one that cannot
+    be.
+    """
+    values: dict[str, Any] = {}
+    for name, value in described.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    unknown = set(values) - {field.name for field in fields(Schedule)}
+    if unknown:
+        name = min(unknown)
+        raise _cannot_change(
+            f"schedule.{name}", [f"schedule.{each.name}" for each in fields(Schedule)]
+        )
+    return Schedule(**values)
+
+
+# --- of a journal ---------------------------------------------------------------------------------
+
+
+def history_of(settings: "RunSettings", changes: Sequence[Change]) -> tuple[Stretch, ...]:
+    """Return the settings of a run from each step on at which they changed.
+
+    `settings` are those of the program: each has its value at the beginning or its value at
+    present. Raises `ConfigError` for another value.
+    """
+    of_program = changeable(settings)
+    at_beginning: dict[str, Any] = {}
+    at_present: dict[str, Any] = {}
+    for change in changes:
+        at_beginning.setdefault(change.setting, change.was)
+        at_present[change.setting] = change.now
+    for name, value in at_beginning.items():
+        if name not in of_program:
+            raise _cannot_change(name, of_program)
+        if of_program[name] not in (value, at_present[name]):
+            raise _neither(name, of_program[name], value, at_present[name])
+    history = [Stretch(0, with_values(settings, at_beginning))]
+    for change in changes:
+        values = {name: now for name, (_, now) in change.follows.items()}
+        values[change.setting] = change.now
+        changed = with_values(history[-1].settings, values)
+        if change.from_step == history[-1].begin:
+            history.pop()
+        history.append(Stretch(change.from_step, changed))
+    return tuple(history)
+
+
+def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> ConfigError:
+    return ConfigError(
+        "changed-setting-differs",
+        problem=f"{name} is {in_words(value)} in the program; it was {in_words(at_beginning)} at the"
+        f" beginning of this run and is {in_words(at_present)} by its journal of changes",
+        remedy=[
+            f"surefoot change RUN {assignment(name, value)}",
+            ("leave the program as it was, or write", Setting(name, at_present)),
+        ],
+        setting=name,
+        value=value,
+        at_beginning=at_beginning,
+        at_present=at_present,
+    )
+
+
+def values_at(values: Values, changes: Iterable[Change], step: int) -> dict[str, Any]:
+    """Return the values of settings that hold in the step after `step` finished ones. `values` are
+    those of the program.
+    """
+    at_step = dict(values)
+    seen = set()
+    for change in changes:
+        if change.setting not in seen:
+            at_step[change.setting] = change.was
+        seen.add(change.setting)
+    for change in changes:
+        if change.from_step <= step:
+            at_step[change.setting] = change.now
+            for name, (_, now) in change.follows.items():
+                at_step[name] = now
+    return at_step
+
+
+# --- of a wish ------------------------------------------------------------------------------------
+
+
+def changes_of(
+    values: Values, wishes: Sequence[Wish], *, from_step: int, sizes: Batching
+) -> list[Change]:
+    """Return the changes that a user's wishes make of the present values. A wish for the present
+    value is none.
+
+    `sizes` are those of the present steps. Raises `ConfigError` for a setting that is unknown or
+    cannot change, and for a value that it cannot have.
+    """
+    changes = []
+    for wish in _with_whole_schedules(values, wishes):
+        name = wish.setting
+        if name not in values or name == "optimizer.name":
+            names = [each for each in values if each != "optimizer.name"]
+            raise _cannot_change(name, [*names, "schedule.name"])
+        was = values[name]
+        now = json.loads(json.dumps(wish.value))
+        _check_value(values, name, now)
+        if now == was:
+            continue
+        follows = {}
+        if name == "batch_size" and not any(
+            other.setting == "micro_batch_size" for other in wishes
+        ):
+            follows = _micro_batches_of(sizes, now)
+        changes.append(Change(0, from_step, name, was, now, follows=follows, because=wish.because))
+    return changes
+
+
+def _micro_batches_of(sizes: Batching, batch_size: int | str) -> dict[str, list[Any]]:
+    """Return what follows from another batch size: the micro-batches stay as large as they are, or
+    become the next smaller ones that divide it.
+    """
+    total = batching(batch_size, None).batch_size
+    size = min(sizes.micro_batch_size, total)
+    while total % size:
+        size -= 1
+    before = sizes.to_dict()["micro_batch_size"]
+    after = Batching(total, size, sizes.unit).to_dict()["micro_batch_size"]
+    return {"micro_batch_size": [before, after]}
+
+
+def _with_whole_schedules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
+    """Return the wishes with those for parts of a schedule put together: one for the schedule. It
+    begins anew, so it has a warm-up only if one is asked for.
+    """
+    parts: dict[str, Any] = {}
+    because = ""
+    others = []
+    for wish in wishes:
+        group, _, part = wish.setting.partition(".")
+        if group == "schedule":
+            parts[part or "name"] = wish.value
+            because = because or wish.because
+        else:
+            others.append(wish)
+    if not parts:
+        return others
+    shape = parts.pop("name", None)
+    described = {"shape": shape}
+    if shape is None:
+        described = dict(values["schedule"])
+    return [*others, Wish("schedule", described | {"warmup": 0} | parts, because)]
+
+
+def _check_value(values: Values, name: str, value: Any) -> None:
+    """Raise `ConfigError` for a value that a setting cannot have, as far as it shows without the
+    program.
+    """
+    if name == "schedule":
+        schedule_of(value)
+    elif name.startswith("optimizer."):
+        of_optimizer = {
+            each.removeprefix("optimizer."): other
+            for each, other in values.items()
+            if each.startswith("optimizer.")
+        }
+        of_optimizer[name.removeprefix("optimizer.")] = value
+        kind = of_optimizer.pop("name")
+        lr = of_optimizer.pop("lr")
+        weight_decay = of_optimizer.pop("weight_decay")
+        named(kind, lr=lr, weight_decay=weight_decay, settings=of_optimizer)
+    elif name in PLAIN:
+        problem = problem_of_value(name, value)
+        if problem is not None:
+            raise problem
+        has_average = values.get("ema") is not None
+        if name == "ema" and has_average != (value is not None):
+            raise ConfigError(
+                "average-begins-with-run",
+                problem=f"ema cannot change from {in_words(values[name])} to {in_words(value)}",
+                reason="an average of the weights begins and ends with its run; only its decay changes",
+                remedy=("a new run from these weights:", Setting("init_from")),
+                setting="ema",
+                value=value,
+            )
+
+
+def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
+    known = list(names)
+    meant = closest(name, known)
+    remedy = "another value of it needs a new run, which may take the weights: --init-from RUN"
+    if meant is not None:
+        remedy = f"did you mean {meant}?"
+    return ConfigError(
+        "setting-cannot-change",
+        problem=f"{name} cannot change while this run goes on",
+        reason=f"these settings can: {', '.join(known)}",
+        remedy=remedy,
+        setting=name,
+        names=known,
+    )
+
+
+def assignment(name: str, value: Any) -> str:
+    """Return a setting and its value as a user types them.
+
+    >>> assignment("optimizer.lr", 1e-4), assignment("length", "200 steps")
+    ('optimizer.lr=0.0001', "length='200 steps'")
+    """
+    text = in_words(value)
+    return f"{name}={text!r}" if " " in text else f"{name}={text}"
+
+
+def in_words(value: Any) -> str:
+    """Return a JSON value as a user types it.
+
+    >>> in_words("norm 1.0"), in_words(None), in_words([0.9, 0.95])
+    ('norm 1.0', 'null', '[0.9, 0.95]')
+    """
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def described(change: Change) -> str:
+    """Return a line about a change of a setting, with what follows from it and its reason.
+
+    >>> described(Change(2, 300, "optimizer.lr", 0.001, 0.0001, because="spikes"))
+    'change 2, from step 300 on: optimizer.lr 0.001 -> 0.0001 (spikes)'
+    """
+    values = {change.setting: (change.was, change.now)}
+    for name, (was, now) in change.follows.items():
+        values[name] = (was, now)
+    parts = [f"{name} {in_words(was)} -> {in_words(now)}" for name, (was, now) in values.items()]
+    reason = f" ({change.because})" if change.because else ""
+    return f"change {change.number}, from step {change.from_step} on: {', '.join(parts)}{reason}"

@@ -1,0 +1,70 @@
+"""The length and the schedule of a run whose settings were changed while it went on. Imports no
+torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from surefoot.config.durations import Length, planned
+from surefoot.errors import ConfigError, Setting
+from surefoot.schedules.joined import AnySchedule, Continued, continued
+
+
+@dataclass(frozen=True)
+class Leg:
+    """The settings from step `begin` on that decide how long a run is, and its learning rates.
+
+    batch_size: samples, or 1 if the size of an epoch is in steps.
+    """
+
+    begin: int
+    length: str
+    batch_size: int
+    schedule: AnySchedule
+
+
+def course_of(
+    legs: Sequence[Leg], *, first_length: Length, first_schedule: AnySchedule
+) -> tuple[Length, AnySchedule]:
+    """Return the length of a run, and its schedule in steps, after all its legs.
+
+    `first_length` and `first_schedule` are those of the first leg. Percentages in a setting that
+    was not changed keep their steps. A new schedule runs over the steps left. Raises `ConfigError`
+    for a length that has passed, and for a schedule that cannot go on.
+    """
+    length = first_length
+    schedule = first_schedule
+    for previous, leg in pairwise(legs):
+        before = length.before
+        if leg.batch_size != length.batch_size:
+            steps, samples = before
+            before = (leg.begin, samples + (leg.begin - steps) * length.batch_size)
+        changed = planned(
+            leg.length,
+            samples_per_epoch=length.samples_per_epoch,
+            batch_size=leg.batch_size,
+            before=before,
+        )
+        steps_left = changed.steps - leg.begin
+        if steps_left < 0:
+            raise _already_passed(leg, changed.steps)
+        if steps_left > 0 and leg.schedule.to_dict() != previous.schedule.to_dict():
+            of_the_rest = replace(changed, steps=steps_left, before=(0, 0))
+            begun = leg.schedule.resolved(of_the_rest)
+            schedule = Continued(schedule, length.steps, begun, leg.begin)
+        elif steps_left > 0 and changed.steps != length.steps:
+            schedule = continued(schedule, before=length, after=changed, at=leg.begin)
+        length = changed
+    return length, schedule
+
+
+def _already_passed(leg: Leg, steps: int) -> ConfigError:
+    return ConfigError(
+        "length-already-passed",
+        problem=f"length = {leg.length!r} is {steps} steps, and {leg.begin} are already completed",
+        remedy=Setting("length", f"{leg.begin} steps"),
+        setting="length",
+        value=leg.length,
+        step=leg.begin,
+    )

@@ -1,0 +1,297 @@
+"""Law 19: a run whose settings change is a function of (configuration, journal of changes, seed,
+step).
+"""
+
+from __future__ import annotations
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from surefoot.run.run import Run
+
+SAMPLES = 60
+CHANGED_AT = 10
+
+
+def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+def run_in(run_dir: Path, **settings: Any) -> Run:
+    chosen: dict[str, Any] = {
+        "model": model,
+        "loss": loss,
+        "train_data": data(),
+        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+        "schedule": sf.schedules.cosine("10%"),
+        "clip": "norm 1.0",
+        "ema": 0.9,
+        "batch_size": 8,
+        "length": "3 epochs",
+        "device": "cpu",
+        "console": False,
+        "report": False,
+        "log_every": "1 steps",
+        "run_dir": run_dir,
+    }
+    return sf.Run(**(chosen | settings))
+
+
+def changed_run(run_dir: Path, *, at: int = CHANGED_AT, **settings: Any) -> Run:
+    """Return a run that was stopped after `at` steps and then changed, to go on with."""
+    run_in(run_dir, stop_after=f"{at} steps").train()
+    sf.load(run_dir).change("a test", **settings)
+    return run_in(run_dir)
+
+
+def weights(run: Run) -> list[Tensor]:
+    averages = run.state.ema_models["model"].model
+    return [
+        tensor.detach().clone()
+        for tensor in [*run.state.model.parameters(), *averages.parameters()]
+    ]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+def rates(run_dir: Path) -> list[float]:
+    return [record["lr"] for record in sf.load(run_dir).records("train")]
+
+
+EVERYTHING: dict[str, Any] = {
+    "optimizer.lr": 1e-3,
+    "optimizer.weight_decay": 0.5,
+    "optimizer.betas": [0.8, 0.99],
+    "batch_size": 16,
+    "clip": "value 0.1",
+    "ema": 0.5,
+    "length": "6 epochs",
+}
+
+
+def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(tmp_path: Path) -> None:
+    run = changed_run(tmp_path / "changed", **EVERYTHING)
+    run.train()
+
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
+    run_in(tmp_path / "given").train()
+    assert sf.load(tmp_path / "given").step == CHANGED_AT
+    given = run_in(tmp_path / "given")
+    given.train()
+
+    assert same(weights(given), weights(run))
+
+
+@pytest.mark.parametrize("stopped_at", [11, 17])
+def test_a_changed_run_resumes_to_the_same_bits(stopped_at: int, tmp_path: Path) -> None:
+    whole = changed_run(tmp_path / "whole", **EVERYTHING)
+    whole.train()
+
+    changed_run(tmp_path / "stopped", **EVERYTHING)
+    run_in(tmp_path / "stopped", stop_after=f"{stopped_at} steps").train()
+    resumed = run_in(tmp_path / "stopped")
+    resumed.train()
+
+    assert same(weights(resumed), weights(whole))
+
+
+def test_steps_after_a_change_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    plain = nn.Linear(4, 1)
+    run_in(tmp_path, model=lambda: nn.Linear(4, 1), ema=None, stop_after="10 steps").train()
+    before = sf.load(tmp_path).load_model(nn.Linear(4, 1))
+    sf.load(tmp_path).change(
+        **{"optimizer.lr": 1e-3, "optimizer.weight_decay": 0.5, "batch_size": 16, "clip": "off"}
+    )
+    run = run_in(tmp_path, model=lambda: nn.Linear(4, 1), ema=None)
+    plan = run.parts.pipeline.plan
+    factors = run.parts.task.factors
+    run.train()
+
+    plain.load_state_dict(before.state_dict())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [plain.weight], "weight_decay": 0.5},
+            {"params": [plain.bias], "weight_decay": 0.0},
+        ]
+    )
+    state = optimizer_state(tmp_path, step=10)
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    inputs, targets = data()
+    for step in range(10, run.parts.length.steps):
+        ids = torch.cat([torch.from_numpy(ids) for ids, _ in plan.micro_batches(step)])
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * factors(step)
+        optimizer.zero_grad()
+        loss(plain, [inputs[ids], targets[ids]]).backward()
+        optimizer.step()
+
+    for mine, theirs in zip(run.state.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def optimizer_state(run_dir: Path, *, step: int) -> dict[int, dict[str, Tensor]]:
+    """Return the moments of a checkpoint, in the form of torch's optimizers."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "optimizer.safetensors")
+    state: dict[int, dict[str, Tensor]] = {0: {}, 1: {}}
+    for name, tensor in tensors.items():
+        parameter, _, moment = name.partition("/")
+        state[0 if parameter == "weight" else 1][moment] = tensor
+    return state
+
+
+@pytest.mark.parametrize("at", [1, 3, 7, 8, 13])
+@pytest.mark.parametrize("batch_size", [4, 12, 16, 60])
+def test_every_sample_is_seen_once_an_epoch_across_a_change_of_the_batch_size(
+    at: int, batch_size: int, tmp_path: Path
+) -> None:
+    before = run_in(tmp_path / "seen").parts.pipeline.plan
+    run = changed_run(tmp_path / "run", at=at, batch_size=batch_size, length="4 epochs")
+    plans: list[tuple[Any, range]] = [
+        (before, range(at)),
+        (run.parts.pipeline.plan, range(at, run.parts.length.steps)),
+    ]
+
+    seen: list[tuple[int, int]] = []
+    for plan, steps in plans:
+        for step in steps:
+            for ids, epochs in plan.micro_batches(step):
+                seen += zip(epochs.tolist(), ids.tolist(), strict=True)
+
+    for epoch in range(4):
+        of_epoch = [sample for number, sample in seen if number == epoch]
+        assert sorted(of_epoch) == list(range(SAMPLES))
+
+
+def test_a_longer_cosine_goes_on_from_its_present_rate_to_its_end(tmp_path: Path) -> None:
+    run = changed_run(tmp_path, at=12, length="40 steps")
+    factors = run.parts.task.factors
+    run_in(tmp_path / "whole").train()
+    whole = rates(tmp_path / "whole")
+    run.train()
+
+    changed = rates(tmp_path)
+    assert changed[:13] == whole[:13]
+    assert all(later < earlier for earlier, later in pairwise(changed[12:]))
+    assert factors(40) == 0.0
+
+
+@pytest.mark.parametrize(
+    "schedule", [sf.schedules.constant(3), sf.schedules.inverse_sqrt(3), sf.schedules.wsd(3)]
+)
+def test_a_schedule_that_knows_no_end_yet_is_exactly_that_of_the_longer_run(
+    schedule: Any, tmp_path: Path
+) -> None:
+    run_in(tmp_path / "run", schedule=schedule, stop_after="12 steps").train()
+    sf.load(tmp_path / "run").change(length="40 steps")
+    longer = run_in(tmp_path / "run", schedule=schedule)
+
+    whole = run_in(tmp_path / "whole", schedule=longer.parts.plan.schedule, length="40 steps")
+    factors = [longer.parts.task.factors(step) for step in range(40)]
+    assert factors == [whole.parts.task.factors(step) for step in range(40)]
+    assert longer.parts.plan.schedule.to_dict()["shape"] == schedule.shape
+
+
+def test_a_new_schedule_runs_over_the_steps_left_without_a_warm_up(tmp_path: Path) -> None:
+    run = changed_run(tmp_path, schedule="linear")
+    factors = run.parts.task.factors
+    steps = run.parts.length.steps
+    assert [factors(step) for step in range(CHANGED_AT, steps)] == [
+        (steps - step) / (steps - CHANGED_AT) for step in range(CHANGED_AT, steps)
+    ]
+
+
+def test_a_run_without_changes_has_no_trace_of_a_journal(tmp_path: Path) -> None:
+    run = run_in(tmp_path, length="1 epochs")
+    run.train()
+    assert not (tmp_path / "changes.jsonl").exists()
+    assert sf.load(tmp_path).verify().problems == []
+    state = (tmp_path / "checkpoints" / "step-00000008" / "state.json").read_text()
+    assert '"changes"' not in state
+
+
+def test_settings_at_a_step_are_those_that_the_step_had(tmp_path: Path) -> None:
+    changed_run(tmp_path, **EVERYTHING).train()
+    saved = sf.load(tmp_path)
+    before = saved.settings_at(CHANGED_AT - 1)
+    after = saved.settings_at(CHANGED_AT)
+    assert {name: after[name] for name in EVERYTHING} == EVERYTHING
+    assert before["optimizer.lr"] == 1e-2
+    assert before["length"] == "3 epochs"
+
+
+@pytest.mark.parametrize("of_program", [{}, {"batch_size": 16, "length": "6 epochs"}])
+def test_a_program_may_have_the_values_of_the_beginning_or_of_now(
+    of_program: dict[str, Any], tmp_path: Path
+) -> None:
+    changed_run(tmp_path, batch_size=16, length="6 epochs")
+    run = run_in(tmp_path, **of_program)
+    run.train()
+    assert run.parts.length.batch_size == 16
+    assert run.state.step == 28
+
+
+def test_any_other_value_in_the_program_is_refused_with_the_line_to_type(tmp_path: Path) -> None:
+    changed_run(tmp_path, batch_size=16)
+    with pytest.raises(sf.ConfigError) as refusal:
+        run_in(tmp_path, batch_size=32)
+    problem = refusal.value
+    assert problem.code == "changed-setting-differs"
+    assert problem.fields["value"] == 32
+    assert problem.fields["at_beginning"] == 8
+    assert problem.fields["at_present"] == 16
+
+
+def test_a_rate_that_the_body_wrote_stays_as_a_factor_on_the_new_rate(tmp_path: Path) -> None:
+    halved(run_in(tmp_path, stop_after="10 steps"))
+    sf.load(tmp_path).change(**{"optimizer.lr": 1e-3})
+    run = run_in(tmp_path)
+    run.train()
+    for record in sf.load(tmp_path).records("train")[CHANGED_AT:]:
+        step = record["step"] - 1
+        assert record["lr"] == pytest.approx(0.5e-3 * run.parts.task.factors(step))
+
+
+def halved(run: Run) -> None:
+    """Train a run whose body halves the rate after step 4."""
+    with run:
+        for step in run:
+            if step.index == 4:
+                for group in run.state.optimizers["model"].optimizer.param_groups:
+                    group["lr"] = group["lr"] / 2
+
+
+def test_a_replayed_step_has_the_settings_that_it_had(tmp_path: Path) -> None:
+    run = changed_run(tmp_path, **EVERYTHING)
+    run.train()
+    records = {record["step"]: record for record in sf.load(tmp_path).records("train")}
+    saved = sf.load(run_in(tmp_path))
+    for step in (CHANGED_AT, CHANGED_AT + 3):
+        assert saved.replay(step).look.loss == records[step + 1]["loss"]
+
+
+def test_verify_finds_nothing_wrong_with_a_changed_run(tmp_path: Path) -> None:
+    changed_run(tmp_path, **EVERYTHING).train()
+    verdict = sf.load(run_in(tmp_path)).verify(steps="all")
+    assert verdict.problems == []
+    assert any(window.problems == [] for window in verdict.outcomes)
