@@ -60,7 +60,7 @@ OVERVIEW = f"""surefoot trains PyTorch models without losing its footing.
   surefoot find-batch-size ...    measure micro-batch sizes and recommend one
   surefoot profile RECIPE         measure the time of each part of a step
   surefoot resume RUN             continue from the newest intact checkpoint
-  surefoot change RUN NAME=VALUE  change settings of a run that goes on, on record
+  surefoot change RUN SETTING=... change settings of a run from here on
   surefoot submit ...             train as a job of Slurm that requeues itself
   surefoot evaluate RUN           evaluate a checkpoint: newest, best, or a step
   surefoot predict RUN INPUT...   use a trained model

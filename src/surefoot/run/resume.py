@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.paths import look_at
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import local_part, plain_tensors
-from surefoot.errors import CheckpointError, Remedy, Setting, first_line
+from surefoot.errors import CheckpointError, Command, Remedy, Setting, first_line
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
@@ -35,7 +35,7 @@ from surefoot.tracking.run_reader import (
 )
 from surefoot.train import state_dict
 from surefoot.train.buffer_check import BufferCheck
-from surefoot.train.changed_settings import described
+from surefoot.train.changed_settings import assignments, described
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from surefoot.train.loss_contract import LossContract
 
 # of the fingerprints: what is known only where the models have the weights of step 0
+_OF_SETTINGS = ("settings-changed", "length-changed")  # errors about settings of the program
 _OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
 
 
@@ -234,7 +235,7 @@ def _resume(
     checkpoint: Checkpoint,
 ) -> OpenedRun:
     """Restore a checkpoint, and repeat the checks of a new run that this session needs."""
-    with _naming_directories(directory):
+    with _naming_commands(directory, parts.of_program):
         _restore(parts, checkpointing, checkpoint)
     step = parts.state.step
     check = buffer_check(parts)
@@ -317,9 +318,10 @@ def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Che
 
 
 @contextmanager
-def _naming_directories(directory: RunDirectory) -> Iterator[None]:
+def _naming_commands(directory: RunDirectory, of_program: Mapping[str, Any]) -> Iterator[None]:
     """Let an error name a free directory where a remedy is another run, and this one where it is
-    its weights, unless it diverged.
+    its weights, unless it diverged; and the line that changes a setting on record, if one that can
+    change differs from that of the last session.
     """
     try:
         yield
@@ -328,6 +330,14 @@ def _naming_directories(directory: RunDirectory) -> Iterator[None]:
         with suppress(OSError, ValueError, LookupError):
             free = read_sessions(directory.path)[0]["numbered"]
         remedies: list[Remedy] = []
+        if problem.code in _OF_SETTINGS:
+            wishes: list[str] = []
+            with suppress(OSError, ValueError, LookupError):
+                before = read_sessions(directory.path)[-1]["settings"]
+                wishes = assignments(before, of_program)
+            if wishes:
+                line = f"surefoot change {shlex.quote(str(directory.shown))} {shlex.join(wishes)}"
+                remedies.append(("to change it from here on:", Command(line)))
         for remedy in problem.remedies:
             if remedy == ANOTHER_RUN:
                 remedies.append(Setting("run_dir", free))

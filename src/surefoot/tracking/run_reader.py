@@ -26,6 +26,7 @@ from surefoot.config.behavior import behavior_of, known_behavior, newest_behavio
 from surefoot.config.paths import open_regular, printable, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
+from surefoot.tracking.change_journal import CHANGES, Change, read_changes
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories locked by runs of this process
@@ -88,6 +89,7 @@ class RunFiles:
     step: int
     state: SavedState | None
     problems: tuple[str, ...]
+    changes: tuple[Change, ...] = ()  # of settings, by the journal
 
     @property
     def name(self) -> str:
@@ -115,7 +117,7 @@ def read_run(path: Path) -> RunFiles:
             yield
         except FileNotFoundError:
             pass
-        except ConfigError as problem:
+        except (ConfigError, CheckpointError) as problem:
             problems.append(first_line(problem))
         except OSError as problem:
             problems.append(f"{name} cannot be read: {problem.strerror}")
@@ -128,8 +130,11 @@ def read_run(path: Path) -> RunFiles:
         config = read_settings(path)
     with reading("environment.json"):
         sessions = read_sessions(path)
+    changes: tuple[Change, ...] = ()
+    with reading(CHANGES):
+        changes = read_changes(path)
     step, state = newest_state(path)
-    return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems))
+    return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems), changes)
 
 
 def read_settings(path: Path) -> Settings:

@@ -6,6 +6,7 @@ torch.
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.setting import names_that_change
 from surefoot.config.train_settings import TrainSettings, problem_of_value
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import Command, ConfigError, Setting
 from surefoot.optim.optimizers import OptimizerSpec, named
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # imports torch
 Values = Mapping[str, Any]  # of settings that can change, by name
 _OF_OPTIMIZER = ("lr", "weight_decay")
 _OF_RULE = ("patience", "min_delta")
+_NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
 PLAIN = names_that_change(TrainSettings)
 
 
@@ -161,7 +163,7 @@ def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> Confi
         problem=f"{name} is {in_words(value)} in the program; it was {in_words(at_beginning)} at the"
         f" beginning of this run and is {in_words(at_present)} by its journal of changes",
         remedy=[
-            f"surefoot change RUN {assignment(name, value)}",
+            Command(f"surefoot change RUN {shlex.quote(f'{name}={in_words(value)}')}"),
             ("leave the program as it was, or write", Setting(name, at_present)),
         ],
         setting=name,
@@ -306,22 +308,38 @@ def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
     )
 
 
-def assignment(name: str, value: Any) -> str:
-    """Return a setting and its value as a user types them.
+def assignments(before: Values, values: Values) -> list[str]:
+    """Return the settings that differ, as `surefoot change` takes them.
 
-    >>> assignment("optimizer.lr", 1e-4), assignment("length", "200 steps")
-    ('optimizer.lr=0.0001', "length='200 steps'")
+    >>> assignments({"clip": "off"}, {"clip": "norm 1.0"})
+    ['clip=norm 1.0']
+    >>> cosine = {"schedule": {"shape": "cosine", "warmup": "5%"}}
+    >>> assignments(cosine, {"schedule": {"shape": "linear", "warmup": "5%"}})
+    ['schedule.name=linear', 'schedule.warmup=5%']
     """
-    text = in_words(value)
-    return f"{name}={text!r}" if " " in text else f"{name}={text}"
+    typed = []
+    for name, value in values.items():
+        if name not in before or before[name] == value:
+            continue
+        if name != "schedule":
+            typed.append(f"{name}={in_words(value)}")
+            continue
+        for part, of_part in value.items():  # all of them: a schedule begins anew
+            typed.append(f"schedule.{_NAME_OF_SHAPE.get(part, part)}={in_words(of_part)}")
+    return typed
 
 
 def in_words(value: Any) -> str:
-    """Return a JSON value as a user types it.
+    """Return a JSON value as a user types it, and a schedule as its name with its settings.
 
     >>> in_words("norm 1.0"), in_words(None), in_words([0.9, 0.95])
     ('norm 1.0', 'null', '[0.9, 0.95]')
+    >>> in_words({"shape": "linear", "warmup": "5%"})
+    'linear (warmup=5%)'
     """
+    if isinstance(value, Mapping) and "shape" in value:
+        parts = [f"{name}={in_words(part)}" for name, part in value.items() if name != "shape"]
+        return f"{value['shape']} ({', '.join(parts)})" if parts else str(value["shape"])
     return value if isinstance(value, str) else json.dumps(value)
 
 

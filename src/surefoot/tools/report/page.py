@@ -301,8 +301,8 @@ def run_page(
             "panels": panels.panels if panels is not None and room.samples > 1 else (),
             "samples": records.samples[-room.samples :],
             "settings": tables.settings(run, limit=room.rows, max_length=room.letters),
-            "events": records.events[: room.rows],
-            "more_events": records.more_events + len(records.events[room.rows :]),
+            "events": run.events[: room.rows],
+            "more_events": records.more_events + len(run.events[room.rows :]),
             "left_out": room.note,
         }
 

@@ -218,7 +218,7 @@ def _strange(curve: Curve, name: str) -> list[Mark]:
 
 def _events(run: ReportedRun) -> list[Mark]:
     marks: dict[int, list[str]] = {}
-    for event in run.records.events:
+    for event in run.events:
         if not event.what.startswith("finished"):
             marks.setdefault(event.step, []).append(event.what)
     return [

@@ -15,8 +15,9 @@ from surefoot.tracking.run_reader import (
     read_run,
     refuse_other_format,
 )
-from surefoot.tracking.run_records import RunRecords, records_of
+from surefoot.tracking.run_records import RunEvent, RunRecords, records_of
 from surefoot.tracking.table import Table
+from surefoot.train.changed_settings import described
 
 _DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets_per_s", "ms_per_step"}
 _DRAWN |= {"lr", "momentum"}  # and those that begin like BY_OPTIMIZER
@@ -60,6 +61,14 @@ class ReportedRun:
         if name in self.records.user_rates:
             return True
         return name not in OWN and not name.startswith(BY_OPTIMIZER)
+
+    @cached_property
+    def events(self) -> tuple[RunEvent, ...]:
+        """What the records tell beside curves, and the changes of settings, in the order of their
+        steps.
+        """
+        changes = [RunEvent(each.from_step, described(each)) for each in self.files.changes]
+        return tuple(sorted([*self.records.events, *changes], key=lambda event: event.step))
 
     @property
     def last_step(self) -> int:

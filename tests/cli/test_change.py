@@ -1,0 +1,133 @@
+"""`surefoot change`, and `surefoot resume --change`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import surefoot as sf
+from refused import refused
+from surefoot.cli.main import _verb
+from surefoot.tracking.change_journal import read_changes
+
+
+def command(*words: str) -> None:
+    _verb(list(words))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "digits"
+    command("train", "images", "--length", "12 steps", "--stop-after", "4 steps", "--batch-size", "8",
+            "--log-every", "1 steps", "--report", "False", "--tensorboard", "False", "--run-dir", str(run))  # fmt: skip
+    return run
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def test_a_change_is_a_line_with_its_reason_and_holds_from_the_newest_checkpoint(run: Path) -> None:
+    command("change", str(run), "optimizer.lr=1e-4", "--because", "a = b", "clip=off")
+    changes = read_changes(run)
+    assert [(change.setting, change.now) for change in changes] == [
+        ("optimizer.lr", 1e-4),
+        ("clip", "off"),
+    ]
+    assert {change.from_step for change in changes} == {4}
+    assert {change.because for change in changes} == {"a = b"}
+
+
+def test_a_dry_run_writes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("change", str(run), "length=20 steps", "--dry-run")
+    assert read_changes(run) == ()
+    printed = capsys.readouterr().out
+    assert "12 -> 20 steps" in printed
+    assert "16 steps with 128 samples" in printed
+
+
+def test_the_value_that_holds_is_no_change(run: Path) -> None:
+    command("change", str(run), "batch_size=8")
+    assert read_changes(run) == ()
+
+
+def test_resume_changes_and_goes_on(run: Path) -> None:
+    command("resume", str(run), "--change", "optimizer.lr=1e-4", "--change", "clip=off", "--because",
+            "it spikes", "--length", "14 steps")  # fmt: skip
+    saved = sf.load(run)
+    assert saved.step == 14
+    assert [change.setting for change in read_changes(run)] == ["optimizer.lr", "clip", "length"]
+    assert all(record["lr"] <= 1e-4 for record in saved.records("train")[4:])
+    assert "12 steps" in (run / "config.toml").read_text()
+
+
+def test_a_change_at_a_resume_that_is_there_already_is_not_made_again(run: Path) -> None:
+    command("resume", str(run), "--change", "clip=off", "--stop-after", "6 steps")
+    command("resume", str(run), "--change", "clip=off", "--stop-after", "8 steps")
+    assert len(read_changes(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("assignment", "code"),
+    [
+        ("optimizer.lrr=1", "setting-cannot-change"),
+        ("seed=1", "setting-cannot-change"),
+        ("model.width=3", "setting-cannot-change"),
+        ("optimizer.lr=-1", "setting-out-of-range"),
+        ("batch_size=0", "setting-out-of-range"),
+        ("clip=loose", "clip-not-a-limit"),
+        ("length=3", "duration-without-unit"),
+        ("length=3 steps", "length-already-passed"),
+        ("schedule.name=cosin", "schedule-unknown"),
+        ("schedule.cooldown=10%", "schedule-setting-foreign"),
+        ("ema=0.9", "average-begins-with-run"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_written(
+    assignment: str, code: str, run: Path
+) -> None:
+    with pytest.raises(sf.ConfigError) as refusal:
+        command("change", str(run), assignment)
+    assert refusal.value.code == code
+    assert read_changes(run) == ()
+
+
+def test_a_finished_run_takes_a_change_only_with_a_longer_length(run: Path) -> None:
+    command("resume", str(run))
+    with refused("change-of-finished-run", step=12):
+        command("change", str(run), "clip=off")
+    command("change", str(run), "clip=off", "length=16 steps")
+    command("resume", str(run))
+    assert sf.load(run).step == 16
+
+
+def test_a_change_without_an_assignment_is_refused(run: Path) -> None:
+    with refused("change-without-setting"):
+        command("change", str(run))
+
+
+def test_a_run_that_trains_takes_no_change(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefoot.tools.change.change.is_running", lambda run: True)
+    with refused("change-of-training-run"):
+        command("change", str(run), "clip=off")
+
+
+def test_a_journal_of_another_run_is_refused(run: Path) -> None:
+    command("resume", str(run), "--change", "clip=off", "--stop-after", "6 steps")
+    (run / "changes.jsonl").unlink()
+    with pytest.raises(sf.CheckpointError) as refusal:
+        command("resume", str(run))
+    assert refusal.value.code == "journal-of-another-run"
+    assert refusal.value.fields["number"] == 1
+
+
+def test_a_change_in_the_program_names_the_line_to_type(run: Path) -> None:
+    with pytest.raises(sf.CheckpointError) as refusal:
+        command("train", "images", "--config", str(run / "config.toml"), "--run-dir", str(run),
+                "--batch-size", "16")  # fmt: skip
+    assert refusal.value.code == "settings-changed"
+    assert f"surefoot change {run} batch_size=16" in str(refusal.value)
