@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from rank_processes import forks, on_ranks
+from surefoot.checkpoint.reader import read
 from surefoot.run.run import Run
 
 SAMPLES = 60
@@ -93,12 +95,68 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(tmp_path
 
     (tmp_path / "given").mkdir()
     shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    run_in(tmp_path / "given").train()
-    assert sf.load(tmp_path / "given").step == CHANGED_AT
     given = run_in(tmp_path / "given")
     given.train()
 
     assert same(weights(given), weights(run))
+
+
+def test_a_loop_of_ones_own_ends_at_a_change_and_goes_on_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    run = changed_run(tmp_path / "changed", **EVERYTHING)
+    run.train()
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
+
+    first = steps_of(run_in(tmp_path / "given"))
+    given = run_in(tmp_path / "given")
+    second = steps_of(given)
+
+    assert first == list(range(CHANGED_AT))
+    assert second == list(range(CHANGED_AT, 28))
+    assert same(weights(given), weights(run))
+
+
+def steps_of(run: Run) -> list[int]:
+    with run:
+        return [step.index for step in run]
+
+
+@forks
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_that_are_given_the_journal_train_as_those_that_were_changed(
+    parallel: str, tmp_path: Path
+) -> None:
+    of_ranks: dict[str, Any] = {"parallel": parallel, "micro_batch_size": 4}
+    changed = tmp_path / "changed"
+    train_on_two_ranks(changed, stop_after=f"{CHANGED_AT} steps", **of_ranks)
+    sf.load(changed).change(**EVERYTHING)
+    train_on_two_ranks(changed, **of_ranks)
+
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(changed / "changes.jsonl", given)
+    train_on_two_ranks(given, **of_ranks)
+
+    of_changed = saved_tensors(changed, step=28)
+    of_given = saved_tensors(given, step=28)
+    assert of_changed.keys() == of_given.keys()
+    assert [name for name in of_given if not torch.equal(of_given[name], of_changed[name])] == []
+
+
+def train_on_two_ranks(run_dir: Path, **settings: Any) -> None:
+    statuses = on_ranks(2, lambda _: run_in(run_dir, **settings).train())
+    assert statuses == [0, 0]
+
+
+def saved_tensors(run_dir: Path, *, step: int) -> dict[str, Tensor]:
+    checkpoint = read(run_dir / "checkpoints" / f"step-{step:08d}")
+    tensors = {}
+    for file in ("model", "ema", "optimizer"):
+        for name, tensor in checkpoint.tensors(file).items():
+            tensors[f"{file}/{name}"] = tensor
+    return tensors
 
 
 @pytest.mark.parametrize("stopped_at", [11, 17])

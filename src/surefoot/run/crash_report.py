@@ -95,16 +95,22 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
     return f"stopped by {stop_cause(parts, stop_requests)}"
 
 
+AT_CHANGE = "a change of settings"
+
+
 def stop_cause(parts: RunComponents, stop_requests: StopRequests) -> str:
     """Return what stopped a session before the end of its run, as its last line names it."""
     if stop_requests.stopped_by is not None:
         return stop_requests.stopped_by
     causes = {
+        AT_CHANGE: parts.is_at_change,
         "stop_after": parts.state.step >= parts.plan.times.stop_step,
         "time_limit": stop_requests.out_of_time,
         "run.stop()": stop_requests.run_stop,
         "another rank": stop_requests.stop_agreed,
     }
+    if stop_requests.out_of_time or stop_requests.run_stop or stop_requests.stop_agreed:
+        del causes[AT_CHANGE]
     return next((cause for cause, holds in causes.items() if holds), "break")
 
 

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -18,6 +18,7 @@ from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, endin
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
+from surefoot.run.history import has_factories
 from surefoot.run.resume import start_from_init
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
@@ -115,11 +116,37 @@ class Run(RunSettings):
 
     def train(self) -> None:
         """Train all remaining steps. Opens the run if it is not open."""
-        self.parts.run_state.user_state.is_complete = self.session is None
-        with nullcontext() if self.session else self:
-            self._open("run.train()").periodic.alone = True
-            for _ in self:
-                pass
+        if self.session is not None:
+            self._train_open()
+            return
+        self._train_until_change()
+        while self.parts.is_at_change and has_factories(self.parts.settings):
+            self._build_again()
+            self._train_until_change()
+
+    def _train_until_change(self) -> None:
+        """Train in a session until the end, or until other settings hold."""
+        self.parts.run_state.user_state.is_complete = True
+        with self:
+            self._train_open()
+
+    def _train_open(self) -> None:
+        self._open("run.train()").periodic.alone = True
+        for _ in self:
+            pass
+
+    def _build_again(self) -> None:
+        """Build the components with the settings that hold from the newest checkpoint on."""
+        before = self.parts
+        names = [field.name for field in fields(RunSettings)]
+        parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
+        if parts.directory is not None and before.directory is not None:
+            parts.directory.numbered = before.directory.numbered
+        self.parts = replace(
+            parts, example=before.example, alert=before.alert, accept_change=before.accept_change
+        )
+        for name, registered in before.run_state.user_state.objects.items():
+            self.register_state(name, registered)
 
     def __iter__(self) -> Iterator[Step]:
         """Execute the steps one after another and yield each step. Its checkpoint is saved after

@@ -99,6 +99,11 @@ class Components:
         """True if the run has reached its length or early stopping has ended it."""
         return self.run_state.is_finished(self.length.steps)
 
+    @property
+    def is_at_change(self) -> bool:
+        """True if other settings hold in the next step, for which the run is built again."""
+        return self.state.step == self.plan.timeline.until and not self.finished
+
     def recorded_rates(self) -> dict[str, float]:
         """Return the learning rates and momenta of the latest step, by their names in a record."""
         rates = {name: trained.rates for name, trained in self.state.optimizers.items()}

@@ -109,6 +109,7 @@ class Timeline:
     behavior: int  # `config.behavior` has what each number means
     exact_sums: bool
     varied: str  # see `SizeFacts`
+    until: int | None = None  # the step of the next change of settings, at which a session ends
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,10 @@ def resolve_timeline(
     averaging = averaging_of_settings(settings, times.length, behavior=beginning.behavior)
     if len(history) > 1:
         times, schedule = _as_it_went_on(history, data, times, schedule)
-    if until is not None:
-        times.stop_step = min(times.stop_step, until)
+    if until is not None and until < times.stop_step:
+        times.stop_step = until
+    else:
+        until = None
     return Timeline(
         sizes=data.sizes,
         times=times,
@@ -208,6 +211,7 @@ def resolve_timeline(
         behavior=beginning.behavior,
         exact_sums=exact_sums,
         varied=data.varied,
+        until=until,
     )
 
 
