@@ -102,7 +102,7 @@ class Components:
     @property
     def is_at_change(self) -> bool:
         """True if other settings hold in the next step, for which the run is built again."""
-        return self.state.step == self.plan.timeline.until and not self.finished
+        return self.state.step == self.plan.timeline.until
 
     def recorded_rates(self) -> dict[str, float]:
         """Return the learning rates and momenta of the latest step, by their names in a record."""

@@ -199,10 +199,13 @@ def resolve_timeline(
     averaging = averaging_of_settings(settings, times.length, behavior=beginning.behavior)
     if len(history) > 1:
         times, schedule = _as_it_went_on(history, data, times, schedule)
-    if until is not None and until < times.stop_step:
-        times.stop_step = until
-    else:
-        until = None
+    if until is not None:
+        # a length that a later change makes longer is not the end
+        goes_on_at_end = until == times.length.steps and settings.stop_after is None
+        if until < times.stop_step or goes_on_at_end:
+            times.stop_step = until
+        else:  # the session ends before
+            until = None
     return Timeline(
         sizes=data.sizes,
         times=times,
