@@ -47,6 +47,15 @@ def test_the_stored_checkpoints_are_read_with_every_tensor(step: int) -> None:
         assert_same_bits(checkpoint.tensors(file), tensors)
 
 
+def test_a_run_of_0_1_0_changes_its_length_and_its_rate(run_dir: Path) -> None:
+    sf.load(run_dir).change("older", **{"length": "9 steps", "optimizer.lr": 2**-6})
+    run = build(run_dir)
+    train(run)
+    rates = [record["lr"] for record in sf.load(run_dir).records("train")]
+    assert run.state.step == 9
+    assert rates == [2**-5] * 4 + [2**-6] * 5
+
+
 def test_a_resume_ends_in_the_bits_in_which_0_1_0_ended(run_dir: Path) -> None:
     train(build(run_dir))
 
