@@ -38,7 +38,8 @@ KILL_WITHIN_S = 0.5
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
+    errors: Tensor = model(batch[0]) - batch[1]
+    return errors.square().mean()
 
 
 def model() -> nn.Module:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from rank_processes import forks, on_ranks
+from refused import refused
 from surefoot.checkpoint.reader import read
 from surefoot.run.run import Run
 
@@ -346,6 +347,18 @@ def test_a_replayed_step_has_the_settings_that_it_had(tmp_path: Path) -> None:
     saved = sf.load(run_in(tmp_path))
     for step in (CHANGED_AT, CHANGED_AT + 3):
         assert saved.replay(step).look.loss == records[step + 1]["loss"]
+
+
+def test_the_checkpoint_with_which_a_change_begins_is_kept(tmp_path: Path) -> None:
+    changed_run(tmp_path, **EVERYTHING)
+    run_in(tmp_path, save_every="1 steps", keep_last=1).train()
+    kept = sf.load(tmp_path).checkpoints
+    assert CHANGED_AT in kept
+    assert len(kept) < 5
+
+    shutil.rmtree(tmp_path / "checkpoints" / f"step-{CHANGED_AT:08d}")
+    with refused("no-checkpoint-since-change", sf.CheckpointError, begin=CHANGED_AT, step=0):
+        sf.load(run_in(tmp_path)).replay(CHANGED_AT + 1)
 
 
 def test_verify_finds_nothing_wrong_with_a_changed_run(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def execution(
     `CheckpointError` for a checkpoint of another run.
     """
     refuse_own_steps(parts, step=checkpoint.step)
+    _refuse_earlier_settings(parts, checkpoint)
     threads = torch.get_num_threads()
     try:
         if parts.device.type == "cpu":
@@ -166,6 +167,22 @@ def execution(
             yield Execution(parts, checkpoint, records)
     finally:
         torch.set_num_threads(threads)
+
+
+def _refuse_earlier_settings(parts: Components, checkpoint: Checkpoint) -> None:
+    """Raise `CheckpointError` for a checkpoint before the change with which the settings of the
+    repeated steps begin.
+    """
+    begin = parts.plan.segments[-1].begin
+    if checkpoint.step < begin:
+        raise CheckpointError(
+            "no-checkpoint-since-change",
+            problem=f"no checkpoint is left from step {begin} on, where the settings of this step"
+            " begin",
+            reason=f"the nearest one, step-{checkpoint.step:08d}, has those before the change",
+            step=checkpoint.step,
+            begin=begin,
+        )
 
 
 def refuse_own_steps(parts: Components, *, step: int) -> None:
