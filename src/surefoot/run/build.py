@@ -173,6 +173,7 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         parallel=models.parallel,
         init_from=_initial_weights(settings),
         begins=history.begins,
+        changed=history.changed,
     )
     parts = assemble(settings, history, plan, run_data, steering, models, state, console, log)
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:

@@ -42,6 +42,16 @@ class History:
         return [stretch.begin for stretch in self.stretches]
 
     @property
+    def changed(self) -> set[str]:
+        """The names of the settings whose present value is by the journal."""
+        begin = self.stretches[-1].begin
+        names = set()
+        for change in self.changes:
+            if change.from_step <= begin:
+                names |= {change.setting.partition(".")[0], *change.follows}
+        return names
+
+    @property
     def offset(self) -> int:
         """The position in the order of samples at which step 0 would begin if all steps had the
         present batch size.

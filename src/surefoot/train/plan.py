@@ -7,7 +7,7 @@ Nothing here imports torch, reads a file or knows how many steps are completed.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -135,9 +135,9 @@ class Segment:
     end: int
 
 
-Origin = Literal["given", "default", "auto", "beginning"]
-"""Where a setting comes from: the program or its user, the default, the machine and the data, or the
-first session of the run."""
+Origin = Literal["given", "default", "auto", "beginning", "changed"]
+"""Where a setting comes from: the program or its user, the default, the machine and the data, the
+first session of the run, or its journal of changes."""
 
 
 @dataclass(frozen=True)
@@ -306,10 +306,11 @@ def resolve(
     parallel: Strategy,
     init_from: str | None = None,
     begins: Sequence[int] = (0,),
+    changed: Collection[str] = (),
 ) -> Plan:
     """Return the plan of a run. A setting "auto" is what the run began with, or else what the table
     of measured speeds says. `init_from` is the path of the initial weights, without links. `begins`
-    has the steps from which on other settings hold.
+    has the steps from which on other settings hold, and `changed` names these settings.
 
     Raises `ConfigError` if compiled code would get a new shape in almost every step.
     """
@@ -347,7 +348,7 @@ def resolve(
         reasons=reasons,
         identity=identity_of(settings, identity),
         splits=data.splits,
-        origins=_origins(settings, beginning),
+        origins=_origins(settings, beginning, changed),
     )
 
 
@@ -356,7 +357,9 @@ def _segments(begins: Sequence[int], last_step: int) -> tuple[Segment, ...]:
     return tuple(Segment(begin, end) for begin, end in zip(begins, ends, strict=True))
 
 
-def _origins(settings: "RunSettings", beginning: Beginning) -> dict[str, Origin]:
+def _origins(
+    settings: "RunSettings", beginning: Beginning, changed: Collection[str]
+) -> dict[str, Origin]:
     """Return where each setting comes from, by name."""
     origins: dict[str, Origin] = {}
     for field in fields(settings):
@@ -365,7 +368,9 @@ def _origins(settings: "RunSettings", beginning: Beginning) -> dict[str, Origin]
         is_open = _same(value, "auto")
         if field.name == "micro_batch_size":
             is_open = value is None
-        if is_open and getattr(beginning, field.name, None) is not None:
+        if field.name in changed:
+            origins[field.name] = "changed"
+        elif is_open and getattr(beginning, field.name, None) is not None:
             origins[field.name] = "beginning"
         elif is_open:
             origins[field.name] = "auto"

@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor, nn
 
@@ -281,7 +281,7 @@ def settings_by_origin(parts: RunComponents) -> list[str]:
     """List where the settings come from. Objects and functions are not listed, and settings with
     their default are counted.
     """
-    names: dict[Origin, list[str]] = {"given": [], "auto": [], "beginning": [], "default": []}
+    names: dict[Origin, list[str]] = {origin: [] for origin in get_args(Origin)}
     for name, origin in parts.plan.origins.items():
         names[origin].append(name)
     given = []
@@ -293,6 +293,7 @@ def settings_by_origin(parts: RunComponents) -> list[str]:
         "given": ", ".join(given),
         "auto": ", ".join(names["auto"]),
         "as the run began": ", ".join(names["beginning"]),
+        "changed on the way": ", ".join(names["changed"]),
         "default": f"{len(names['default'])} others",
     }
     return [f"{origin}: {text}" for origin, text in lines.items() if text]
