@@ -79,6 +79,7 @@ def drawn_change(draw: random.Random, *, step: int) -> tuple[str, Any]:
         "micro_batch_size": [1, 2, 4],
         "clip": ["off", "norm 0.1", "value 0.1", "auto 0.9"],
         "ema": [0.5, 0.99],
+        "precision": ["bf16", "fp32"],
         "schedule": ["linear", "constant", "cosine", "wsd", "inverse_sqrt"],
         "length": [f"{step + more} steps" for more in (8, 15, 31)],
     }

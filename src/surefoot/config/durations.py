@@ -162,8 +162,8 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class EveryEpochs:
-    """`Every` in epochs, after the batch size has changed: a step has passed as many epochs as a
-    step `ahead` of it in a run of the present batch size. Has no earlier steps.
+    """`Every` in epochs, for the steps after a change of the batch size: they have passed as many
+    epochs as the step `ahead` of them in a run that always had the present batch size.
 
     >>> passes = EveryEpochs((5, 2), ahead=Fraction(1, 2))  # epochs of 2.5 steps
     >>> [done for done in range(8) if passes.due(done)], passes.count(0, 7), passes.next(2)

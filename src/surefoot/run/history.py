@@ -1,11 +1,9 @@
 """The settings of a run up to the step from which a session goes on, by its journal of changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
-
-from torch import nn
 
 from surefoot.config.batch_size import batching
 from surefoot.config.paths import absolute_path, run_path
@@ -90,12 +88,6 @@ def _changes_of_run(settings: RunSettings, world: World) -> tuple[Change, ...]:
         directory = absolute_path(run_path(shown, setting="run_dir"))
         read = [asdict(change) for change in read_changes(directory)]
     return tuple(Change(**values) for values in world.from_main(read))
-
-
-def has_factories(settings: RunSettings) -> bool:
-    """Return True if functions build the models, so that a run can be built again."""
-    models = settings.model.values() if isinstance(settings.model, Mapping) else [settings.model]
-    return not any(isinstance(model, nn.Module) for model in models)
 
 
 def refuse_other_batches(pipeline: DataPipeline, stretches: Sequence[Stretch]) -> None:

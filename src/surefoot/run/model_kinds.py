@@ -59,6 +59,12 @@ def needs_arguments(build: Callable[..., Any], problem: TypeError) -> ConfigErro
     )
 
 
+def are_built_by_functions(model: Any) -> bool:
+    """Return True if functions build the model or models of a run, so that it can be built again."""
+    sources = model.values() if isinstance(model, Mapping) else [model]
+    return not any(isinstance(source, nn.Module) for source in sources)
+
+
 def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:
     """Return a model without the wrappers of `torch.compile`, and True if it had any. Wrapped
     submodules are replaced in the model.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from surefoot.train.loss_contract import LossContract
 
 # of the fingerprints: what is known only where the models have the weights of step 0
+_OF_FIRST_PASS = {"batch_size", "micro_batch_size", "precision"}  # decide the first micro-batch
 _OF_SETTINGS = ("settings-changed", "length-changed")  # errors about settings of the program
 _OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
 
@@ -447,6 +448,13 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     now = parts.fingerprints
     feedback = parts.run_state.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
+    changed_names: set[str] = set()
+    for change_of_setting in parts.changes_since(checkpoint):
+        changed_names |= {change_of_setting.setting, *change_of_setting.follows}
+    if changed_names & _OF_FIRST_PASS:  # another first micro-batch is no other program
+        for name in ("micro_batch", *_OF_LOSS):
+            if name in now:
+                before = {**before, name: now[name]}  # type: ignore[misc]
     changes, notes = find_changes(before, now, steering=steering)
     # `refuse_other_settings` ignores these
     data_before = json.loads(json.dumps(checkpoint.saved.identity["data"]))

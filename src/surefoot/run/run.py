@@ -18,7 +18,7 @@ from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, endin
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
-from surefoot.run.history import has_factories
+from surefoot.run.model_kinds import are_built_by_functions
 from surefoot.run.resume import start_from_init
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
@@ -120,7 +120,7 @@ class Run(RunSettings):
             self._train_open()
             return
         self._train_until_change()
-        while self.parts.is_at_change and has_factories(self.parts.settings):
+        while self.parts.is_at_change and are_built_by_functions(self.model):
             self._build_again()
             self._train_until_change()
 

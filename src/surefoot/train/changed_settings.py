@@ -139,22 +139,30 @@ def history_of(settings: "RunSettings", changes: Sequence[Change]) -> tuple[Stre
     at_beginning: dict[str, Any] = {}
     at_present: dict[str, Any] = {}
     for change in changes:
-        at_beginning.setdefault(change.setting, change.was)
-        at_present[change.setting] = change.now
+        for name, (was, now) in _values_of(change).items():
+            at_beginning.setdefault(name, was)
+            at_present[name] = now
     for name, value in at_beginning.items():
         if name not in of_program:
             raise _cannot_change(name, of_program)
-        if of_program[name] not in (value, at_present[name]):
+        is_open = of_program[name] is None  # the run chose it, as it does where it follows
+        if not is_open and of_program[name] not in (value, at_present[name]):
             raise _neither(name, of_program[name], value, at_present[name])
     history = [Stretch(0, with_values(settings, at_beginning))]
     for change in changes:
-        values = {name: now for name, (_, now) in change.follows.items()}
-        values[change.setting] = change.now
+        values = {name: now for name, (_, now) in _values_of(change).items()}
         changed = with_values(history[-1].settings, values)
         if change.from_step == history[-1].begin:
             history.pop()
         history.append(Stretch(change.from_step, changed))
     return tuple(history)
+
+
+def _values_of(change: Change) -> dict[str, tuple[Any, Any]]:
+    """Return what a change changes: the values before and after, by the names of the settings."""
+    values = {name: (was, now) for name, (was, now) in change.follows.items()}
+    values[change.setting] = (change.was, change.now)
+    return values
 
 
 def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> ConfigError:
@@ -177,18 +185,14 @@ def values_at(values: Values, changes: Iterable[Change], step: int) -> dict[str,
     """Return the values of settings that hold in the step after `step` finished ones. `values` are
     those of the program.
     """
-    at_step = dict(values)
-    seen = set()
+    at_beginning: dict[str, Any] = {}
+    at_step: dict[str, Any] = {}
     for change in changes:
-        if change.setting not in seen:
-            at_step[change.setting] = change.was
-        seen.add(change.setting)
-    for change in changes:
-        if change.from_step <= step:
-            at_step[change.setting] = change.now
-            for name, (_, now) in change.follows.items():
+        for name, (was, now) in _values_of(change).items():
+            at_beginning.setdefault(name, was)
+            if change.from_step <= step:
                 at_step[name] = now
-    return at_step
+    return {**values, **at_beginning, **at_step}
 
 
 # --- of a wish ------------------------------------------------------------------------------------
@@ -349,9 +353,8 @@ def described(change: Change) -> str:
     >>> described(Change(2, 300, "optimizer.lr", 0.001, 0.0001, because="spikes"))
     'change 2, from step 300 on: optimizer.lr 0.001 -> 0.0001 (spikes)'
     """
-    values = {change.setting: (change.was, change.now)}
+    parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}"]
     for name, (was, now) in change.follows.items():
-        values[name] = (was, now)
-    parts = [f"{name} {in_words(was)} -> {in_words(now)}" for name, (was, now) in values.items()]
+        parts.append(f"{name} {in_words(was)} -> {in_words(now)}")
     reason = f" ({change.because})" if change.because else ""
     return f"change {change.number}, from step {change.from_step} on: {', '.join(parts)}{reason}"
