@@ -242,6 +242,41 @@ def test_every_sample_is_seen_once_an_epoch_across_a_change_of_the_batch_size(
         assert sorted(of_epoch) == list(range(SAMPLES))
 
 
+ORDERS: dict[str, dict[str, Any]] = {
+    "sequential": {"order": "sequential"},
+    "weighted": {"order": sf.data.Weighted([1.0] * SAMPLES, replacement=False)},
+    "mixture": {"train_data": sf.data.Mixture({"one": (data(), 1.0), "other": (data(), 1.0)})},
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_other_orders_too_go_on_where_the_last_batch_ended(name: str, tmp_path: Path) -> None:
+    at = 5
+    before = run_in(tmp_path / "before", **ORDERS[name]).parts.pipeline.plan
+    run_in(tmp_path / "run", stop_after=f"{at} steps", **ORDERS[name]).train()
+    sf.load(tmp_path / "run").change(batch_size=12)
+    after = run_in(tmp_path / "run", **ORDERS[name]).parts.pipeline.plan
+
+    expected = read_by(before, range(15))[: at * 8 + 5 * 12]
+    assert read_by(before, range(at)) + read_by(after, range(at, at + 5)) == expected
+
+
+def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
+    """Return the samples of some steps with their epochs, in order."""
+    read: list[tuple[int, int]] = []
+    for step in steps:
+        for ids, epochs in plan.micro_batches(step):
+            read += zip(ids.tolist(), epochs.tolist(), strict=True)
+    return read
+
+
+def test_lanes_keep_their_batch_size(tmp_path: Path) -> None:
+    run_in(tmp_path, order="lanes", stop_after="5 steps").train()
+    sf.load(tmp_path).change(batch_size=12)
+    with refused("batch-size-cannot-change", value=12):
+        run_in(tmp_path, order="lanes")
+
+
 def test_a_longer_cosine_goes_on_from_its_present_rate_to_its_end(tmp_path: Path) -> None:
     run = changed_run(tmp_path, at=12, length="40 steps")
     factors = run.parts.task.factors

@@ -13,8 +13,14 @@ from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length, planned
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
-from surefoot.tracking.change_journal import Change, append_changes, read_changes
-from surefoot.tracking.run_reader import SessionEntry, is_running, newest_state, read_sessions
+from surefoot.tracking.change_journal import CHANGES, Change, append_changes, read_changes
+from surefoot.tracking.run_reader import (
+    SessionEntry,
+    is_running,
+    newest_state,
+    read_sessions,
+    run_file_not_written,
+)
 from surefoot.train.changed_settings import (
     PLAIN,
     Wish,
@@ -37,8 +43,13 @@ class ChangePlan:
     lines: list[str]
 
     def write(self) -> tuple[Change, ...]:
-        """Add the changes to the journal of the run, and return them."""
-        return append_changes(self.run, self.changes)
+        """Add the changes to the journal of the run, and return them. Raises `CheckpointError` if
+        the file cannot be written.
+        """
+        try:
+            return append_changes(self.run, self.changes)
+        except OSError as problem:
+            raise run_file_not_written(self.run / CHANGES, problem) from problem
 
 
 def wish_of(text: str, *, because: str = "") -> Wish:
