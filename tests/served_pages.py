@@ -35,9 +35,7 @@ class Client:
     def post(self, path: str, body: str, **headers: str) -> Answer:
         return self.send("POST", path, body, **headers)
 
-    def send(
-        self, method: str, path: str, body: str | None = None, /, **headers: str
-    ) -> Answer:
+    def send(self, method: str, path: str, body: str | None = None, /, **headers: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
         fields = {name.replace("_", "-"): text for name, text in headers.items()}
         connection.request(method, path, body, fields)

@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import _verb
-from surefoot.tracking.change_journal import read_changes
+from surefoot.tracking.change_journal import Change, append_changes, read_changes
 
 
 def command(*words: str) -> None:
@@ -114,6 +114,12 @@ def test_a_run_that_trains_takes_no_change(run: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("surefoot.tools.change.change.is_running", lambda run: True)
     with refused("change-of-training-run"):
         command("change", str(run), "clip=off")
+
+
+def test_a_change_before_one_that_is_to_come_is_refused(run: Path) -> None:
+    append_changes(run, [Change(0, 9, "clip", "norm 1.0", "off")])
+    with refused("change-before-another", step=4):
+        command("change", str(run), "optimizer.lr=1e-4")
 
 
 def test_a_journal_of_another_run_is_refused(run: Path) -> None:

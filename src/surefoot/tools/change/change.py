@@ -99,6 +99,16 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
         )
     identity = state.identity
     earlier = read_changes(run)
+    if earlier and earlier[-1].from_step > step:
+        raise ConfigError(
+            "change-before-another",
+            problem=f"the newest checkpoint of {run} is of step {step}, and its journal has a change"
+            f" from step {earlier[-1].from_step} on",
+            reason="lines of a journal are in the order of their steps",
+            remedy="resume the run until it has reached that step",
+            run=str(run),
+            step=step,
+        )
     of_program = _values_of_program(run, identity)
     present = values_at(of_program, earlier, step)
     sizes = batching(identity["batch_size"], identity["micro_batch_size"])
