@@ -290,6 +290,29 @@ def test_a_longer_cosine_goes_on_from_its_present_rate_to_its_end(tmp_path: Path
     assert factors(40) == 0.0
 
 
+def test_a_finished_run_goes_on_at_its_last_rate(tmp_path: Path) -> None:
+    run_in(tmp_path, length="20 steps").train()
+    last_rate = rates(tmp_path)[-1]
+    sf.load(tmp_path).change(length="30 steps")
+    run_in(tmp_path, length="20 steps").train()
+    assert last_rate > 0
+    assert rates(tmp_path)[20] == last_rate
+
+
+@pytest.mark.parametrize("clip", ["auto 0.9", "value 0.1", "adaptive 0.01", "off"])
+def test_another_way_to_clip_begins_without_a_memory(clip: str, tmp_path: Path) -> None:
+    run_in(tmp_path, clip="auto 0.5", stop_after="10 steps").train()
+    sf.load(tmp_path).change(clip=clip)
+    run = run_in(tmp_path, clip="auto 0.5")
+    with run:
+        remembered = run.state.optimizers["model"].clipping.remembered
+        assert int(remembered.get("entered", 0)) == 0
+        assert ("entered" in remembered) == clip.startswith("auto")
+        for _ in run:
+            pass
+    assert run.state.step == 23
+
+
 @pytest.mark.parametrize(
     "schedule", [sf.schedules.constant(3), sf.schedules.inverse_sqrt(3), sf.schedules.wsd(3)]
 )
