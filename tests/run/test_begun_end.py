@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
+from rank_processes import Ranks
 from surefoot.tracking.logger import Journal
 
 LENGTH = 4
@@ -30,6 +31,7 @@ def build(run_dir: Path, **changes: Any) -> sf.Run:
         "loss": lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
         "train_data": data,
         "batch_size": 4,
+        "micro_batch_size": 2,
         "length": f"{LENGTH} steps",
         "optimizer": sf.optim.sgd(lr=0.1),
         "splits": {"val": sf.Split(data), "test": sf.Split(data, at_end=True)},
@@ -115,6 +117,25 @@ def test_a_start_of_a_complete_run_writes_what_its_end_lacks(
     assert saved.records("event")[-1]["event"] == "finished"
     assert saved.panels() == expected.panels()
     assert (run_dir / "report.html").exists()
+
+
+def open_on_rank(run_dir: str) -> bool:
+    """Open a run and close it; return whether this rank has found its end written."""
+    with build(Path(run_dir)) as run:
+        assert run.session is not None
+        return run.session.is_over
+
+
+def test_ranks_write_together_what_the_end_lacks(whole: Path, run_dir: Path, ranks: Ranks) -> None:
+    killed_before_the_sample(run_dir)
+
+    are_over = ranks(2, open_on_rank, run_dir=str(run_dir))
+
+    assert are_over == [False, False]
+    saved = sf.load(run_dir)
+    assert saved.records("event")[-1]["event"] == "finished"
+    assert len(saved.records("sample")) == 1
+    assert saved.panels() == sf.load(whole).panels()
 
 
 def test_after_two_kills_a_complete_run_still_has_one_sample(run_dir: Path) -> None:
