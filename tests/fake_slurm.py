@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from waiting import wait_until
@@ -106,28 +105,27 @@ OUTSIDE_OF_STEPS = {
 def installed(place: Path) -> dict[str, str]:
     """The environment in which the commands are found; their state is in `place`."""
     (place / "bin").mkdir(parents=True)
-    for name in (*_COMMANDS, "surefoot"):
-        starts = (
-            f"{__file__} {name}"
-            if name != "surefoot"
-            else "-c 'from surefoot.cli.main import main; main()'"
-        )
+    arguments = {name: f"{__file__} {name}" for name in _COMMANDS}
+    arguments["surefoot"] = "-c 'from surefoot.cli.main import main; main()'"
+    for name, words in arguments.items():
         file = place / "bin" / name
-        file.write_text(f'#!/bin/sh\nexec {sys.executable} {starts} "$@"\n')
+        file.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         file.chmod(0o755)
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SLURM", "SUBMITIT"))
-    }
-    return kept | {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "FAKE_SLURM": str(place)}
+    environment = {}
+    for name, value in os.environ.items():
+        if not name.startswith(("SLURM", "SUBMITIT")):
+            environment[name] = value
+    environment["PATH"] = f"{place / 'bin'}:{os.environ['PATH']}"
+    environment["FAKE_SLURM"] = str(place)
+    return environment
 
 
 def weights(run: Path) -> tuple[str, dict[str, str]]:
-    newest = max((run / "checkpoints").glob("step-*"))
-    return newest.name, {
-        file.name: sha256(file.read_bytes()).hexdigest() for file in newest.glob("*.safetensors")
-    }
+    """The newest checkpoint and the hashes of its tensors."""
+    # imports torch, which the commands do without
+    from run_files import newest_checkpoint, newest_tensor_hashes
+
+    return newest_checkpoint(run).name, newest_tensor_hashes(run)
 
 
 class Job:
@@ -163,22 +161,19 @@ class Job:
 
 def submitted(place: Path, text: str) -> Job:
     """The job that sbatch says it has submitted."""
-    found = re.search(r"job (\d+)", text)
-    assert found is not None, text
-    return Job(place, int(found[1]))
+    match = re.search(r"job (\d+)", text)
+    assert match is not None, text
+    return Job(place, int(match[1]))
 
 
 def _sbatch(place: Path, arguments: Sequence[str]) -> int:
     """Start a script in the background, and again as long as it is requeued."""
     script = Path(arguments[0])
-    asked = dict(
-        re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), flags=re.MULTILINE)
-    )
-    asked = {name: value.strip("'\"") for name, value in asked.items()}
+    lines = re.findall(r"(?m)^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text())
+    options = {name: value.strip("'\"") for name, value in lines}
     number = _FIRST_JOB + len([*place.glob("*.job")])
-    (place / f"{number}.job").write_text(
-        "\n".join(f"{name}={value}" for name, value in asked.items())
-    )
+    described = [f"{name}={value}" for name, value in options.items()]
+    (place / f"{number}.job").write_text("\n".join(described))
     kept = place / f"{number}.sh"  # as Slurm does: the file may change before the job starts again
     kept.write_text(script.read_text())
     print(f"Submitted batch job {number}", flush=True)
@@ -188,22 +183,19 @@ def _sbatch(place: Path, arguments: Sequence[str]) -> int:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):  # who submitted must not wait for the end of what it hears
         os.dup2(nothing, descriptor)
-    output = (
-        asked["output"]
-        .replace("%j", str(number))
-        .replace("%x", asked.get("job-name", kept.name))
-        .replace("%t", "0")
-    )
+    output = options["output"].replace("%j", str(number)).replace("%t", "0")
+    output = output.replace("%x", options.get("job-name", kept.name))
+    mode = "a" if options.get("open-mode") == "append" else "w"
     Path(output).parent.mkdir(parents=True, exist_ok=True)
     for restarts in range(9):
         (place / f"{number}.requeued").unlink(missing_ok=True)
-        with open(output, "a" if asked.get("open-mode") == "append" else "w") as log:
+        with open(output, mode) as log:
             status = subprocess.call(
                 ["bash", str(kept), *arguments[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_of_job(number, asked, restarts),
+                env=_environment_of_job(number, options, restarts),
             )
         with (place / f"{number}.statuses").open("a") as file:
             file.write(f"{status}\n")
@@ -213,20 +205,27 @@ def _sbatch(place: Path, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _of_job(number: int, asked: dict[str, str], restarts: int) -> dict[str, str]:
-    nodes, each = int(asked.get("nodes", 1)), int(asked.get("ntasks-per-node", 1))
-    found = {
+def _environment_of_job(number: int, options: dict[str, str], restarts: int) -> dict[str, str]:
+    nodes = int(options.get("nodes", 1))
+    tasks_per_node = int(options.get("ntasks-per-node", 1))
+    environment = {
+        **os.environ,
         "SLURM_JOB_ID": str(number),
-        "SLURM_JOB_NODELIST": f"127.0.0.[1-{nodes}]" if nodes > 1 else "127.0.0.1",
+        "SLURM_JOB_NODELIST": "127.0.0.1",
         "SLURM_JOB_NUM_NODES": str(nodes),
-        "SLURM_NTASKS": str(nodes * each),
-        "SLURM_NTASKS_PER_NODE": str(each),
-        "SLURM_TASKS_PER_NODE": f"{each}(x{nodes})" if nodes > 1 else str(each),
+        "SLURM_NTASKS": str(nodes * tasks_per_node),
+        "SLURM_NTASKS_PER_NODE": str(tasks_per_node),
+        "SLURM_TASKS_PER_NODE": str(tasks_per_node),
         "SLURM_PROCID": "0",  # of the script, which is no task
         "SLURM_LOCALID": "0",
         "SLURM_NODEID": "0",
     }
-    return dict(os.environ) | found | ({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {})
+    if nodes > 1:
+        environment["SLURM_JOB_NODELIST"] = f"127.0.0.[1-{nodes}]"
+        environment["SLURM_TASKS_PER_NODE"] = f"{tasks_per_node}(x{nodes})"
+    if restarts:
+        environment["SLURM_RESTART_COUNT"] = str(restarts)
+    return environment
 
 
 def _srun(place: Path, arguments: Sequence[str]) -> int:
@@ -238,7 +237,7 @@ def _srun(place: Path, arguments: Sequence[str]) -> int:
         if option in ("--output", "--error"):
             options[option] = rest.pop(0)
     tasks = int(os.environ["SLURM_NTASKS"])
-    each = int(os.environ["SLURM_NTASKS_PER_NODE"])
+    tasks_per_node = int(os.environ["SLURM_NTASKS_PER_NODE"])
     number = int(os.environ["SLURM_JOB_ID"])
     step = {
         "SLURM_STEP_ID": "0",
@@ -247,26 +246,25 @@ def _srun(place: Path, arguments: Sequence[str]) -> int:
         "SLURM_STEP_TASKS_PER_NODE": os.environ["SLURM_TASKS_PER_NODE"],
     }
     pids = []
-    if any(
-        argument.endswith(":build") for argument in rest
-    ):  # a program of a test's own, which is trained
+    # a program of a test's own, which is trained
+    if any(argument.endswith(":build") for argument in rest):
         _import_once_for_all()
     for rank in range(tasks):
-        own = {
+        task = {
             "SLURM_PROCID": str(rank),
-            "SLURM_LOCALID": str(rank % each),
-            "SLURM_NODEID": str(rank // each),
+            "SLURM_LOCALID": str(rank % tasks_per_node),
+            "SLURM_NODEID": str(rank // tasks_per_node),
         }
-        pids.append(os.fork())
-        if pids[-1] == 0:
-            os.environ.update(step | own)
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(step | task)
             for descriptor, name in ((1, "--output"), (2, "--error")):
                 if name in options:
-                    file = options[name].replace("%j", str(number)).replace("%t", str(rank))
-                    os.dup2(
-                        os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), descriptor
-                    )
+                    path = options[name].replace("%j", str(number)).replace("%t", str(rank))
+                    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                    os.dup2(file, descriptor)
             _be(rest)
+        pids.append(pid)
 
     def kill_tasks(*_: object) -> None:
         for pid in pids:
@@ -274,9 +272,13 @@ def _srun(place: Path, arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, kill_tasks)  # "forcing job termination"
     (place / f"{number}.tasks").write_text(" ".join(map(str, pids)))
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    statuses = []
+    for pid in pids:
+        _, status = os.waitpid(pid, 0)
+        exit_code = os.waitstatus_to_exitcode(status)
+        statuses.append(128 - exit_code if exit_code < 0 else exit_code)
     (place / f"{number}.tasks").unlink()
-    return max(128 - status if status < 0 else status for status in statuses)
+    return max(statuses)
 
 
 def _import_once_for_all() -> None:
@@ -330,10 +332,9 @@ def main(name: str, arguments: Sequence[str]) -> int:
         assert arguments[0] == "requeue"
         (place / f"{int(arguments[1])}.requeued").touch()
         return 0
-    sent = next(
-        argument.partition("=")[2] for argument in arguments if argument.startswith("--signal=")
-    )
-    _signal_tasks(place, int(arguments[-1]), signal.Signals[f"SIG{sent}"])
+    (option,) = [argument for argument in arguments if argument.startswith("--signal=")]
+    name_of_signal = option.partition("=")[2]
+    _signal_tasks(place, int(arguments[-1]), signal.Signals[f"SIG{name_of_signal}"])
     return 0
 
 
