@@ -59,7 +59,8 @@ class Ranks:
         self.calls = 0
 
     def __enter__(self) -> Self:
-        questions, answers = os.pipe(), os.pipe()
+        questions = os.pipe()
+        answers = os.pipe()
         sys.stdout.flush()
         with warnings.catch_warnings(action="ignore"):
             self.server = os.fork()
@@ -74,13 +75,13 @@ class Ranks:
                 os._exit(status)
         os.close(questions[0])
         os.close(answers[1])
-        self.questions, self.answers = os.fdopen(questions[1], "w"), os.fdopen(answers[0])
+        self.questions = os.fdopen(questions[1], "w")
+        self.answers = os.fdopen(answers[0])
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(
-            BrokenPipeError
-        ):  # an end of the file would not do: the reader of a stream may hold the pipe, too
+        # an end of the file would not do: the reader of a stream may hold the pipe, too
+        with suppress(BrokenPipeError):
             self.questions.write("\n")
             self.questions.close()
         self.answers.close()
@@ -96,7 +97,7 @@ class Ranks:
         self.calls += 1
         place = self.scratch / f"call-{self.calls}"
         place.mkdir()
-        asked = {
+        request = {
             "size": size,
             "file": inspect.getfile(function),
             "function": function.__name__,
@@ -104,7 +105,7 @@ class Ranks:
             "environment": environment or {},
             "place": str(place),
         }
-        self.questions.write(json.dumps(asked) + "\n")
+        self.questions.write(json.dumps(request) + "\n")
         self.questions.flush()
         pids = json.loads(self.answers.readline())
         for rank, pid in enumerate(pids):
@@ -121,34 +122,34 @@ class Ranks:
         """Call the function for one case of its arguments after the other in the same processes;
         results by case, then by rank.
         """
-        every = [{**common, **case} for case in cases]
-        return [list(found) for found in zip(*self(size, function, cases=every), strict=True)]
+        by_rank = self(size, function, cases=[{**common, **case} for case in cases])
+        return [list(results) for results in zip(*by_rank, strict=True)]
 
     def outcomes(self, place: Path) -> list[Outcome]:
         """Wait for all ranks; those that hang are killed."""
         import torch
 
-        pids = [
-            int((place / f"pid-{rank}").read_text())
-            for rank in range(len(list(place.glob("pid-*"))))
-        ]
+        size = len([*place.glob("pid-*")])
+        statuses = [place / f"status-{rank}" for rank in range(size)]
         limit = HangLimit()
-        while any(not (place / f"status-{rank}").exists() for rank in range(len(pids))):
+        while not all(status.exists() for status in statuses):
             if limit.is_over:
-                for rank, pid in enumerate(pids):
-                    if not (place / f"status-{rank}").exists():
+                for rank, status in enumerate(statuses):
+                    if not status.exists():
                         with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+                            os.kill(int((place / f"pid-{rank}").read_text()), signal.SIGKILL)
             time.sleep(0.01)
-        found = []
-        for rank in range(len(pids)):
-            kept = place / f"result-{rank}.pt"
-            result = torch.load(kept, weights_only=True) if kept.exists() else None
-            said = place / f"text-{rank}"
-            # one that was killed may not have made it
-            text = said.read_text() if said.exists() else ""
-            found.append(Outcome(int((place / f"status-{rank}").read_text()), result, text))
-        return found
+        outcomes = []
+        for rank, status in enumerate(statuses):
+            outcome = Outcome(int(status.read_text()), result=None, text="")
+            result = place / f"result-{rank}.pt"
+            if result.exists():
+                outcome.result = torch.load(result, weights_only=True)
+            text = place / f"text-{rank}"
+            if text.exists():  # one that was killed may not have made it
+                outcome.text = text.read_text()
+            outcomes.append(outcome)
+        return outcomes
 
     def __call__(
         self,
@@ -159,10 +160,11 @@ class Ranks:
         **arguments: Any,
     ) -> list[Any]:
         """What the function returned on each rank; an `AssertionError` where one of them failed."""
-        found = self.outcomes(self.start(size, function, environment=environment, **arguments))
-        for rank, outcome in enumerate(found):
+        place = self.start(size, function, environment=environment, **arguments)
+        outcomes = self.outcomes(place)
+        for rank, outcome in enumerate(outcomes):
             assert outcome.status == 0, f"rank {rank} ended with {outcome.status}\n{outcome.text}"
-        return [outcome.result for outcome in found]
+        return [outcome.result for outcome in outcomes]
 
 
 @pytest.fixture(scope="session")
@@ -206,8 +208,8 @@ def on_ranks(
     while len(statuses) < count:
         for rank, process in enumerate(processes):
             if rank not in statuses:
-                found, status = os.waitpid(process, os.WNOHANG)
-                if found:
+                pid, status = os.waitpid(process, os.WNOHANG)
+                if pid:
                     statuses[rank] = os.waitstatus_to_exitcode(status)
         if limit.is_over:
             for rank, process in enumerate(processes):
@@ -236,13 +238,11 @@ def _import_for_all() -> None:
 
 
 def _of_launcher(rank: int, count: int, port: int) -> dict[str, str]:
-    several = (
-        {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "RANK": rank, "LOCAL_RANK": rank}
-        if count > 1
-        else {}
-    )
-    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **several}
-    return {name: str(value) for name, value in names.items()}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    if count > 1:
+        environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return environment
 
 
 def _serve(questions: IO[str], answers: IO[str]) -> None:
@@ -269,29 +269,30 @@ def _serve(questions: IO[str], answers: IO[str]) -> None:
         line = questions.readline()
         if not line.strip():
             break
-        asked = json.loads(line)
+        request = json.loads(line)
+        size = request["size"]
         _import_for_all()
         from torch._C._distributed_c10d import TCPStore
 
         gc.freeze()  # or each process would copy what a collection touches
         # its thread could hold a lock while a rank is forked, which would wait for it for ever
         stores.clear()
-        ports, told = os.pipe()
+        port_read, port_write = os.pipe()
         pids = []
-        for rank in range(asked["size"]):
+        for rank in range(size):
             pid = os.fork()
             if pid == 0:
                 questions.close()
                 answers.close()
-                _be_asked(rank, asked, port=int(os.read(ports, 8)))
+                _be_requested(rank, request, port=int(os.read(port_read, 8)))
             pids.append(pid)
-            children[pid] = Path(asked["place"]) / f"status-{rank}"
-        stores.append(
-            TCPStore("127.0.0.1", 0, asked["size"], is_master=True, wait_for_workers=False)
-        )
-        os.write(told, b"%8d" % stores[0].port * asked["size"])
-        os.close(ports)
-        os.close(told)
+            children[pid] = Path(request["place"]) / f"status-{rank}"
+        store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+        stores.append(store)
+        for _ in range(size):
+            os.write(port_write, b"%8d" % store.port)
+        os.close(port_read)
+        os.close(port_write)
         answers.write(json.dumps(pids) + "\n")
         answers.flush()
     for pid in children:
@@ -313,53 +314,48 @@ def warn_as_python_does() -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        print(
-            warnings.formatwarning(message, category, filename, lineno, line),
-            end="",
-            file=file or sys.stderr,
-        )
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+        print(text, end="", file=file or sys.stderr)
 
     warnings.showwarning = show
 
 
-def _be_asked(rank: int, asked: dict[str, Any], *, port: int) -> NoReturn:
+def _be_requested(rank: int, request: dict[str, Any], *, port: int) -> NoReturn:
     """Be a rank that the server forks: what it prints, and what its function returns, lie beside
     its exit status.
     """
-    place = Path(asked["place"])
+    place = Path(request["place"])
+    file = Path(request["file"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     text = os.open(place / f"text-{rank}", os.O_WRONLY | os.O_CREAT)
     os.dup2(text, 1)
     os.dup2(text, 2)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(os.devnull),  # noqa: SIM115
-        open(1, "w", closefd=False),  # noqa: SIM115
-        open(2, "w", closefd=False),  # noqa: SIM115
-    )
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
 
     def call() -> None:
         import torch
 
-        sys.path.insert(0, str(Path(asked["file"]).parent))
-        spec = importlib.util.spec_from_file_location(Path(asked["file"]).stem, asked["file"])
+        sys.path.insert(0, str(file.parent))
+        spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
-        function = getattr(module, asked["function"])
-        given = asked["arguments"]
-        result = (
-            [function(**case) for case in given["cases"]] if "cases" in given else function(**given)
-        )
+        function = getattr(module, request["function"])
+        arguments = request["arguments"]
+        result: Any
+        if "cases" in arguments:
+            result = [function(**case) for case in arguments["cases"]]
+        else:
+            result = function(**arguments)
         torch.save(result, place / f"result-{rank}.pt")
 
-    _be(
-        {**_of_launcher(rank, asked["size"], port), **agent, **asked["environment"]},
-        call,
-        at_exit=True,
-    )
+    environment = _of_launcher(rank, request["size"], port) | agent | request["environment"]
+    _be(environment, call, at_exit=True)
 
 
 def _be(
@@ -395,8 +391,8 @@ def _forget_exits() -> None:
     is imported, and copies it.
     """
     atexit._clear()
-    for name, empty in (("_registry", {}), ("_registered_with_atexit", False)):
-        setattr(weakref.finalize, name, empty)
+    setattr(weakref.finalize, "_registry", {})  # noqa: B010
+    setattr(weakref.finalize, "_registered_with_atexit", False)  # noqa: B010
     atexit.register(getattr(multiprocessing.util, "_exit_function"))  # noqa: B009
 
 
@@ -405,6 +401,7 @@ def _status(end: SystemExit) -> int:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        _host, port = free.getsockname()
+        return int(port)

@@ -18,7 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-_PIDS, _SILENT_S, _FIRST_RANK_S = "PIDS", "SILENT_S", "FIRST_RANK_S"
+# variables of the environment
+_PIDS = "PIDS"
+_SILENT_S = "SILENT_S"
+_FIRST_RANK_S = "FIRST_RANK_S"
 
 
 @dataclass
@@ -53,11 +56,8 @@ class Torchrun:
         """Ranks that are there."""
         from forked_ranks import alive
 
-        return [
-            pid
-            for path in self.directory.glob("rank-*-*")
-            if alive(pid := int(path.read_text() or 0))
-        ]
+        pids = [int(path.read_text() or 0) for path in self.directory.glob("rank-*-*")]
+        return [pid for pid in pids if alive(pid)]
 
     @property
     def said(self) -> str:
@@ -95,18 +95,20 @@ def torchrun(
         "torch.distributed.run",
         "--standalone",
         f"--nproc-per-node={size}",
+        f"--max-restarts={max_restarts}",
+        str(file or __file__),
+        *arguments,
     ]
-    command += [f"--max-restarts={max_restarts}", str(file or __file__), *arguments]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         _PIDS: str(directory),
         _SILENT_S: str(silent_s),
+        _FIRST_RANK_S: str(first_rank_s),
     }
-    environment[_FIRST_RANK_S] = str(first_rank_s)
-    with (directory / "said").open("w") as said:
+    with (directory / "said").open("w") as output:
         process = subprocess.Popen(
-            tied(command), stdout=said, stderr=subprocess.STDOUT, env=environment
+            tied(command), stdout=output, stderr=subprocess.STDOUT, env=environment
         )
     group = Torchrun(process, directory)
     try:
@@ -148,23 +150,21 @@ def unused_parameter() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.used, self.unused = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+            self.used = torch.nn.Linear(4, 2)
+            self.unused = torch.nn.Linear(4, 2)
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return torch.relu(self.used(inputs))
 
-    data = TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long))
-    settings: dict[str, Any] = {
-        "batch_size": 8,
-        "length": "9 steps",
-        "optimizer": sf.optim.sgd(lr=0.1),
-    }
-    sf.Run(
+    run = sf.Run(
         model=Net,
         loss=lambda net, batch: cross_entropy(net(batch[0]), batch[1]),
-        train_data=data,
-        **settings,
-    ).train()
+        train_data=TensorDataset(torch.ones(64, 4), torch.zeros(64, dtype=torch.long)),
+        batch_size=8,
+        length="9 steps",
+        optimizer=sf.optim.sgd(lr=0.1),
+    )
+    run.train()
 
 
 def script(*, batch_size: int) -> None:
@@ -182,17 +182,15 @@ def script(*, batch_size: int) -> None:
         def __getitem__(self, sample: int) -> Any:
             return dict[str, int]()["my own bug"]
 
-    settings: dict[str, Any] = {
-        "batch_size": batch_size,
-        "length": "9 steps",
-        "optimizer": sf.optim.sgd(lr=0.1),
-    }
-    sf.Run(
+    run = sf.Run(
         model=lambda: torch.nn.Linear(1, 1),
         loss=lambda net, x: net(x).mean(),
         train_data=Data(),
-        **settings,
-    ).train()
+        batch_size=batch_size,
+        length="9 steps",
+        optimizer=sf.optim.sgd(lr=0.1),
+    )
+    run.train()
 
 
 def late_on_rank_1(torchrun: int) -> None:
