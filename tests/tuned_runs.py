@@ -21,6 +21,7 @@ from small_runs import KilledBeforeOperation
 from surefoot.checkpoint.filesystem import DISK
 from surefoot.checkpoint.store import Store
 from surefoot.config.tree import layered
+from surefoot.program import find_program
 from surefoot.recipes import finetune
 
 CHAT_TEMPLATE = (
@@ -154,6 +155,14 @@ def config(
         del small["lora.rank"]
     settings, _ = layered(finetune.Config, [("test", small | changes)])
     return settings
+
+
+def build_as_command(asked: finetune.Config) -> sf.Run:
+    """A run as `surefoot train` builds it: its directory alone is enough to use it."""
+    program = find_program("finetune")
+    run = finetune.build(asked)
+    run.configuration = program.config_text(asked, {}, program.described)
+    return run
 
 
 def session(spec: dict[str, Any]) -> None:

@@ -81,11 +81,17 @@ def conversation(*answers: str, **more: Any) -> Conversation:
     return Conversation(messages, "line 1")
 
 
-def trained(tokenizer: Any, *rows: Conversation, train_on: Any = "answers") -> list[str]:
-    """What the loss counts of each row, as text."""
-    data = Data(path="x", train_on=train_on)
+def encode(tokenizer: Any, *rows: Conversation, **options: Any) -> tuple[Any, list[str]]:
+    """Tokens and masks of rows for training, and the notes about them."""
     notes: list[str] = []
-    encoded, _ = _encoded(rows, tokenizer, data, 256, notes, kind="training")
+    data = Data(path="x", train_on=options.pop("train_on", "answers"))
+    encoded, _ = _encoded(rows, tokenizer, data, 256, notes, kind="training", **options)
+    return encoded, notes
+
+
+def trained_texts(tokenizer: Any, *rows: Conversation, **options: Any) -> list[str]:
+    """What the loss counts of each row."""
+    encoded, _ = encode(tokenizer, *rows, **options)
     texts = []
     for first, last in zip(encoded.starts, encoded.starts[1:], strict=False):
         tokens = encoded.tokens[first:last][encoded.is_answer[first:last]]
@@ -105,49 +111,53 @@ def test_the_first_word_of_an_answer_is_trained_behind_the_prompt_of_predict(
     tokenizer = tokenizer_of(kind, PLAIN.replace("BLANK", blank))
     answers = ["Yes", "No", "4", "\nYes", "a"]
     rows = [conversation(answer) for answer in answers]
-    texts = trained(tokenizer, *rows)
+
+    texts = trained_texts(tokenizer, *rows)
+
+    def tokens_of(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
     for answer, text, row in zip(answers, texts, rows, strict=True):
         assert text.removesuffix("<|end|>").strip() == answer.strip(), (answer, text)
         assert text.endswith("<|end|>")
+        if answer.startswith("\n"):  # joined with the prompt's end, in this row alone
+            continue
         # what predict gives the model, followed by what is trained, is the row
-        whole = tokenizer(render(tokenizer, row.messages, ""), add_special_tokens=False)
+        whole = tokens_of(render(tokenizer, row.messages, ""))
         prompt = prompt_tokens(tokenizer, row.messages[:1])
-        count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not answer.startswith("\n"):  # joined with the prompt's end, in this row alone
-            assert whole["input_ids"][: len(prompt)] == prompt
-            if kind != "metaspace":
-                assert len(whole["input_ids"]) == len(prompt) + count
+        assert whole[: len(prompt)] == prompt
+        if kind != "metaspace":
+            assert len(whole) == len(prompt) + len(tokens_of(text))
 
 
-def test_a_prompt_that_ends_with_a_blank_is_noted_once() -> None:
-    data = Data(path="x")
-    for blank, count in ((" ", 1), ("", 0)):
-        notes: list[str] = []
-        tokenizer = tokenizer_of("whole", PLAIN.replace("BLANK", blank))
-        rows = [conversation("Yes"), conversation("No")]
-        for kind in ("training", "validation"):
-            _encoded(rows, tokenizer, data, 64, notes, kind=kind)
-        assert len(notes) == count
+@pytest.mark.parametrize(("blank", "count"), [(" ", 1), ("", 0)])
+def test_a_prompt_that_ends_with_a_blank_is_noted_once(blank: str, count: int) -> None:
+    tokenizer = tokenizer_of("whole", PLAIN.replace("BLANK", blank))
+    rows = [conversation("Yes"), conversation("No")]
+    notes: list[str] = []
+    for kind in ("training", "validation"):
+        _encoded(rows, tokenizer, Data(path="x"), 64, notes, kind=kind)
+    assert len(notes) == count
 
 
 def test_rows_in_several_blocks_are_trained_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of("whole", CHATML)
     rows = [conversation("Yes"), conversation("No", "Maybe"), conversation("4"), conversation("a")]
-    in_one_block = trained(tokenizer, *rows)
+    in_one_block = trained_texts(tokenizer, *rows)
     monkeypatch.setattr(corpus, "_ROWS_AT_ONCE", 3)
-    assert trained(tokenizer, *rows) == in_one_block
+    assert trained_texts(tokenizer, *rows) == in_one_block
 
 
 def test_an_older_run_trains_the_tokens_that_it_began_with() -> None:
     tokenizer = tokenizer_of("whole", PLAIN.replace("BLANK", " "))
-    data = Data(path="x")
     row = conversation("Yes")
-    arguments: Any = ([row], tokenizer, data, 64, [])
-    before, _ = _encoded(*arguments, kind="training", behavior=ANSWERS_OF_CHATS - 1)
-    assert tokenizer.decode(before.tokens[before.is_answer]) == "<|end|>"
-    now, _ = _encoded(*arguments, kind="training", behavior=ANSWERS_OF_CHATS)
-    assert tokenizer.decode(now.tokens[now.is_answer]) == " Yes<|end|>"
-    np.testing.assert_array_equal(before.tokens, now.tokens)
+
+    older, _ = encode(tokenizer, row, behavior=ANSWERS_OF_CHATS - 1)
+    newer, _ = encode(tokenizer, row, behavior=ANSWERS_OF_CHATS)
+
+    assert tokenizer.decode(older.tokens[older.is_answer]) == "<|end|>"
+    assert tokenizer.decode(newer.tokens[newer.is_answer]) == " Yes<|end|>"
+    np.testing.assert_array_equal(older.tokens, newer.tokens)
 
 
 LLAMA_2 = (
@@ -175,9 +185,15 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_templates(name: str) -> None:
     tokenizer = tokenizer_of("whole", RIGHT[name])
-    for text in trained(tokenizer, conversation("Yes", "No"))[0].split("No"):
-        assert text
-    assert trained(tokenizer, conversation("Yes", "No"), train_on="last")[0].find("Yes") == -1
+    row = conversation("Yes", "No")
+
+    (of_all,) = trained_texts(tokenizer, row)
+    (of_last,) = trained_texts(tokenizer, row, train_on="last")
+
+    first_answer, _, end = of_all.partition("No")
+    assert "Yes" in first_answer
+    assert end
+    assert "Yes" not in of_last
 
 
 OPENED = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
@@ -211,7 +227,7 @@ def test_templates_without_a_right_answer_are_refused(answers: tuple[str, ...], 
     if name == "no end of the last" and len(answers) == 1:
         code = "template-without-end"
     with pytest.raises(sf.DataError) as caught:
-        trained(tokenizer_of("whole", template), conversation(*answers))
+        trained_texts(tokenizer_of("whole", template), conversation(*answers))
     assert caught.value.code in (code, "template-prompt-not-in-text"), caught.value
     if "end of the last" not in name:
         assert caught.value.code == code
@@ -225,23 +241,34 @@ def test_a_template_may_end_a_whole_text_once_more(answers: tuple[str, ...]) -> 
         "whole", CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
     )
     row = conversation(*answers)
-    learned = "".join(f"{answer}<|im_end|>\n" for answer in answers)
-    for text in trained(tokenizer, row), trained(tokenizer, row, train_on="last"):
-        assert text[0].endswith(f"{answers[-1]}<|im_end|>\n<|end|>")
-    within = trained(tokenizer, Conversation([*row.messages, QUESTION], "line 1"))[0]
-    assert within == learned.replace("\n", "")
+    ends_with_a_question = Conversation([*row.messages, QUESTION], "line 1")
+
+    (of_all,) = trained_texts(tokenizer, row)
+    (of_last,) = trained_texts(tokenizer, row, train_on="last")
+    (before_a_question,) = trained_texts(tokenizer, ends_with_a_question)
+
+    end = f"{answers[-1]}<|im_end|>\n<|end|>"
+    assert of_all.endswith(end)
+    assert of_last.endswith(end)
+    assert before_a_question == "".join(f"{answer}<|im_end|>" for answer in answers)
 
 
-def test_the_cures_of_an_opened_thought_work() -> None:
+@in_one
+@pytest.mark.parametrize("answers", [("Yes",), ("Yes", "No")])
+@pytest.mark.parametrize("train_on", ["answers", "last"])
+@pytest.mark.parametrize("cure", [CHATML, RIGHT["a thought that the prompt opens"]])
+def test_the_cures_of_an_opened_thought_work(
+    cure: str, train_on: str, answers: tuple[str, ...]
+) -> None:
     """A copy of the template without it, and a template that writes it before answers too."""
-    for answers in (("Yes",), ("Yes", "No")):
-        for train_on in ("answers", "last"):
-            for cure in (CHATML, RIGHT["a thought that the prompt opens"]):
-                tokenizer = tokenizer_of("whole", cure)
-                assert trained(tokenizer, conversation(*answers), train_on=train_on)
-    # rows whose answers begin with a thought need no cure
-    text = trained(tokenizer_of("whole", OPENED), conversation("<think>\na</think>\nYes"))
-    assert text == ["a</think>\nYes<|im_end|>\n"]
+    tokenizer = tokenizer_of("whole", cure)
+    assert trained_texts(tokenizer, conversation(*answers), train_on=train_on)
+
+
+def test_answers_that_begin_with_a_thought_need_no_cure() -> None:
+    row = conversation("<think>\na</think>\nYes")
+    texts = trained_texts(tokenizer_of("whole", OPENED), row)
+    assert texts == ["a</think>\nYes<|im_end|>\n"]
 
 
 def test_the_last_answer_alone_is_the_cure_only_where_it_works() -> None:
@@ -251,9 +278,9 @@ def test_the_last_answer_alone_is_the_cure_only_where_it_works() -> None:
     )
     tokenizer = tokenizer_of("whole", rewrites)
     with refused("template-rewrites-answers", sf.DataError, message=2) as caught:
-        trained(tokenizer, conversation("Yes", "No"))
+        trained_texts(tokenizer, conversation("Yes", "No"))
     assert caught.value.remedies == (Setting("data.train_on", "last"),)
-    text = trained(tokenizer, conversation("Yes", "No"), train_on="last")
+    text = trained_texts(tokenizer, conversation("Yes", "No"), train_on="last")
     assert text == ["<think>\n\n</think>\n\nNo<|im_end|>\n"]
 
 
@@ -262,46 +289,59 @@ def test_a_system_message_that_the_template_leaves_out_is_refused() -> None:
         "{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"
     )
     tokenizer = tokenizer_of("whole", template)
-    assert trained(tokenizer, conversation("Yes"))  # none is there
+    assert trained_texts(tokenizer, conversation("Yes"))  # none is there
     row = conversation("Yes")
-    told = Conversation([{"role": "system", "content": "Be brief."}, *row.messages], "line 2")
+    with_system = Conversation(
+        [{"role": "system", "content": "Be brief."}, *row.messages], "line 2"
+    )
     with refused("template-without-system", sf.DataError, where="line 2", message=1):
-        trained(tokenizer, row, told)
+        trained_texts(tokenizer, row, with_system)
 
 
-def test_messages_that_the_template_leaves_out_are_noted() -> None:
-    result = {"role": "tool", "content": "12 degrees"}
-    messages = [*conversation("Yes").messages, result, *conversation("No").messages]
-    loop = "{% for m in messages %}"
-    without_tools = loop.replace(" %}", " if m.role != 'tool' %}")
-    last_turn = loop.replace("messages", "messages[-2:]")
-    as_json = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
-    for base in CHATML, MARKED:
-        for own, expected in (
-            (base, []),
-            (base.replace("{{ m.content }}", as_json), []),
-            (base.replace(loop, without_tools), ["1 of the tool"]),
-        ):
-            notes: list[str] = []
-            row = Conversation(messages, "line 1")
-            _encoded([row], tokenizer_of("whole", own), Data(path="x"), 256, notes, kind="training")
-            assert [note.rpartition(": ")[2] for note in notes] == expected
-    notes = []
-    first = Conversation([QUESTION, result, *messages[-2:]], "")
-    last = messages[-1]["content"]
-    tokenizer = tokenizer_of("whole", MARKED.replace(loop, last_turn))
-    encoded, _ = _encoded([first], tokenizer, Data(path="x"), 256, notes, kind="training")
-    assert last in tokenizer.decode(encoded.tokens)
-    assert [note.rpartition(": ")[2] for note in notes] == ["1 of the tool"]
-
-
-# --- marks ----------------------------------------------------------------------------------------
-
+LOOP = "{% for m in messages %}"
+LOOP_WITHOUT_TOOLS = "{% for m in messages if m.role != 'tool' %}"
+LOOP_OF_LAST_TURN = "{% for m in messages[-2:] %}"
+TOOLS_AS_JSON = "{{ m.content | tojson if m.role == 'tool' else m.content }}"
+TOOL_RESULT = {"role": "tool", "content": "12 degrees"}
 MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
     "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n{% else %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
 )
+
+
+@in_one
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+@pytest.mark.parametrize(
+    ("old", "new", "left_out"),
+    [
+        ("", "", []),
+        ("{{ m.content }}", TOOLS_AS_JSON, []),
+        (LOOP, LOOP_WITHOUT_TOOLS, ["1 of the tool"]),
+    ],
+)
+def test_messages_that_the_template_leaves_out_are_noted(
+    old: str, new: str, left_out: list[str], template: str
+) -> None:
+    messages = [*conversation("Yes").messages, TOOL_RESULT, *conversation("No").messages]
+    tokenizer = tokenizer_of("whole", template.replace(old, new) if old else template)
+
+    _, notes = encode(tokenizer, Conversation(messages, "line 1"))
+
+    assert [note.rpartition(": ")[2] for note in notes] == left_out
+
+
+def test_messages_that_a_template_of_the_last_turn_leaves_out_are_noted() -> None:
+    tokenizer = tokenizer_of("whole", MARKED.replace(LOOP, LOOP_OF_LAST_TURN))
+    messages = [QUESTION, TOOL_RESULT, *conversation("No").messages]
+
+    encoded, notes = encode(tokenizer, Conversation(messages, ""))
+
+    assert "No" in tokenizer.decode(encoded.tokens)
+    assert [note.rpartition(": ")[2] for note in notes] == ["1 of the tool"]
+
+
+# --- marks ----------------------------------------------------------------------------------------
 
 
 @in_one
@@ -319,7 +359,9 @@ def test_marks_of_the_template_are_those_of_transformers(template: str, kind: st
     """Also where its prompt is none: it ignores add_generation_prompt."""
     tokenizer = tokenizer_of(kind, template)
     row = conversation("Yes", "No")
-    encoded, _ = _encoded([row], tokenizer, Data(path="x"), 64, [], kind="training")
+
+    encoded, _ = encode(tokenizer, row)
+
     expected = tokenizer.apply_chat_template(
         row.messages, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -329,37 +371,43 @@ def test_marks_of_the_template_are_those_of_transformers(template: str, kind: st
 
 def test_a_comment_on_marks_is_no_mark() -> None:
     tokenizer = tokenizer_of("whole", CHATML + "{# no {% generation %}\nhere #}")
-    assert trained(tokenizer, conversation("Yes")) == ["Yes<|im_end|>\n"]
+    assert trained_texts(tokenizer, conversation("Yes")) == ["Yes<|im_end|>\n"]
 
 
 def test_a_row_in_which_nothing_is_marked_is_refused() -> None:
     rarely = MARKED.replace("m.role == 'assistant'", "m.content == 'Yes'")
     with refused("template-marks-nothing", sf.DataError, where="line 1"):
-        trained(tokenizer_of("whole", rarely), conversation("Yes"), conversation("No"))
+        trained_texts(tokenizer_of("whole", rarely), conversation("Yes"), conversation("No"))
 
 
 def test_marks_of_some_answers() -> None:
     tokenizer = tokenizer_of("whole", MARKED)
     row = conversation("Yes", "No")
-    assert trained(tokenizer, row) == ["Yes<|im_end|>No<|im_end|>"]
-    assert trained(tokenizer, row, train_on="last") == ["No<|im_end|>"]
-    without = Conversation(row.messages, "line 1", not_trained=frozenset({3}))
-    assert trained(tokenizer, without) == ["Yes<|im_end|>"]
+    without_last = Conversation(row.messages, "line 1", not_trained=frozenset({3}))
+
+    assert trained_texts(tokenizer, row) == ["Yes<|im_end|>No<|im_end|>"]
+    assert trained_texts(tokenizer, row, train_on="last") == ["No<|im_end|>"]
+    assert trained_texts(tokenizer, without_last) == ["Yes<|im_end|>"]
+
+
+def test_an_answer_with_two_marks_is_refused_where_the_last_answer_is_asked_for() -> None:
     twice = MARKED.replace(
         "{{ m.content }}<|im_end|>{% end",
         "a{% endgeneration %}b{% generation %}{{ m.content }}<|im_end|>{% end",
     )
     with refused("template-marks-unclear", sf.DataError):
-        trained(tokenizer_of("whole", twice), row, train_on="last")
+        trained_texts(tokenizer_of("whole", twice), conversation("Yes", "No"), train_on="last")
 
 
-def test_marks_without_the_end_are_noted() -> None:
-    template = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
-    for own, count in ((MARKED, 0), (template, 1)):
-        notes: list[str] = []
-        tokenizer = tokenizer_of("whole", own)
-        _encoded([conversation("Yes")], tokenizer, Data(path="x"), 64, notes, kind="training")
-        assert len(notes) == count
+MARKED_WITHOUT_END = MARKED.replace(
+    "<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>"
+)
+
+
+@pytest.mark.parametrize(("template", "count"), [(MARKED, 0), (MARKED_WITHOUT_END, 1)])
+def test_marks_without_the_end_are_noted(template: str, count: int) -> None:
+    _, notes = encode(tokenizer_of("whole", template), conversation("Yes"))
+    assert len(notes) == count
 
 
 # --- a template is a program ----------------------------------------------------------------------
@@ -389,7 +437,7 @@ def test_a_template_has_a_limit_of_time_and_memory(
     monkeypatch.setattr(limits, "SECONDS", 0.2 if limit == "time" else 60.0)
     tokenizer = tokenizer_of("whole", template)
     with refused("template-over-limit", sf.DataError, where="line 1", limit=limit):
-        trained(tokenizer, conversation("Yes"))
+        trained_texts(tokenizer, conversation("Yes"))
     with refused("template-over-limit", sf.DataError, limit=limit):
         stop_token(tokenizer)
 
@@ -399,11 +447,11 @@ def test_the_limit_of_time_is_that_of_each_text(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(limits, "SECONDS", 1.0)
     slow = "{% for a in range(99000) %}{% endfor %}" * 20
     tokenizer = tokenizer_of("whole", slow + CHATML)
-    assert len(trained(tokenizer, *[conversation("Yes")] * 12)) == 12
+    assert len(trained_texts(tokenizer, *[conversation("Yes")] * 12)) == 12
 
 
-def processes() -> str:
-    """Return the numbers of the processes that this one has started."""
+def child_processes() -> str:
+    """The numbers of the processes that this one has started."""
     return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
 
 
@@ -417,36 +465,37 @@ def test_results_and_errors_of_the_limited_process() -> None:
     error = sf.DataError(
         "of-the-row", problem="the third", reason="a", remedy=[Setting("lr", 1), "b"], item=3
     )
-    before = processes()
+    before = child_processes()
+
     assert limits.limited(double, [1, 2]) == [2, 4]
     with refused("of-the-row", sf.DataError, item=3) as caught:
         limits.limited(double, [1, 2, 3, 4])
     assert caught.value.to_dict() == error.to_dict()
-    assert processes() == before
+    assert child_processes() == before
     assert not limits.is_inside()
 
 
 def test_nothing_is_computed_outside_of_the_limits() -> None:
     """A function that fails there and would not end here."""
-    own = os.getpid()
+    this_process = os.getpid()
 
-    def fails(item: int) -> int:
-        if os.getpid() != own:
+    def fail_elsewhere(item: int) -> int:
+        if os.getpid() != this_process:
             raise LookupError(f"item {item}")
         return item
 
     with pytest.raises(RuntimeError, match="LookupError: item 1"):
-        limits.limited(fails, [1])
+        limits.limited(fail_elsewhere, [1])
 
 
 def test_a_crash_is_named_by_its_signal() -> None:
-    def crashes(item: int) -> int:
+    def crash_at_2(item: int) -> int:
         if item == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
     with refused("template-process-ended", sf.DataError, where="second", cause="SIGKILL"):
-        under_limits(crashes, [1, 2], ["first", "second"])
+        under_limits(crash_at_2, [1, 2], ["first", "second"])
 
 
 def test_a_daemonic_process_renders_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,14 +507,14 @@ def test_a_daemonic_process_renders_too(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_limited_process_ends_with_its_parent() -> None:
     reader, writer = os.pipe()
 
-    def waits(_: int) -> None:
+    def wait(_: int) -> None:
         os.write(writer, b"x")
         threading.Event().wait()
 
     parent = os.fork()
     if parent == 0:
         try:
-            limits.limited(waits, [1])
+            limits.limited(wait, [1])
         finally:
             os._exit(1)
     os.close(writer)
@@ -482,4 +531,4 @@ def test_a_healthy_model_is_trained_as_before(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(write_model(tmp_path / "base"))
-    assert trained(tokenizer, conversation("b", "c"))[0] == "b<|endoftext|>\nc<|endoftext|>\n"
+    assert trained_texts(tokenizer, conversation("b", "c"))[0] == "b<|endoftext|>\nc<|endoftext|>\n"

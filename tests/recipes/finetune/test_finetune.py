@@ -33,7 +33,16 @@ from surefoot.recipes.finetune.conversations import read_conversations
 from surefoot.recipes.finetune.template import rendered
 from surefoot.recipes.gpt import corpus as gpt_corpus
 from surefoot.tracking.jsonl import records
-from tuned_runs import CHAT_TEMPLATE, FAMILIES, config, outcome, session, write_chat, write_model
+from tuned_runs import (
+    CHAT_TEMPLATE,
+    FAMILIES,
+    build_as_command,
+    config,
+    outcome,
+    session,
+    write_chat,
+    write_model,
+)
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -323,11 +332,7 @@ def test_padding_changes_no_loss(model: Path, chat: Path) -> None:
 
 
 def train(run_dir: Path, model: Path, chat: Path, **changes: Any) -> sf.Run:
-    """Train as the command does. The directory of the run alone is enough to use it."""
-    asked = config(run_dir, model, chat, **changes)
-    run = finetune.build(asked)
-    program = find_program("finetune")
-    run.configuration = program.config_text(asked, {}, program.described)
+    run = build_as_command(config(run_dir, model, chat, **changes))
     run.train()
     return run
 

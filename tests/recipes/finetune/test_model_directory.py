@@ -20,7 +20,7 @@ from surefoot.errors import Command
 from surefoot.recipes import finetune
 from surefoot.recipes.finetune.model_directory import model_directory, read_settings
 from surefoot.recipes.finetune.models import SETTINGS, base_model, model_config, quiet
-from tuned_runs import FAMILIES, config, write_chat, write_model
+from tuned_runs import FAMILIES, build_as_command, config, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -47,10 +47,6 @@ def changed(model: Path, tmp_path: Path) -> Any:
         return place
 
     return with_keys
-
-
-def built(directory: Path) -> Any:
-    return base_model(model_config(directory / "config.json"), directory)
 
 
 CODE = "someone/compiled-code"
@@ -96,12 +92,11 @@ def test_all_keys_of_a_healthy_model_are_used(family: str, tmp_path: Path) -> No
     from transformers import AutoConfig
 
     directory = write_model(tmp_path / family, family)
-    expected = AutoConfig.from_pretrained(directory).to_dict()
-    own = model_config(directory / "config.json").to_dict()
-    usual = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
-    assert {key: own.get(key) for key in expected if key not in usual} == {
-        key: value for key, value in expected.items() if key not in usual
-    }
+    theirs = AutoConfig.from_pretrained(directory).to_dict()
+    ours = model_config(directory / "config.json").to_dict()
+    of_writer = {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"}
+    for key in theirs.keys() - of_writer:
+        assert ours.get(key) == theirs[key], key
 
 
 def test_the_default_configuration_of_each_family_is_used(tmp_path: Path) -> None:
@@ -125,8 +120,8 @@ def test_numbers_that_json_has_no_word_for_are_read(tmp_path: Path) -> None:
 
     config: Any = CONFIG_MAPPING["mamba2"](time_step_limit=(float("-inf"), float("inf")))
     config.save_pretrained(tmp_path)
-    again = model_config(tmp_path / "config.json")
-    assert list(again.time_step_limit) == [float("-inf"), float("inf")]
+    read = model_config(tmp_path / "config.json")
+    assert list(read.time_step_limit) == [float("-inf"), float("inf")]
 
 
 def test_a_model_of_many_experts_is_read_again_in_its_run(tmp_path: Path) -> None:
@@ -180,7 +175,7 @@ def test_no_quantization_is_none(changed: Any) -> None:
 
 @in_one
 @pytest.mark.parametrize(
-    "case",
+    ("keys", "code"),
     [
         ({"num_hidden_layers": 10**9}, "model-with-too-many-layers"),
         ({"text_config": {"num_hidden_layers": 10**9}}, "model-with-too-many-layers"),
@@ -194,35 +189,32 @@ def test_no_quantization_is_none(changed: Any) -> None:
     ],
 )
 def test_sizes_beyond_the_weights_are_refused_before_anything_is_built(
-    case: tuple[dict[str, Any], str], changed: Any, monkeypatch: pytest.MonkeyPatch
+    keys: dict[str, Any], code: str, changed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys, code = case
     from transformers import AutoModelForCausalLM
 
-    def loads(*_: Any, **__: Any) -> None:
+    def load(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loads)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    directory = changed(**keys)
     with pytest.raises(sf.ConfigError) as caught:
-        built(changed(**keys))
+        base_model(model_config(directory / "config.json"), directory)
     assert caught.value.code in (code, "model-not-built", "model-unknown"), str(caught.value)
 
 
 def test_a_run_whose_model_is_larger_than_its_checkpoint_is_refused(
     model: Path, tmp_path: Path
 ) -> None:
-    asked = config(tmp_path / "run", model, write_chat(tmp_path / "chat.jsonl"), length="1 steps")
-    from surefoot.program import find_program
-
-    run = finetune.build(asked)
-    program = find_program("finetune")
-    run.configuration = program.config_text(asked, {}, program.described)
-    run.train()
+    chat = write_chat(tmp_path / "chat.jsonl")
+    build_as_command(config(tmp_path / "run", model, chat, length="1 steps")).train()
     file = tmp_path / "run" / "model_config.json"
     settings = json.loads(file.read_text())
+
     file.write_text(json.dumps(settings | {"vocab_size": 10**12}))
     with refused("model-larger-than-weights"):
         sf.load(tmp_path / "run").export()
+
     file.write_text(json.dumps(settings | {"num_hidden_layers": 10**9}))
     with refused("model-with-too-many-layers", value=10**9):
         sf.load(tmp_path / "run").export()

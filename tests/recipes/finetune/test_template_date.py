@@ -16,7 +16,7 @@ from surefoot.program import choose_checkpoint, find_program
 from surefoot.recipes import finetune
 from surefoot.recipes.finetune import recipe, template_date
 from surefoot.recipes.finetune.template_date import date_of_run, has_clock, with_date
-from tuned_runs import CHAT_TEMPLATE, config, write_chat, write_model
+from tuned_runs import CHAT_TEMPLATE, build_as_command, config, write_chat, write_model
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -118,34 +118,39 @@ def test_a_run_keeps_the_date_of_its_start(
     model = write_model(tmp_path / "base", chat_template=DATED)
     chat = write_chat(tmp_path / "chat.jsonl", [{"instruction": "a", "output": "b"}] * 4)
     run_dir = tmp_path / "run"
-    changes: dict[str, Any] = {
-        "length": "2 steps",
-        "data.val_path": str(chat),
-        "data.val_fraction": 0.0,
-        "sample_tokens": 1,
-    }
-    asked = config(run_dir, model, chat, **changes)
-    run = finetune.build(asked)
-    program = find_program("finetune")
-    run.configuration = program.config_text(asked, {}, program.described)
+    asked = config(
+        run_dir,
+        model,
+        chat,
+        length="2 steps",
+        sample_tokens=1,
+        **{"data.val_path": str(chat), "data.val_fraction": 0.0},
+    )
     tokenizer = AutoTokenizer.from_pretrained(model)
-    before = text_of(run, tokenizer)
-    assert before.startswith("Time 01 Jan 2030 12:00:01\n")
+
+    run = build_as_command(asked)
+    text = text_of(run, tokenizer)
+    assert text.startswith("Time 01 Jan 2030 12:00:01\n")
     assert "2030-01-01 12:00:01" in run.parts.settings.data_summary[0]
+
     run.train()
     assert (run_dir / template_date.FILE).read_text() == "2030-01-01T12:00:01"
     assert AutoTokenizer.from_pretrained(run_dir).chat_template == DATED
-    again = finetune.build(config(run_dir, model, chat, **changes))
-    assert text_of(again, tokenizer) == before
+
+    assert text_of(finetune.build(asked), tokenizer) == text
     saved = sf.load(run_dir)
     verdict = saved.verify()
-    assert (verdict.problems, verdict.whole) == ([], True)
+    assert verdict.problems == []
+    assert verdict.whole
     assert saved.evaluate() is not None
+
     capsys.readouterr()
+    program = find_program("finetune")
     request = program.names["Predict"](temperature=0.0, max_new_tokens=1)
     checkpoint = choose_checkpoint(run_dir, None)
     list(program.names["predict"](asked, request, ["a"], run=run_dir, checkpoint=checkpoint))
     assert "2030-01-01, not" in capsys.readouterr().err
+
     exported = AutoTokenizer.from_pretrained(saved.export().directory)
     assert exported.chat_template == DATED
 
