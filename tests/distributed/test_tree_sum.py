@@ -5,7 +5,7 @@ ranks.
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -58,8 +58,8 @@ def test_a_process_holds_no_more_sums_than_the_bits_of_its_leaves() -> None:
         assert len(own.subtrees) == (leaf + 1).bit_count()
 
 
-def exchanged(shares: list[range], *, numbers: int) -> list[Tensor]:
-    """The sum over all ranks, and what one process gets; one leaf is missing."""
+def sums_of_ranks_and_of_one_process(shares: list[range], *, numbers: int) -> tuple[Tensor, Tensor]:
+    """One leaf is missing."""
     count = sum(map(len, shares))
     leaves = torch.randn(count, numbers, generator=torch.Generator().manual_seed(count))
     leaves[:, 0] = -0.0
@@ -75,33 +75,34 @@ def exchanged(shares: list[range], *, numbers: int) -> list[Tensor]:
     total = ranks.of_tree(added(ranks.own), like=leaves[0])
     whole = added(range(count)).total()
     assert whole is not None
-    return [total, whole]
+    return total, whole
 
 
-def exchanged_in_turns(*, pieces: list[int], numbers: list[int]) -> list[list[Tensor]]:
-    from surefoot.distributed.world import joined
-
-    size = joined("cpu").size
-    shares = [
-        batching(each, 1).shares(size, shards=shards)
-        for each in pieces
-        if each >= size
-        for shards in (1, size)
-    ]
-    return [exchanged(each, numbers=count) for each in shares for count in numbers]
-
-
-def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks) -> None:
+def sums_of_all_shares() -> list[tuple[Tensor, Tensor]]:
     """Also for fewer numbers than ranks, for shares that are several subtrees or unequal, and for
     ranks that take turns.
     """
-    for size in (2, 3):
-        for results in ranks(
-            size, exchanged_in_turns, pieces=[2, 3, 4, 5, 8, 12, 18], numbers=[1, 2, 1001]
-        ):
-            for total, whole in results:
-                assert torch.equal(total, whole)
-                assert torch.equal(total.signbit(), whole.signbit())
+    from surefoot.distributed.world import joined
+
+    size = joined("cpu").size
+    sums = []
+    for pieces in (2, 3, 4, 5, 8, 12, 18):
+        if pieces < size:
+            continue
+        for shards in (1, size):
+            shares = batching(pieces, 1).shares(size, shards=shards)
+            for numbers in (1, 2, 1001):
+                sums.append(sums_of_ranks_and_of_one_process(shares, numbers=numbers))
+    return sums
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_exchange_gives_the_bits_of_one_process(ranks: Ranks, size: int) -> None:
+    for sums in ranks(size, sums_of_all_shares):
+        assert sums
+        for total, whole in sums:
+            assert torch.equal(total, whole)
+            assert torch.equal(total.signbit(), whole.signbit())
 
 
 @pytest.mark.parametrize(("device", "timeouts"), [("cpu", [timedelta(days=1)]), ("meta", [None])])
@@ -123,30 +124,51 @@ def test_an_exchange_waits_for_a_day_and_on_a_device_the_host_does_not_wait(
 
 
 def test_bytes_are_those_of_an_all_reduce_for_powers_of_two() -> None:
-    sent = [RankSums(batching(8, 1).shares(size), rank=0).bytes_sent(1000) for size in (1, 2, 4, 8)]
-    assert sent == [0, 1000, 1500, 1750]  # 2 (ranks - 1) / ranks
-    assert (
-        RankSums([range(3), range(3, 6)], rank=0).bytes_sent(1000) == 2 * 500 + 500
-    )  # leaves 0 and 1, and leaf 2
+    for size in (1, 2, 4, 8):
+        sums = RankSums(batching(8, 1).shares(size), rank=0)
+        assert sums.bytes_sent(1000) == 1000 * 2 * (size - 1) / size
+
+
+def test_of_several_subtrees_the_bytes_of_each_are_sent() -> None:
+    """Leaves 0 and 1, and leaf 2."""
+    sums = RankSums([range(3), range(3, 6)], rank=0)
+    assert sums.bytes_sent(1000) == 2 * 500 + 500
+
+
+def all_divisions() -> list[tuple[int, int, int]]:
+    """Micro-batches, ranks, and shards that divide the ranks."""
+    divisions = []
+    for pieces in range(1, 20):
+        for ranks in range(1, pieces + 1):
+            for shards in range(1, ranks + 1):
+                if ranks % shards == 0:
+                    divisions.append((pieces, ranks, shards))
+    return divisions
+
+
+def indices_of(shares: list[range]) -> list[int]:
+    return sorted(chain.from_iterable(shares))
 
 
 def test_micro_batches_are_shared_by_all_ranks_and_each_copy_has_consecutive_ones() -> None:
-    for pieces in range(1, 20):
-        for ranks in range(1, pieces + 1):
-            for shards in (number for number in range(1, ranks + 1) if ranks % number == 0):
-                shares = batching(pieces, 1).shares(ranks, shards=shards)
-                assert sorted(index for own in shares for index in own) == [*range(pieces)]
-                assert min(map(len, shares)) > 0
-                if shards == 1:
-                    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-                for first in range(0, ranks, shards):  # the ranks of a copy take turns
-                    copy = sorted(index for own in shares[first : first + shards] for index in own)
-                    assert copy == [*range(copy[0], copy[-1] + 1)]
-                    assert [own[0] for own in shares[first : first + shards]] == copy[:shards]
+    for pieces, ranks, shards in all_divisions():
+        shares = batching(pieces, 1).shares(ranks, shards=shards)
+        sizes = [len(share) for share in shares]
+        assert indices_of(shares) == [*range(pieces)]
+        assert min(sizes) > 0
+        if shards == 1:
+            assert max(sizes) - min(sizes) <= 1
+        for first in range(0, ranks, shards):
+            shares_of_copy = shares[first : first + shards]
+            indices = indices_of(shares_of_copy)
+            assert indices == [*range(indices[0], indices[-1] + 1)]
+            # the ranks of a copy take turns
+            assert [share[0] for share in shares_of_copy] == indices[:shards]
 
 
 def test_earlier_gradients_of_a_step_are_added_once() -> None:
-    weight, unused = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    weight = nn.Parameter(torch.zeros(2))
+    unused = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([10.0, 20.0])
     sums = GradientSum([weight, unused], 0)
     assert weight.grad is None

@@ -25,9 +25,8 @@ SIGKILLED = -signal.SIGKILL
 SHORT = {"length": "16 steps", "evaluate_every": "8 steps"}
 ORDERS: dict[str, dict[str, Any]] = {
     "sequential": {"changes": {"order": "sequential", **SHORT}},
-    "lanes": {
-        "changes": {"order": "lanes", **SHORT}
-    },  # step 6 of an epoch has four samples, and an empty micro-batch
+    # step 6 of an epoch has four samples, and an empty micro-batch
+    "lanes": {"changes": {"order": "lanes", **SHORT}},
     "weighted": {
         "weights": [0.1 + sample % 4 for sample in range(small_runs.SAMPLES)],
         "changes": SHORT,
@@ -42,35 +41,33 @@ def test_a_run_of_any_order_is_bit_equal_however_often_it_is_killed(
 ) -> None:
     zygote = Zygote(ranks)
     spec = ORDERS[order]
-    workers = [2, 1, 0] if order != "batches" else [None] * 3
+
+    def start(workers: int, **kill: int) -> int:
+        """The status of a session; a loader of batches has its own workers."""
+        changes = dict(spec["changes"])
+        if order != "batches":
+            changes["workers"] = workers
+        return zygote.run(tmp_path / "killed", **{**spec, "changes": changes, **kill})
+
     assert zygote.run(tmp_path / "whole", **spec) == 0
+    assert start(workers=2, **{"pass": 12}) == SIGKILLED
+    assert start(workers=1, **{"pass": 9}) == SIGKILLED
+    assert start(workers=0) == 0
+
     expected = outcome(tmp_path / "whole")
     assert expected["step"] == "step-00000016"
-    for killed_at, count in zip((12, 9), workers, strict=False):
-        changes = spec["changes"] | {"workers": count}
-        assert (
-            zygote.run(tmp_path / "killed", **spec | {"changes": changes}, **{"pass": killed_at})
-            == SIGKILLED
-        )
-    assert (
-        zygote.run(
-            tmp_path / "killed", **spec | {"changes": spec["changes"] | {"workers": workers[2]}}
-        )
-        == 0
-    )
     assert outcome(tmp_path / "killed") == expected
 
 
 @pytest.mark.parametrize("order", ["sequential", "lanes", "weighted", "batches"])
 def test_replay_and_verify_know_every_order(order: str, tmp_path: Path) -> None:
     def build() -> sf.Run:
-        changes: dict[str, Any] = {
-            "order": {"weighted": sf.data.Weighted([1.0, 3.0] * 26)}.get(order, order)
-        }
+        changes: dict[str, Any] = {"order": order}
+        if order == "weighted":
+            changes = {"order": sf.data.Weighted([1.0, 3.0] * 26)}
         if order == "batches":
-            loader = small_runs.DataLoader(
-                small_runs.Augmented(), batch_sampler=small_runs.Batches()
-            )  # type: ignore[arg-type]
+            data: Any = small_runs.Augmented()
+            loader = small_runs.DataLoader(data, batch_sampler=small_runs.Batches())
             changes = {"train_data": loader, "batch_size": None, "micro_batch_size": 6}
         return small_runs.build(tmp_path / "run", length="9 steps", **changes)
 
