@@ -23,20 +23,26 @@ def test_each_text_has_a_file_and_each_file_a_text(texts: dict[str, str]) -> Non
 def test_texts_that_are_interrupted_leave_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write({"a": "before\n", "b": "before\n", "old": "before\n"}, tmp_path)
-
-    def interrupted(path: Path, text: bytes) -> None:
+    def write_until_b(path: Path, text: bytes) -> None:
         if path.name == "b.txt":
             raise KeyboardInterrupt
         write_whole(path, text)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(written, "write_whole", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            write({"a": "after\n", "b": "after\n"}, tmp_path)
-    now = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert now == {"a.txt": "after\n", "b.txt": "before\n", "old.txt": "before\n"}
+    write({"a": "before\n", "b": "before\n", "old": "before\n"}, tmp_path)
+    monkeypatch.setattr(written, "write_whole", write_until_b)
+
+    with pytest.raises(KeyboardInterrupt):
+        write({"a": "after\n", "b": "after\n"}, tmp_path)
+
+    contents = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert contents == {"a.txt": "after\n", "b.txt": "before\n", "old.txt": "before\n"}
+
+
+def test_writing_removes_the_files_of_texts_that_are_no_more(tmp_path: Path) -> None:
+    write({"a": "before\n", "old": "before\n"}, tmp_path)
+
     write({"a": "after\n", "b": "after\n"}, tmp_path)
+
     assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "b.txt"}
 
 

@@ -95,7 +95,7 @@ def once(text: str) -> str:
     return "\n".join(dict.fromkeys(text.splitlines())) + "\n"
 
 
-def typed(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     """What a command prints."""
     printed = io.StringIO()
     with (
@@ -136,7 +136,7 @@ def help_pages() -> dict[str, str]:
     """The overview, what stands above the options of each subcommand, and all options."""
     pages = {"help": words(OVERVIEW, ROOT), "options": texts_of_options()}
     for verb in VERBS:
-        above, _, _ = typed(verb, "--help").partition("\narguments:\n")
+        above, _, _ = output_of(verb, "--help").partition("\narguments:\n")
         pages[f"help-{verb}"] = words(above, ROOT)
     return pages
 
@@ -151,13 +151,18 @@ def texts_of_options() -> str:
         fresh = {flag.typed: flag.text for flag in flags if flag.text not in known}
         known.update(fresh.values())
         if fresh:
-            lines += [f"{title}:", *(f"  {name}  {text}" for name, text in fresh.items())]
+            lines.append(f"{title}:")
+            lines += [f"  {name}  {text}" for name, text in fresh.items()]
     return "\n".join(lines) + "\n"
 
 
 def options_of_commands() -> Iterator[tuple[str, list[Flag]]]:
+    """A title and the flags of each subcommand and recipe."""
     for verb in VERBS:
-        yield verb, [flag for kind in option_kinds(verb) for flag in flags_of(kind, switches=True)]
+        flags: list[Flag] = []
+        for kind in option_kinds(verb):
+            flags += flags_of(kind, switches=True)
+        yield verb, flags
     for name in NAMES:
         config = importlib.import_module(f"surefoot.recipes.{name}.config").Config
         yield f"train {name}", [*flags_of(config)]
@@ -173,15 +178,14 @@ def texts_of_packages(shown: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     for path in sorted(write_errors.SOURCE.rglob("*.py")):
         name = path.relative_to(write_errors.SOURCE)
-        sentences = [
-            sentence
-            for sentence in dict.fromkeys(sentences_of(path.read_text()))
-            if not all(part in others for part in literal_parts(sentence))
-        ]
-        if sentences:
+        lines = []
+        for sentence in dict.fromkeys(sentences_of(path.read_text())):
+            if not all(part in others for part in literal_parts(sentence)):
+                lines.append(f"  {sentence}\n")
+        if lines:
             package = package_of(name)
-            lines = [f"{name.as_posix()}:", *(f"  {sentence}" for sentence in sentences)]
-            texts[package] = texts.get(package, "") + "\n".join(lines) + "\n"
+            text = f"{name.as_posix()}:\n" + "".join(lines)
+            texts[package] = texts.get(package, "") + text
     return texts
 
 
@@ -202,9 +206,10 @@ def sentences_of(source: str) -> Iterator[str]:
             skipped.update(node.values)
     for node in ast.walk(module):
         if isinstance(node, ast.Constant | ast.JoinedStr) and node not in skipped:
-            text = " ".join(write_errors.written(node).split())
-            if sum(bool(re.search(r"[A-Za-z]{2}", word)) for word in text.split()) >= _WORDS:
-                yield text
+            parts = write_errors.written(node).split()
+            with_letters = [part for part in parts if re.search(r"[A-Za-z]{2}", part)]
+            if len(with_letters) >= _WORDS:
+                yield " ".join(parts)
 
 
 def literal_parts(sentence: str) -> list[str]:
@@ -228,11 +233,11 @@ def all_texts() -> dict[str, str]:
 
 def write(texts: dict[str, str], folder: Path) -> None:
     """Write a file for each text, atomically, and remove the files of other texts."""
-    paths = [folder / f"{name}.txt" for name in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        write_whole(path, text.encode())
-    for path in set(folder.glob("*.txt")) - set(paths):
-        path.unlink()
+    for name, text in texts.items():
+        write_whole(folder / f"{name}.txt", text.encode())
+    for path in folder.glob("*.txt"):
+        if path.stem not in texts:
+            path.unlink()
 
 
 def main() -> None:
