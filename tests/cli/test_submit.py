@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import surefoot as sf
+from command_line import error_of, output_of
 from fake_slurm import PROGRAM, Job, installed, submitted, weights
 from rank_processes import forks, on_ranks
 from surefoot.cli import main as command_line
@@ -42,51 +43,54 @@ def script(cluster: Path, said: str) -> str:
     return (cluster / "slurm" / f"{job.number}.sh").read_text()
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as left:
-        main(["submit", *arguments])
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert len(said.splitlines()) <= 5
-    return said
+def error_of_submit(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    message = error_of(capsys, "submit", *arguments)
+    assert len(message.splitlines()) <= 5
+    return message
 
 
 def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, capsys) -> None:
-    (cluster / "slurm" / "bin" / "srun").write_text(
-        "#!/bin/sh\nexit 0\n"
-    )  # what is started is told below
-    asked = [
-        "--gpus-per-node",
-        "4",
-        "--cpus-per-task",
-        "6",
-        "--partition",
-        "long",
-        "--sbatch",
-        "account=lab",
-        "--sbatch",
-        "exclusive",
-    ]
+    # what the job starts is another test's claim
+    (cluster / "slurm" / "bin" / "srun").write_text("#!/bin/sh\nexit 0\n")
     Path("mine.toml").write_text("seed = 3\n")
-    main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--config", "mine.toml"])
-    said = capsys.readouterr().out
-    text = script(cluster, said)
+    flags = [
+        *TWO,
+        "--gpus-per-node=4",
+        "--cpus-per-task=6",
+        "--partition=long",
+        "--sbatch=account=lab",
+        "--sbatch=exclusive",
+        "--keep-last=2",
+    ]
+    output = output_of(capsys, "submit", "gpt", *flags, "--config", "mine.toml")
+    text = script(cluster, output)
     monkeypatch.setenv("PATH", "/nowhere")  # a dry run needs no Slurm
-    main(["submit", "gpt", *TWO, *asked, "--keep-last", "2", "--dry-run"])
-    assert capsys.readouterr().out == text
-    assert len([*(cluster / "slurm").glob("*.job")]) == 1
-    wanted = "nodes=2 ntasks-per-node=4 gpus-per-node=4 cpus-per-task=6 time=60 partition=long account=lab exclusive requeue"
-    for option in [*wanted.split(), "signal=TERM@120", "open-mode=append"]:
+    assert output_of(capsys, "submit", "gpt", *flags, "--dry-run") == text
+    assert len(list((cluster / "slurm").glob("*.job"))) == 1
+    options = [
+        "nodes=2",
+        "ntasks-per-node=4",
+        "gpus-per-node=4",
+        "cpus-per-task=6",
+        "time=60",
+        "partition=long",
+        "account=lab",
+        "exclusive",
+        "requeue",
+        "signal=TERM@120",
+        "open-mode=append",
+    ]
+    for option in options:
         assert f"#SBATCH --{option}\n" in text
     assert "--kill-on-bad-exit=0" in text
-    assert "surefoot train gpt --run-dir run --keep-last 2 --config mine.toml" in said
-    assert "tail -f slurm/901593/901593_0_log.out" in said
-    assert "scancel 901593" in said
-    assert "2 x 4 processes, 1 hour, " in said
+    assert "surefoot train gpt --run-dir run --keep-last=2 --config mine.toml" in output
+    assert "tail -f slurm/901593/901593_0_log.out" in output
+    assert "scancel 901593" in output
+    assert "2 x 4 processes, 1 hour, " in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         ([], "[argument-missing]"),
         (["gpt", "--run-dir", "run"], "[setting-out-of-range]"),
@@ -124,35 +128,35 @@ def test_the_job_is_signalled_early_and_is_requeued(cluster: Path, monkeypatch, 
     ],
 )
 def test_what_cannot_be_is_refused_before_there_is_a_job(
-    arguments: list[str], said: str, cluster, capsys
+    arguments: list[str], reason: str, cluster, capsys
 ) -> None:
-    assert said in refused(arguments, capsys)
-    assert not [*cluster.glob("slurm/*.job")]
+    assert reason in error_of_submit(arguments, capsys)
+    assert list(cluster.glob("slurm/*.job")) == []
 
 
 def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "[job-not-submitted]" in refused(["gpt", *TWO], capsys)
+    assert "[job-not-submitted]" in error_of_submit(["gpt", *TWO], capsys)
 
 
 def test_the_extra_is_named_where_submitit_is_missing(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
-    assert "[package-not-usable]" in refused(["gpt", *TWO], capsys)
+    assert "[package-not-usable]" in error_of_submit(["gpt", *TWO], capsys)
 
 
-def test_help_shows_each_option_of_the_job_once(cluster: Path, capsys) -> None:
-    for arguments in (["gpt", "--help-all"], ["program.py:build", "--help-all"], ["--help-all"]):
-        with pytest.raises(SystemExit) as left:
-            main(["submit", *arguments])
-        assert left.value.code == 0
-        said = capsys.readouterr().out
-        headings = re.findall(r"(?m)^(\w.*):$", said)
-        flags = re.findall(r"(?m)^  (--\S+)", said)
-        assert {"arguments", "options of submit"} <= set(headings)
-        assert len(headings) == len(set(headings))
-        assert len(flags) == len(set(flags))
+@pytest.mark.parametrize("words", [["gpt"], ["program.py:build"], []], ids=" ".join)
+def test_help_shows_each_option_of_the_job_once(words: list[str], cluster: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["submit", *words, "--help-all"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    headings = re.findall(r"(?m)^(\w.*):$", text)
+    flags = re.findall(r"(?m)^  (--\S+)", text)
+    assert {"arguments", "options of submit"} <= set(headings)
+    assert len(headings) == len(set(headings))
+    assert len(flags) == len(set(flags))
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(143, True), (5, False), (130, False)])
