@@ -116,6 +116,31 @@ def test_a_run_that_trains_takes_no_change(run: Path, monkeypatch: pytest.Monkey
         command("change", str(run), "clip=off")
 
 
+def test_a_run_that_begins_with_a_journal_ends_as_the_one_that_was_changed(
+    run: Path, tmp_path: Path
+) -> None:
+    command("resume", str(run), "--change", "optimizer.lr=1e-4", "--change", "batch_size=16")
+    given = tmp_path / "given"
+    begin = ["train", "images", "--config", str(run / "config.toml"), "--run-dir", str(given)]
+    command(*begin, "--stop-after", "2 steps", "--changes", str(run / "changes.jsonl"))
+    command(*begin, "--changes", str(run / "changes.jsonl"))
+    assert [record["loss"] for record in sf.load(given).records("train")] == [
+        record["loss"] for record in sf.load(run).records("train")
+    ]
+    assert read_changes(given) == read_changes(run)
+
+
+def test_a_journal_is_for_a_run_that_has_not_begun(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    append_changes(other, [Change(0, 9, "clip", "norm 1.0", "off")])
+    begin = ["train", "images", "--config", str(run / "config.toml"), "--run-dir", str(run)]
+    with refused("journal-of-begun-run"):
+        command(*begin, "--changes", str(other / "changes.jsonl"))
+    with refused("journal-unreadable"):
+        command(*begin, "--changes", str(tmp_path / "missing.jsonl"))
+
+
 def test_a_change_before_one_that_is_to_come_is_refused(run: Path) -> None:
     append_changes(run, [Change(0, 9, "clip", "norm 1.0", "off")])
     with refused("change-before-another", step=4):

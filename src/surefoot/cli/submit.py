@@ -116,7 +116,7 @@ class Submit(AcceptChange, ProgramOptions):
 def submit(arguments: list[str]) -> None:
     """Run `surefoot submit`: send a run to a Slurm cluster."""
     missing = "submit needs a recipe or a program: surefoot submit gpt --hours 12 --gpus-per-node 8 --run-dir runs/large"
-    of_train = ("config", "accept_change")  # passed on to train
+    of_train = ("config", "accept_change", "changes")  # passed on to train
     what = target(Submit, arguments, verb="submit", missing=missing)
     options, flags = verb_options(Submit, arguments, verb="submit", but=of_train, help_goes_on=True)
     if options.local:

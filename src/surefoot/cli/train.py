@@ -21,7 +21,7 @@ from surefoot.distributed.environment import placed
 from surefoot.errors import Command, ConfigError, Remedy, Setting, SurefootError
 from surefoot.program import Program, build_run
 from surefoot.tracking.commands import without_directory
-from surefoot.tracking.numbered import choose_directory, give_back, is_numbered
+from surefoot.tracking.numbered import choose_directory, free_directory, give_back, is_numbered
 
 if TYPE_CHECKING:
     from surefoot.run.run import Run
@@ -38,7 +38,17 @@ class AcceptChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(AcceptChange, AlertOption, Several, ProgramOptions):
+class ChangesOption:
+    """The option of a run that is to change on the way."""
+
+    changes: str | None = None
+    """Begin with the journal of another run, its changes.jsonl: the same settings change at the
+    same steps.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(ChangesOption, AcceptChange, AlertOption, Several, ProgramOptions):
     """Train a run, or resume it if --run-dir holds its checkpoint. Recipes are
     gpt, translation, images and finetune. Every setting is a flag and a key of a
     TOML file: surefoot train gpt --help shows ten, and --help-all shows all. Flags
@@ -56,6 +66,8 @@ def train(arguments: list[str]) -> None:
     """Run `surefoot train`: start the run of a recipe or program."""
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
+    if options.changes is not None:
+        _begin_with_journal(Path(options.changes), getattr(config, "run_dir", None))
     with whole_commands(arguments, config):
         start(
             program,
@@ -67,6 +79,45 @@ def train(arguments: list[str]) -> None:
             accepted=options.accept_change,
             alerts=options,
         )
+
+
+def _begin_with_journal(file: Path, run_dir: str | Path | None) -> None:
+    """Write the changes of another run's journal into a directory, in which no run has begun or
+    which has them. In a process of several, rank 0 does.
+    """
+    from surefoot.tracking.change_journal import append_changes, read_changes, read_journal
+
+    if run_dir is None or is_numbered(run_dir):
+        raise ConfigError(
+            "journal-without-directory",
+            problem="--changes needs a directory of a run, with a fixed name",
+            remedy=Setting("run_dir", "DIR"),
+            setting="run_dir",
+        )
+    if placed(os.environ).rank != 0:
+        return
+    try:
+        changes = read_journal(file)
+    except OSError as problem:
+        raise ConfigError(
+            "journal-unreadable",
+            problem=f"cannot read {file}: {problem.strerror or problem}",
+            path=file,
+        ) from problem
+    directory = Path(run_dir)
+    present = read_changes(directory)
+    if present[: len(changes)] == changes:
+        return
+    if present or any(directory.glob("checkpoints/step-*")):
+        raise ConfigError(
+            "journal-of-begun-run",
+            problem=f"a run has begun in {directory}, without the changes of {file}",
+            remedy=[Setting("run_dir", str(free_directory(directory))), "leave out --changes"],
+            setting="run_dir",
+            value=str(directory),
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    append_changes(directory, changes)
 
 
 @contextmanager

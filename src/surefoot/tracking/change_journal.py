@@ -48,10 +48,16 @@ class Change:
 def read_changes(run: Path) -> tuple[Change, ...]:
     """Return the changes of a run, in order. Raises `CheckpointError` for an edited journal."""
     try:
-        data = read_regular(run / CHANGES)
+        return read_journal(run / CHANGES)
     except FileNotFoundError:
         return ()
-    return tuple(_changes_in(_whole_lines(data), run))
+
+
+def read_journal(file: Path) -> tuple[Change, ...]:
+    """Return the changes in a file, in order. Raises `OSError` for one that cannot be read, and
+    `CheckpointError` for an edited one.
+    """
+    return tuple(_changes_in(_whole_lines(read_regular(file)), file))
 
 
 def append_changes(run: Path, changes: Iterable[Change]) -> tuple[Change, ...]:
@@ -63,7 +69,7 @@ def append_changes(run: Path, changes: Iterable[Change]) -> tuple[Change, ...]:
     with os.fdopen(open_no_follow(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
         _wait_for_lock(file)
         lines = _whole_lines(file.read())
-        before = _changes_in(lines, run)
+        before = _changes_in(lines, path)
         written: list[Change] = []
         for change in changes:
             numbered = _completed(change, number=len(before) + 1, before=_last_hash(before))
@@ -91,7 +97,7 @@ def _wait_for_lock(file: IO[bytes]) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX)  # until the file is closed
 
 
-def _changes_in(lines: Iterable[bytes], run: Path) -> list[Change]:
+def _changes_in(lines: Iterable[bytes], file: Path) -> list[Change]:
     changes: list[Change] = []
     for line in lines:
         number = len(changes) + 1
@@ -99,10 +105,10 @@ def _changes_in(lines: Iterable[bytes], run: Path) -> list[Change]:
         if change is None:
             raise CheckpointError(
                 "journal-of-changes-damaged",
-                problem=f"line {number} of {run / CHANGES} is not as it was written",
+                problem=f"line {number} of {file} is not as it was written",
                 reason="it says which settings the run had at which step",
                 remedy="restore the file from a copy of the run",
-                path=run / CHANGES,
+                path=file,
                 line=number,
             )
         changes.append(change)
