@@ -350,24 +350,25 @@ def measure(build: Build, *, seconds: float) -> Measured:
         assert isinstance(facts, Facts), facts
         if facts.layers == "convolution":
             variants |= {"channels last": ("fp32", True), "bf16, channels last": ("bf16", True)}
-        ways = {
-            name: stepping(build, open_runs, *way)[1]
-            for name, way in variants.items()
-            if name != "fp32"
-        }
-        ways = {"fp32": plain, **ways}
+        steps = {"fp32": plain}
+        ratios: Ratios = {}
+        for name, (precision, channels_last) in variants.items():
+            if name != "fp32":
+                _, steps[name] = stepping(build, open_runs, precision, channels_last)
+                ratios[name] = []
         # the first steps allocate; all make equally many, so that a turn has the same samples in
         # all
-        for way in ways.values():
-            seconds_of(way, 2)
-        count = max(1, round(TURN_S / max(seconds_of(way, 2) for way in ways.values()) * 2))
-        ratios: Ratios = {name: [] for name in variants if name != "fp32"}
-        begun = time.process_time()
+        for steps_of_variant in steps.values():
+            seconds_of(steps_of_variant, 2)
+        slowest_s = max(seconds_of(steps_of_variant, 2) for steps_of_variant in steps.values()) / 2
+        count = max(1, round(TURN_S / slowest_s))
+        started_s = time.process_time()
         plain_s = list[float]()
-        while len(plain_s) < FEWEST_TURNS or time.process_time() - begun < seconds:
-            # so that none is always the later one
-            names = list(ways) if len(plain_s) % 2 else list(ways)[::-1]
-            spent_s = {name: seconds_of(ways[name], count) for name in names}
+        while len(plain_s) < FEWEST_TURNS or time.process_time() - started_s < seconds:
+            names = list(steps)
+            if len(plain_s) % 2 == 0:  # so that none is always the later one
+                names.reverse()
+            spent_s = {name: seconds_of(steps[name], count) for name in names}
             plain_s.append(spent_s["fp32"] / count)
             for name, ratio in ratios.items():
                 ratio.append(spent_s["fp32"] / spent_s[name])
@@ -376,32 +377,38 @@ def measure(build: Build, *, seconds: float) -> Measured:
 
 def row_of(corners: list[Measured]) -> str | None:
     """A region's row of the table; None where some of its shapes gain and others do not."""
-    facts = [each.facts for each in corners]
-    ratios = corners[0].ratios
-    least = {name: min(interval(each.ratios[name])[0] for each in corners) for name in ratios}
-    most = {name: max(interval(each.ratios[name])[1] for each in corners) for name in ratios}
+    least: dict[str, float] = {}
+    most: dict[str, float] = {}
+    for name in corners[0].ratios:
+        intervals = [interval(corner.ratios[name]) for corner in corners]
+        least[name] = min(low for low, _ in intervals)
+        most[name] = max(high for _, high in intervals)
     if least["bf16"] >= BF16_WORTH_IT:
         gains = least
-    elif all(
-        gain < (BF16_WORTH_IT if "bf16" in name else LAYOUT_WORTH_IT) for name, gain in most.items()
-    ):
+    elif not any(is_worth_it(name, gain) for name, gain in most.items()):
         gains = most
     else:
         return None
-    (layers,) = {each.layers for each in facts}
-    width, positions = (
-        (min(held), max(held))
-        for held in zip(*((each.width, each.positions) for each in facts), strict=True)
-    )
-    of_ends = [[each.rows for each in facts if each.width == end] for end in width]
-    every = [each.rows for each in facts]
-    rows = (
-        (max(map(min, of_ends)), max(every))
-        if gains is least
-        else (min(every), min(map(max, of_ends)))
-    )
+    facts = [corner.facts for corner in corners]
+    (layers,) = {fact.layers for fact in facts}
+    widths = [fact.width for fact in facts]
+    positions = [fact.positions for fact in facts]
+    width = min(widths), max(widths)
+    # a range of rows that was measured at the least width and at the largest
+    rows_of_ends = [[fact.rows for fact in facts if fact.width == end] for end in width]
+    rows = [fact.rows for fact in facts]
+    if gains is least:
+        range_of_rows = max(map(min, rows_of_ends)), max(rows)
+    else:
+        range_of_rows = min(rows), min(map(max, rows_of_ends))
+    range_of_positions = min(positions), max(positions)
     written = ", ".join(f'"{name}": {gain:.2f}' for name, gain in gains.items())
-    return f'Row("{layers}", {width}, {rows}, {positions}, {{{written}}}),'
+    return f'Row("{layers}", {width}, {range_of_rows}, {range_of_positions}, {{{written}}}),'
+
+
+def is_worth_it(name: str, gain: float) -> bool:
+    """Return True if a variant gains enough for "auto" to choose it."""
+    return gain >= (BF16_WORTH_IT if "bf16" in name else LAYOUT_WORTH_IT)
 
 
 def rewrite(

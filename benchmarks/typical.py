@@ -117,7 +117,8 @@ class MaskedAttention(nn.Module):
 
     def __init__(self, width: int = 64, context: int = 1024) -> None:
         super().__init__()
-        self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.inward = nn.Linear(width, 3 * width)
+        self.outward = nn.Linear(width, width)
         self.register_buffer("mask", torch.tril(torch.ones(context, context)))
         self.mask: Tensor
 
@@ -146,7 +147,8 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inward, self.outward = nn.Linear(32, 16), nn.Linear(16, CLASSES)
+        self.inward = nn.Linear(32, 16)
+        self.outward = nn.Linear(16, CLASSES)
         self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(100))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -214,7 +216,8 @@ class Jpegs(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         with Image.open(self.files[index]) as file:
             image = file.convert("RGB")
-        left, top = random.randint(0, 64), random.randint(0, 24)
+        left = random.randint(0, 64)
+        top = random.randint(0, 24)
         image = image.crop((left, top, left + 96, top + 96))
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -368,16 +371,15 @@ def flat(case: Case) -> Iterator[None]:
     step = 0
     while True:
         order = torch.randperm(len(inputs))
-        for rows_of_batch in order[: len(order) // case.batch_size * case.batch_size].view(
-            -1, case.batch_size
-        ):
+        batches_of_epoch = len(order) // case.batch_size
+        rows_of_epoch = order[: batches_of_epoch * case.batch_size].view(-1, case.batch_size)
+        for rows_of_batch in rows_of_epoch:
             gradients.zero_()
-            value = loss(
-                model,
-                (inputs.index_select(0, rows_of_batch), targets.index_select(0, rows_of_batch)),
-            )
+            batch = inputs.index_select(0, rows_of_batch), targets.index_select(0, rows_of_batch)
+            value = loss(model, batch)
             value.backward()  # type: ignore[no-untyped-call]
-            gradients.mul_((CLIP / (torch.linalg.vector_norm(gradients) + 1e-6)).clamp_(max=1.0))
+            norm = torch.linalg.vector_norm(gradients)
+            gradients.mul_((CLIP / (norm + 1e-6)).clamp_(max=1.0))
             group["lr"] = RATE * 0.5 * (1 + math.cos(math.pi * step / STEPS))
             optimizer.step()
             step += 1
@@ -388,9 +390,8 @@ def flat(case: Case) -> Iterator[None]:
 
 def two_metrics(place: Path) -> dict[str, Any]:
     def top_3_accuracy(outputs: Tensor, targets: Tensor) -> sf.Mean:
-        return sf.Mean(
-            (outputs.topk(3).indices == targets.unsqueeze(-1)).any(-1).sum(), len(targets)
-        )
+        is_among_3 = (outputs.topk(3).indices == targets.unsqueeze(-1)).any(-1)
+        return sf.Mean(is_among_3.sum(), len(targets))
 
     split = sf.Split(pixels(place), metrics=[sf.metrics.accuracy, top_3_accuracy], batch_size=128)
     return {"splits": {"val": split}, "evaluate_every": "10 steps", "loss": loss_and_outputs}
