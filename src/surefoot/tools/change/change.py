@@ -111,7 +111,8 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
         )
     of_program = _values_of_program(run, identity)
     present = values_at(of_program, earlier, step)
-    sizes = batching(identity["batch_size"], identity["micro_batch_size"])
+    micro_batch_size = present["micro_batch_size"] or identity["micro_batch_size"]
+    sizes = batching(present["batch_size"], micro_batch_size)
     changes = changes_of(present, wishes, from_step=step, sizes=sizes)
     now = _course_of(identity, of_program, earlier)
     then = _course_of(identity, of_program, [*earlier, *changes])
