@@ -85,6 +85,7 @@ def test_a_change_at_a_resume_that_is_there_already_is_not_made_again(run: Path)
         ("schedule.name=cosin", "schedule-unknown"),
         ("schedule.cooldown=10%", "schedule-setting-foreign"),
         ("ema=0.9", "average-begins-with-run"),
+        ("micro_batch_size=3", "micro-batch-size-not-divisor"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_written(

@@ -23,6 +23,7 @@ from stated import numbers_by_line
 from surefoot.cli.main import main, verb_function
 from surefoot.config import user_code
 from surefoot.program import Program, find_program
+from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.format import number
 from surefoot.tracking.jsonl import records
 
@@ -280,16 +281,23 @@ def test_a_constant_run_is_extended_to_the_bits_of_one_of_that_length(program: P
     train("--length=5 steps")
     main(["resume", "mine", "--length", "9 steps"])
     assert same_weights("runs/mine", "runs/long")
-    assert config_of("runs/mine")["length"] == "9 steps"
+    assert config_of("runs/mine")["length"] == "5 steps"
+    assert [change.now for change in read_changes(Path("runs/mine"))] == ["9 steps"]
 
 
-def test_a_cosine_run_is_not_extended(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cosine_run_is_extended_on_record_alone(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train("--length=5 steps", "--schedule=cosine")
     files = files_of_runs()
-    message = error_of(capsys, "resume", "mine", "--length", "9 steps", status=4)
+    longer = ["train", "program.py:build", "--length=9 steps", "--schedule=cosine"]
+    message = error_of(capsys, *longer, status=4)
     assert "[length-changed]" in message
     assert "from step 3 on" in message
     assert files_of_runs() == files
+
+    main(["resume", "mine", "--length", "9 steps"])
+    assert newest_checkpoint("runs/mine") == "step-00000009"
 
 
 def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_length(
@@ -308,15 +316,17 @@ def test_a_wsd_run_is_extended_before_its_cooldown_to_the_bits_of_one_of_that_le
     assert same_weights("runs/mine", "runs/long")
 
 
-def test_a_wsd_run_is_not_extended_once_its_cooldown_has_begun(
+def test_a_wsd_run_is_extended_on_record_alone_once_its_cooldown_has_begun(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("--length=8 steps", "--schedule=wsd")
     files = files_of_runs()
-    assert "[length-changed]" in error_of(
-        capsys, "resume", "mine", "--length", "12 steps", status=4
-    )
+    longer = ["train", "program.py:build", "--length=12 steps", "--schedule=wsd"]
+    assert "[length-changed]" in error_of(capsys, *longer, status=4)
     assert files_of_runs() == files
+
+    main(["resume", "mine", "--length", "12 steps"])
+    assert newest_checkpoint("runs/mine") == "step-00000012"
 
 
 def test_a_changed_setting_is_refused_naming_both_values(
@@ -342,14 +352,16 @@ def test_a_run_that_would_go_on_elsewhere_is_not_resumed(
     assert not Path("runs").exists()
 
 
-def test_a_length_in_which_the_schedule_no_longer_fits_is_refused_as_a_length(
+def test_a_length_in_which_the_schedule_no_longer_fits_is_refused(
     program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """25 % of 20 steps are 5, and stay so; in a run of 6 steps they leave no room for the
     cool-down.
     """
     train("--schedule=wsd", "--length=20 steps", "--stop-after=1 steps")
-    assert "[length-changed]" in error_of(capsys, "resume", "mine", "--length", "6 steps", status=4)
+    message = error_of(capsys, "resume", "mine", "--length", "6 steps", status=2)
+    assert "[schedule-cooldown-too-long]" in message
+    assert read_changes(Path("runs/mine")) == ()
 
 
 @pytest.mark.parametrize("checkpoint", ["newest", "best", "4"])

@@ -51,6 +51,8 @@ COMMANDS = [
     f"profile gpt --data.path PATH {SMALL}",
     f"profile {GPT} --out PATH",
     "resume PATH",
+    "change PATH clip=off",
+    f"train {GPT} --changes PATH --run-dir new",
     f"submit {GPT} --hours 1 --logs PATH",
     "evaluate PATH",
     "evaluate run --data.path PATH",

@@ -15,7 +15,8 @@ from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.record import Record
-from surefoot.tracking.run_directory import REPORT, machine_memory_bytes
+from surefoot.tracking.run_directory import machine_memory_bytes
+from surefoot.tracking.run_reader import REPORT
 
 if TYPE_CHECKING:
     from surefoot.tools.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py

@@ -27,7 +27,8 @@ from surefoot.tracking.commands import by_command, resume_command, typed
 from surefoot.tracking.format import counted, duration, number, wrapped
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.record import PHASES
-from surefoot.tracking.run_directory import REPORT, RunDirectory
+from surefoot.tracking.run_directory import RunDirectory
+from surefoot.tracking.run_reader import REPORT
 from surefoot.train.loss_accumulator import SKIPPED_SAMPLES
 from surefoot.train.plan import Reasons
 from surefoot.train.run_settings import RunSettings

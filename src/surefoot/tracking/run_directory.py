@@ -28,6 +28,7 @@ from surefoot.tracking.appended_file import is_named
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.run_reader import (
     HELD,
+    REPORT,
     SessionEntry,
     read_sessions,
     run_file_not_written,
@@ -39,7 +40,6 @@ _APPENDED_TO = ("metrics.jsonl", ".lock")
 TEXT_LOG = "log.txt"  # appended to if the run has a text log
 # replaced atomically, so links are not followed
 _REPLACED = ("config.toml", "environment.json", "panels.json")
-REPORT = "report.html"
 # what a run replaces or removes below its directory; to logs of ranks, it only appends
 _WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
 

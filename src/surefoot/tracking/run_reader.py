@@ -311,6 +311,8 @@ def unreadable_format(version: int, *, run: Path | str) -> CheckpointError:
     )
 
 
+REPORT = "report.html"
+"""The page about a run, in its directory."""
 _NEAREST = 5  # runs that the error for a missing run names
 
 

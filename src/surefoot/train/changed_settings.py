@@ -224,6 +224,9 @@ def changes_of(
         ):
             follows = _micro_batches_of(sizes, now)
         changes.append(Change(0, from_step, name, was, now, follows=follows, because=wish.because))
+    changed = values_at(values, changes, from_step)
+    if changed["micro_batch_size"] is not None:
+        batching(changed["batch_size"], changed["micro_batch_size"])  # raises if it does not divide
     return changes
 
 

@@ -15,8 +15,7 @@ from surefoot.tools.report.followed import FollowedRun
 from surefoot.tools.report.page import POLICY, run_page, runs_page
 from surefoot.tools.report.series import ReportedRun, read_reported_run
 from surefoot.tracking.panels_file import read_panels
-from surefoot.tracking.run_directory import REPORT
-from surefoot.tracking.run_reader import is_run, missing_run
+from surefoot.tracking.run_reader import REPORT, is_run, missing_run
 
 
 def write_page(*paths: str | Path, out: str | Path | None = None) -> Path:
