@@ -148,8 +148,8 @@ def test_a_run_that_was_stopped_names_the_command_that_resumes_it(
         "--precision=fp32",
         "--stop-after=4 steps",
     ]
-    *_, sentence, command = output_of(capsys, "train", "images", *flags).splitlines()
-    assert sentence.startswith("stopped ")
+    *lines, command = output_of(capsys, "train", "images", *flags).splitlines()
+    (sentence,) = [line for line in lines if line.startswith("stopped ")]
     assert numbers_in(sentence)[:2] == [4, 6]
     assert command.endswith(":  surefoot resume runs/stopped")
     assert "finished: 6 steps" in output_of(capsys, "resume", "runs/stopped")

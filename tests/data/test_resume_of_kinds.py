@@ -297,11 +297,10 @@ def outcome(directory: Path, name: str) -> dict[str, Any]:
     }
 
 
-FAST = ("hugging face", "hugging face, transformed", "parquet", "dataclass", "graphs", "rng")
-
-
 @forks
-@pytest.mark.fast(*FAST)
+@pytest.mark.fast(
+    "hugging face", "hugging face, transformed", "parquet", "dataclass", "graphs", "rng"
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_is_resumed_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     def run_whole(_: int) -> None:
