@@ -622,7 +622,9 @@ def test_a_split_of_a_loader_that_reads_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch_size": 3}, {"workers": 3}, {"collate_fn": twice}], ids=str
+    "settings",
+    [{"batch_size": 3}, {"workers": 3}, {"collate_fn": twice}],
+    ids=["batch_size", "workers", "collate_fn"],
 )
 def test_a_setting_of_a_split_that_the_loader_has_otherwise_is_refused(
     settings: dict[str, Any],

@@ -20,7 +20,7 @@ from surefoot.cli.main import main
 from surefoot.cli.resume import _beginning
 from surefoot.cli.train import whole_commands
 from surefoot.errors import Command, Setting
-from surefoot.run.resume import _naming_directories
+from surefoot.run.resume import _naming_commands
 from surefoot.tracking.commands import commands, resume_command
 from surefoot.tracking.numbered import choose_directory, free_directory, give_back
 from surefoot.tracking.run_directory import RunDirectory
@@ -347,7 +347,7 @@ def test_a_refused_change_in_a_script_names_a_free_directory(
 
 def test_a_remedy_with_a_list_stays_as_it_is(tmp_path: Path) -> None:
     of_list = Setting("split_files", ["a", "b"])
-    with pytest.raises(sf.CheckpointError) as error, _naming_directories(RunDirectory(tmp_path)):
+    with pytest.raises(sf.CheckpointError) as error, _naming_commands(RunDirectory(tmp_path), {}):
         raise sf.CheckpointError("settings-changed", problem="", reason="", remedy=[of_list])
     assert error.value.remedies == (of_list,)
 

@@ -41,10 +41,11 @@ def look_at_diverged_step(parts: RunComponents, bad: Sequence[int]) -> "Divergen
 
 def write_page(parts: RunComponents) -> None:
     """Write the report page of a closed session, unless `report` is False. A failure is printed."""
+    if parts.directory is None or not parts.settings.report:
+        return
     from surefoot.tools.report.write import report_at_end
 
-    if parts.directory is not None and parts.settings.report:
-        report_at_end(parts.directory.path, warn=parts.say)
+    report_at_end(parts.directory.path, warn=parts.say)
 
 
 def page_is_older(parts: RunComponents) -> bool:
