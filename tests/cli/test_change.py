@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import _verb
-from surefoot.tracking.change_journal import Change, append_changes, read_changes
+from surefoot.tracking.change_journal import SettingChange, append_changes, read_changes
 
 
 def command(*words: str) -> None:
@@ -134,7 +134,7 @@ def test_a_run_that_begins_with_a_journal_ends_as_the_one_that_was_changed(
 def test_a_journal_is_for_a_run_that_has_not_begun(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    append_changes(other, [Change(0, 9, "clip", "norm 1.0", "off")])
+    append_changes(other, [SettingChange(0, 9, "clip", "norm 1.0", "off")])
     begin = ["train", "images", "--config", str(run / "config.toml"), "--run-dir", str(run)]
     with refused("journal-of-begun-run"):
         command(*begin, "--changes", str(other / "changes.jsonl"))
@@ -143,7 +143,7 @@ def test_a_journal_is_for_a_run_that_has_not_begun(run: Path, tmp_path: Path) ->
 
 
 def test_a_change_before_one_that_is_to_come_is_refused(run: Path) -> None:
-    append_changes(run, [Change(0, 9, "clip", "norm 1.0", "off")])
+    append_changes(run, [SettingChange(0, 9, "clip", "norm 1.0", "off")])
     with refused("change-before-another", step=4):
         command("change", str(run), "optimizer.lr=1e-4")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import surefoot as sf
-from surefoot.tracking.change_journal import CHANGES, Change, append_changes, read_changes
+from surefoot.tracking.change_journal import CHANGES, SettingChange, append_changes, read_changes
 
-LR = Change(0, 10, "optimizer.lr", 0.01, 0.001, because="spikes")
-CLIP = Change(0, 20, "clip", "off", "norm 1.0")
+LR = SettingChange(0, 10, "optimizer.lr", 0.01, 0.001, because="spikes")
+CLIP = SettingChange(0, 20, "clip", "off", "norm 1.0")
 
 
 @pytest.fixture

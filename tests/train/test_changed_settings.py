@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.batch_size import batching
-from surefoot.tracking.change_journal import Change
+from surefoot.tracking.change_journal import SettingChange
 from surefoot.train.changed_settings import (
     Wish,
     changeable,
@@ -35,7 +35,7 @@ def settings(**given: Any) -> RunSettings:
     return RunSettings(**(chosen | given))
 
 
-def changes(*wishes: Wish, at: int = 10, **given: Any) -> list[Change]:
+def changes(*wishes: Wish, at: int = 10, **given: Any) -> list[SettingChange]:
     return changes_of(changeable(settings(**given)), wishes, from_step=at, sizes=SIZES)
 
 
@@ -59,21 +59,21 @@ def test_values_survive_their_way_through_settings() -> None:
 )
 def test_a_change_holds_from_its_step_on_and_not_before(name: str, value: Any) -> None:
     history = history_of(settings(), changes(Wish(name, value)))
-    assert [stretch.begin for stretch in history] == [0, 10]
-    before, after = [changeable(stretch.settings)[name] for stretch in history]
+    assert [segment.begin for segment in history] == [0, 10]
+    before, after = [changeable(segment.settings)[name] for segment in history]
     assert before == changeable(settings())[name]
     assert after == value
 
 
-def test_changes_at_one_step_are_one_stretch_and_the_last_value_counts() -> None:
+def test_changes_at_one_step_are_one_segment_and_the_last_value_counts() -> None:
     first = changes(Wish("clip", "norm 1.0"), Wish("optimizer.lr", 1e-3))
-    second = Change(0, 10, "clip", "norm 1.0", "off")
+    second = SettingChange(0, 10, "clip", "norm 1.0", "off")
     history = history_of(settings(), [*first, second])
-    assert [stretch.begin for stretch in history] == [0, 10]
+    assert [segment.begin for segment in history] == [0, 10]
     assert history[-1].settings.clip == "off"
 
 
-def test_values_at_a_step_are_those_of_its_stretch() -> None:
+def test_values_at_a_step_are_those_of_its_segment() -> None:
     line = changes(Wish("batch_size", 16))
     values = changeable(settings())
     assert values_at(values, line, 9)["batch_size"] == 8
@@ -109,8 +109,8 @@ def test_a_program_has_the_values_of_the_beginning_or_the_present_ones() -> None
     line = changes(Wish("clip", "norm 1.0"))
     of_beginning = history_of(settings(), line)
     of_now = history_of(settings(clip="norm 1.0"), line)
-    assert [changeable(stretch.settings) for stretch in of_beginning] == [
-        changeable(stretch.settings) for stretch in of_now
+    assert [changeable(segment.settings) for segment in of_beginning] == [
+        changeable(segment.settings) for segment in of_now
     ]
     with refused("changed-setting-differs", setting="clip", value="norm 2.0"):
         history_of(settings(clip="norm 2.0"), line)
@@ -127,4 +127,4 @@ def test_a_run_without_early_stopping_has_no_patience_to_change() -> None:
     rule = sf.EarlyStopping("min val/loss", patience=2)
     (line,) = changes(Wish("early_stopping.patience", 3), early_stopping=rule)
     history = history_of(settings(early_stopping=rule), [line])
-    assert [stretch.settings.early_stopping.patience for stretch in history] == [2, 3]  # type: ignore[union-attr]
+    assert [segment.settings.early_stopping.patience for segment in history] == [2, 3]  # type: ignore[union-attr]

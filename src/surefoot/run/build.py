@@ -34,7 +34,7 @@ from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, RunComponents, RunData, Steering
 from surefoot.run.facts import data_facts, model_facts, size_facts, world_facts
-from surefoot.run.history import History, read_history, refuse_other_batches
+from surefoot.run.history import SettingsHistory, read_history, refuse_other_batches
 from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings
@@ -100,14 +100,14 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         settings, data, world, parallel, beginning, unless_built, offset=history.offset
     )
     pipeline = run_data.pipeline
-    refuse_other_batches(pipeline, history.stretches)
+    refuse_other_batches(pipeline, history.segments)
     try:
         timeline = resolve_timeline(
             settings,
             size_facts(pipeline),
             beginning,
             exact_sums=pipeline.exact_sums,
-            history=history.stretches,
+            history=history.segments,
             until=history.next_change,
         )
     except CheckpointError as problem:
@@ -482,7 +482,7 @@ def build_task(
 
 def assemble(
     settings: RunSettings,
-    history: History,
+    history: SettingsHistory,
     plan: Plan,
     run_data: RunData,
     steering: Steering,

@@ -10,39 +10,39 @@ from surefoot.config.paths import absolute_path, run_path
 from surefoot.data.pipeline import DataPipeline, TrainData
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
-from surefoot.tracking.change_journal import Change, read_changes
+from surefoot.tracking.change_journal import SettingChange, read_changes
 from surefoot.tracking.numbered import rebuilt_run
-from surefoot.train.changed_settings import Stretch, changeable, history_of
+from surefoot.train.changed_settings import SegmentSettings, changeable, history_of
 from surefoot.train.run_settings import RunSettings
 
 
 @dataclass(frozen=True)
-class History:
+class SettingsHistory:
     """The settings that held, hold and will hold in a run.
 
-    of_program: the values in the program, of settings that can change. stretches: up to the step
+    of_program: the values in the program, of settings that can change. segments: up to the step
     from which the session goes on, the present one last. next_change: the step of the change that
     follows, at which the session ends.
     """
 
     of_program: dict[str, Any]
-    changes: tuple[Change, ...]
-    stretches: tuple[Stretch, ...]
+    changes: tuple[SettingChange, ...]
+    segments: tuple[SegmentSettings, ...]
     next_change: int | None = None
 
     @property
     def settings(self) -> RunSettings:
         """The settings of the next step."""
-        return self.stretches[-1].settings
+        return self.segments[-1].settings
 
     @property
     def begins(self) -> list[int]:
-        return [stretch.begin for stretch in self.stretches]
+        return [segment.begin for segment in self.segments]
 
     @property
     def changed(self) -> set[str]:
         """The names of the settings whose present value is by the journal."""
-        begin = self.stretches[-1].begin
+        begin = self.segments[-1].begin
         names = set()
         for change in self.changes:
             if change.from_step <= begin:
@@ -55,14 +55,16 @@ class History:
         present batch size.
         """
         offset = 0
-        for previous, stretch in pairwise(self.stretches):
+        for previous, segment in pairwise(self.segments):
             before = batching(previous.settings.batch_size, None).batch_size
-            after = batching(stretch.settings.batch_size, None).batch_size
-            offset += stretch.begin * (before - after)
+            after = batching(segment.settings.batch_size, None).batch_size
+            offset += segment.begin * (before - after)
         return offset
 
 
-def read_history(settings: RunSettings, data: TrainData, world: World, *, step: int) -> History:
+def read_history(
+    settings: RunSettings, data: TrainData, world: World, *, step: int
+) -> SettingsHistory:
     """Return the history of the run in the directory of the settings, for a session that goes on
     after `step` steps. Raises `ConfigError` if the program has other settings than the run had or
     has. Collective.
@@ -71,14 +73,14 @@ def read_history(settings: RunSettings, data: TrainData, world: World, *, step: 
     of_program = changeable(settings) | {"batch_size": data.batch_size}
     changes = _changes_of_run(settings, world)
     if not changes:
-        return History(of_program, (), (Stretch(0, settings),))
-    stretches = history_of(replace(settings, batch_size=data.batch_size), changes)
-    past = tuple(stretch for stretch in stretches if stretch.begin <= step)
-    following = [stretch.begin for stretch in stretches if stretch.begin > step]
-    return History(of_program, changes, past, min(following, default=None))
+        return SettingsHistory(of_program, (), (SegmentSettings(0, settings),))
+    segments = history_of(replace(settings, batch_size=data.batch_size), changes)
+    past = tuple(segment for segment in segments if segment.begin <= step)
+    following = [segment.begin for segment in segments if segment.begin > step]
+    return SettingsHistory(of_program, changes, past, min(following, default=None))
 
 
-def _changes_of_run(settings: RunSettings, world: World) -> tuple[Change, ...]:
+def _changes_of_run(settings: RunSettings, world: World) -> tuple[SettingChange, ...]:
     """Return the changes in the directory of the settings, as rank 0 reads them. Collective."""
     shown = rebuilt_run() or settings.run_dir
     if shown is None:
@@ -87,14 +89,14 @@ def _changes_of_run(settings: RunSettings, world: World) -> tuple[Change, ...]:
     if world.is_main:
         directory = absolute_path(run_path(shown, setting="run_dir"))
         read = [asdict(change) for change in read_changes(directory)]
-    return tuple(Change(**values) for values in world.from_main(read))
+    return tuple(SettingChange(**values) for values in world.from_main(read))
 
 
-def refuse_other_batches(pipeline: DataPipeline, stretches: Sequence[Stretch]) -> None:
+def refuse_other_batches(pipeline: DataPipeline, segments: Sequence[SegmentSettings]) -> None:
     """Raise `ConfigError` if the size of a step has changed, and the data cannot be cut into other
     steps while the run goes on.
     """
-    sizes = {stretch.settings.batch_size for stretch in stretches}
+    sizes = {segment.settings.batch_size for segment in segments}
     if len(sizes) == 1 or (pipeline.tape is None and pipeline.plan.steps is None):
         return
     what = "the rows of a stream"
@@ -104,7 +106,7 @@ def refuse_other_batches(pipeline: DataPipeline, stretches: Sequence[Stretch]) -
         "batch-size-cannot-change",
         problem=f"batch_size cannot change while this run goes on: {what} are cut into steps from the"
         " beginning",
-        remedy=("change it back:", Setting("batch_size", stretches[0].settings.batch_size)),
+        remedy=("change it back:", Setting("batch_size", segments[0].settings.batch_size)),
         setting="batch_size",
-        value=stretches[-1].settings.batch_size,
+        value=segments[-1].settings.batch_size,
     )

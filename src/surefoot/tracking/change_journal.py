@@ -26,7 +26,7 @@ _BEFORE_THE_FIRST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingChange:
     """One line of the journal.
 
     number: from 1. from_step: the number of finished steps when the value first holds. was and now:
@@ -45,7 +45,7 @@ class Change:
     sha256: str = ""
 
 
-def read_changes(run: Path) -> tuple[Change, ...]:
+def read_changes(run: Path) -> tuple[SettingChange, ...]:
     """Return the changes of a run, in order. Raises `CheckpointError` for an edited journal."""
     try:
         return read_journal(run / CHANGES)
@@ -53,14 +53,14 @@ def read_changes(run: Path) -> tuple[Change, ...]:
         return ()
 
 
-def read_journal(file: Path) -> tuple[Change, ...]:
+def read_journal(file: Path) -> tuple[SettingChange, ...]:
     """Return the changes in a file, in order. Raises `OSError` for one that cannot be read, and
     `CheckpointError` for an edited one.
     """
     return tuple(_changes_in(_whole_lines(read_regular(file)), file))
 
 
-def append_changes(run: Path, changes: Iterable[Change]) -> tuple[Change, ...]:
+def append_changes(run: Path, changes: Iterable[SettingChange]) -> tuple[SettingChange, ...]:
     """Add lines to the journal, and wait until they are on the disk. Returns them with their
     numbers, hashes and times. Raises `CheckpointError` for an edited journal.
     """
@@ -70,7 +70,7 @@ def append_changes(run: Path, changes: Iterable[Change]) -> tuple[Change, ...]:
         _wait_for_lock(file)
         lines = _whole_lines(file.read())
         before = _changes_in(lines, path)
-        written: list[Change] = []
+        written: list[SettingChange] = []
         for change in changes:
             numbered = _completed(change, number=len(before) + 1, before=_last_hash(before))
             before.append(numbered)
@@ -97,8 +97,8 @@ def _wait_for_lock(file: IO[bytes]) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX)  # until the file is closed
 
 
-def _changes_in(lines: Iterable[bytes], file: Path) -> list[Change]:
-    changes: list[Change] = []
+def _changes_in(lines: Iterable[bytes], file: Path) -> list[SettingChange]:
+    changes: list[SettingChange] = []
     for line in lines:
         number = len(changes) + 1
         change = _parsed(line, number=number, before=_last_hash(changes))
@@ -131,27 +131,27 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _parsed(line: bytes, *, number: int, before: str) -> Change | None:
+def _parsed(line: bytes, *, number: int, before: str) -> SettingChange | None:
     """Return the change in a line, or None if its values or its hash differ from what was written."""
     try:
-        change = Change(**json.loads(line))
+        change = SettingChange(**json.loads(line))
         is_as_written = _completed(change, number=number, before=before) == change
     except (TypeError, ValueError, RecursionError):
         return None
     return change if is_as_written else None
 
 
-def _completed(change: Change, *, number: int, before: str) -> Change:
+def _completed(change: SettingChange, *, number: int, before: str) -> SettingChange:
     """Return a change with its number, its time and its hash."""
     values = asdict(change)
     values["number"] = number
     values["when"] = change.when or datetime.now(UTC).isoformat(timespec="seconds")
     del values["sha256"]
     digest = sha256((before + _text(values)).encode()).hexdigest()
-    return Change(**values, sha256=digest)
+    return SettingChange(**values, sha256=digest)
 
 
-def _last_hash(changes: Sequence[Change]) -> str:
+def _last_hash(changes: Sequence[SettingChange]) -> str:
     return changes[-1].sha256 if changes else _BEFORE_THE_FIRST
 
 

@@ -26,7 +26,7 @@ from surefoot.config.behavior import behavior_of, known_behavior, newest_behavio
 from surefoot.config.paths import open_regular, printable, read_regular
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tracking.change_journal import CHANGES, Change, read_changes
+from surefoot.tracking.change_journal import CHANGES, SettingChange, read_changes
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories locked by runs of this process
@@ -89,7 +89,7 @@ class RunFiles:
     step: int
     state: SavedState | None
     problems: tuple[str, ...]
-    changes: tuple[Change, ...] = ()  # of settings, by the journal
+    changes: tuple[SettingChange, ...] = ()  # of settings, by the journal
 
     @property
     def name(self) -> str:
@@ -130,7 +130,7 @@ def read_run(path: Path) -> RunFiles:
         config = read_settings(path)
     with reading("environment.json"):
         sessions = read_sessions(path)
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
     with reading(CHANGES):
         changes = read_changes(path)
     step, state = newest_state(path)

@@ -19,7 +19,7 @@ from surefoot.errors import Command, ConfigError, Setting
 from surefoot.optim.optimizers import OptimizerSpec, named
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
-from surefoot.tracking.change_journal import Change
+from surefoot.tracking.change_journal import SettingChange
 
 if TYPE_CHECKING:  # imports torch
     from surefoot.train.run_settings import RunSettings
@@ -41,7 +41,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SegmentSettings:
     """The settings that hold from step `begin` on."""
 
     begin: int
@@ -129,7 +129,9 @@ def schedule_of(described: Mapping[str, Any]) -> AnySchedule:
 # --- of a journal ---------------------------------------------------------------------------------
 
 
-def history_of(settings: "RunSettings", changes: Sequence[Change]) -> tuple[Stretch, ...]:
+def history_of(
+    settings: "RunSettings", changes: Sequence[SettingChange]
+) -> tuple[SegmentSettings, ...]:
     """Return the settings of a run from each step on at which they changed.
 
     `settings` are those of the program: each has its value at the beginning or its value at
@@ -148,17 +150,17 @@ def history_of(settings: "RunSettings", changes: Sequence[Change]) -> tuple[Stre
         is_open = of_program[name] is None  # the run chose it, as it does where it follows
         if not is_open and of_program[name] not in (value, at_present[name]):
             raise _neither(name, of_program[name], value, at_present[name])
-    history = [Stretch(0, with_values(settings, at_beginning))]
+    history = [SegmentSettings(0, with_values(settings, at_beginning))]
     for change in changes:
         values = {name: now for name, (_, now) in _values_of(change).items()}
         changed = with_values(history[-1].settings, values)
         if change.from_step == history[-1].begin:
             history.pop()
-        history.append(Stretch(change.from_step, changed))
+        history.append(SegmentSettings(change.from_step, changed))
     return tuple(history)
 
 
-def _values_of(change: Change) -> dict[str, tuple[Any, Any]]:
+def _values_of(change: SettingChange) -> dict[str, tuple[Any, Any]]:
     """Return what a change changes: the values before and after, by the names of the settings."""
     values = {name: (was, now) for name, (was, now) in change.follows.items()}
     values[change.setting] = (change.was, change.now)
@@ -181,7 +183,7 @@ def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> Confi
     )
 
 
-def values_at(values: Values, changes: Iterable[Change], step: int) -> dict[str, Any]:
+def values_at(values: Values, changes: Iterable[SettingChange], step: int) -> dict[str, Any]:
     """Return the values of settings that hold in the step after `step` finished ones. `values` are
     those of the program.
     """
@@ -200,7 +202,7 @@ def values_at(values: Values, changes: Iterable[Change], step: int) -> dict[str,
 
 def changes_of(
     values: Values, wishes: Sequence[Wish], *, from_step: int, sizes: Batching
-) -> list[Change]:
+) -> list[SettingChange]:
     """Return the changes that a user's wishes make of the present values. A wish for the present
     value is none.
 
@@ -223,7 +225,9 @@ def changes_of(
             other.setting == "micro_batch_size" for other in wishes
         ):
             follows = _micro_batches_of(sizes, now)
-        changes.append(Change(0, from_step, name, was, now, follows=follows, because=wish.because))
+        changes.append(
+            SettingChange(0, from_step, name, was, now, follows=follows, because=wish.because)
+        )
     changed = values_at(values, changes, from_step)
     if changed["micro_batch_size"] is not None:
         batching(changed["batch_size"], changed["micro_batch_size"])  # raises if it does not divide
@@ -350,10 +354,10 @@ def in_words(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def described(change: Change) -> str:
+def described(change: SettingChange) -> str:
     """Return a line about a change of a setting, with what follows from it and its reason.
 
-    >>> described(Change(2, 300, "optimizer.lr", 0.001, 0.0001, because="spikes"))
+    >>> described(SettingChange(2, 300, "optimizer.lr", 0.001, 0.0001, because="spikes"))
     'change 2, from step 300 on: optimizer.lr 0.001 -> 0.0001 (spikes)'
     """
     parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}"]

@@ -25,7 +25,7 @@ from surefoot.errors import CheckpointError
 from surefoot.optim.build import RunOptimizer
 from surefoot.optim.clipping import clear
 from surefoot.optim.group_rates import recorded_rates
-from surefoot.tracking.change_journal import CHANGES, Change
+from surefoot.tracking.change_journal import CHANGES, SettingChange
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.compile import Layout
@@ -65,7 +65,7 @@ class Components:
     computed_again: str | None  # description of the checkpointed blocks
     accept_change: tuple[str, ...]  # names of `config.accepted_changes.CHANGES`, in this session
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of data, code and the first loss
-    changes: tuple[Change, ...] = ()  # of settings, by the journal of the run
+    changes: tuple[SettingChange, ...] = ()  # of settings, by the journal of the run
     of_program: dict[str, Any] = field(default_factory=dict)  # its values of `changeable` settings
 
     @property
@@ -163,7 +163,7 @@ class Components:
         return {"number": number, "sha256": digest} if number > 0 else None
 
     @interprets
-    def changes_since(self, checkpoint: Checkpoint) -> list[Change]:
+    def changes_since(self, checkpoint: Checkpoint) -> list[SettingChange]:
         """Return the changes that hold in the next step and did not hold in the step of a
         checkpoint. Raises `CheckpointError` if the journal is not that of the checkpoint.
         """

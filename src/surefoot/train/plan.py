@@ -28,7 +28,7 @@ from surefoot.schedules.curves import Groups
 from surefoot.schedules.joined import AnySchedule, bound
 from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.run_reader import Beginning
-from surefoot.train.changed_settings import Stretch
+from surefoot.train.changed_settings import SegmentSettings
 from surefoot.train.course import Leg, course_of
 from surefoot.train.patience import EarlyStopping, rules_of
 
@@ -177,7 +177,7 @@ def resolve_timeline(
     beginning: Beginning,
     *,
     exact_sums: bool,
-    history: Sequence[Stretch] = (),
+    history: Sequence[SegmentSettings] = (),
     until: int | None = None,
 ) -> Timeline:
     """Return the length, intervals and learning rates of a run in steps.
@@ -248,16 +248,16 @@ def _as_it_began(
 
 
 def _as_it_went_on(
-    history: Sequence[Stretch], data: SizeFacts, times: Timetable, schedule: AnySchedule
+    history: Sequence[SegmentSettings], data: SizeFacts, times: Timetable, schedule: AnySchedule
 ) -> tuple[Timetable, AnySchedule]:
     """Return the timetable and the schedule of a run after its changes. `times` and `schedule` are
     those with which it began.
     """
     legs = []
-    for stretch in history:
-        settings = stretch.settings
+    for segment in history:
+        settings = segment.settings
         leg = Leg(
-            stretch.begin,
+            segment.begin,
             settings.length,
             _samples_per_step(settings, data),
             settings.schedule or constant(),

@@ -14,7 +14,7 @@ from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
-from surefoot.tracking.change_journal import Change
+from surefoot.tracking.change_journal import SettingChange
 from surefoot.tracking.format import counted
 
 Described = Mapping[str, Any]
@@ -50,7 +50,9 @@ _FOLLOWING = {
 """What changes in the identity of a run besides a setting that was changed."""
 
 
-def with_changed(saved: Described, now: Described, changes: Iterable[Change]) -> dict[str, Any]:
+def with_changed(
+    saved: Described, now: Described, changes: Iterable[SettingChange]
+) -> dict[str, Any]:
     """Return the identity of a saved run with the present values of settings that were changed
     since then, and of what follows from them.
     """

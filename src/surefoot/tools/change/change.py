@@ -1,4 +1,4 @@
-"""Change settings of a saved run: what a user wishes becomes lines of its journal. Imports no torch,
+"""SettingChange settings of a saved run: what a user wishes becomes lines of its journal. Imports no torch,
 and executes nothing of the run's author.
 """
 
@@ -13,7 +13,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length, planned
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
-from surefoot.tracking.change_journal import CHANGES, Change, append_changes, read_changes
+from surefoot.tracking.change_journal import CHANGES, SettingChange, append_changes, read_changes
 from surefoot.tracking.run_reader import (
     SessionEntry,
     is_running,
@@ -39,10 +39,10 @@ class ChangePlan:
     """Changes that are not yet written, and lines about what they will do."""
 
     run: Path
-    changes: list[Change]
+    changes: list[SettingChange]
     lines: list[str]
 
-    def write(self) -> tuple[Change, ...]:
+    def write(self) -> tuple[SettingChange, ...]:
         """Add the changes to the journal of the run, and return them. Raises `CheckpointError` if
         the file cannot be written.
         """
@@ -175,7 +175,7 @@ class _Course:
 
 
 def _course_of(
-    identity: Mapping[str, Any], of_program: Mapping[str, Any], changes: Sequence[Change]
+    identity: Mapping[str, Any], of_program: Mapping[str, Any], changes: Sequence[SettingChange]
 ) -> _Course | None:
     """Return the course of a run by its journal; None if only its program knows the sizes of its
     epochs or its schedule.

@@ -21,7 +21,7 @@ from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
-from surefoot.tracking.change_journal import CHANGES, Change, read_changes
+from surefoot.tracking.change_journal import CHANGES, SettingChange, read_changes
 from surefoot.tracking.run_reader import SessionEntry, read_sessions, read_settings
 from surefoot.train.run_identity import differences, with_changed
 
@@ -96,7 +96,7 @@ def check_files(path: Path) -> Files:
     if (path / "environment.damaged.json").exists():
         sessions = []  # the damaged file had further sessions
     notes = []
-    changes: Sequence[Change] = ()
+    changes: Sequence[SettingChange] = ()
     try:
         changes = read_changes(path)
     except CheckpointError as problem:
@@ -157,7 +157,9 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
     return checkpoints, problems
 
 
-def _other_runs(checkpoints: Mapping[int, StoredStep], changes: Sequence[Change]) -> list[Problem]:
+def _other_runs(
+    checkpoints: Mapping[int, StoredStep], changes: Sequence[SettingChange]
+) -> list[Problem]:
     """Return a problem for each checkpoint whose settings or model are not those of the newest, or
     became these by no change in the journal.
     """
@@ -250,7 +252,7 @@ def _resume_without_session(sessions: Sequence[SessionEntry], log: Log) -> int |
     return None
 
 
-def _script(path: Path, newest: StoredStep, changes: Sequence[Change]) -> list[Problem]:
+def _script(path: Path, newest: StoredStep, changes: Sequence[SettingChange]) -> list[Problem]:
     try:
         settings = read_settings(path)
     except (OSError, UnicodeDecodeError, ConfigError):
