@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from surefoot import Run
-from surefoot.config.setting import Declared, by_group, texts_of
+from surefoot.config.setting import Declared, by_group, names_that_change, texts_of
+from surefoot.config.train_settings import TrainSettings
 
 _HEAD = "| Keyword | Default | Meaning | At a resume |\n|---|---|---|---|\n"
 _AT_A_RESUME = {
@@ -20,6 +21,11 @@ _AT_A_RESUME = {
     "one_session": "one session only",
     "per_rank": "may change, and differ between ranks",
 }
+
+
+# of these, `surefoot change` takes the numbers or the name
+_IN_PARTS = ("optimizer", "schedule", "early_stopping")
+_ON_RECORD = {*names_that_change(TrainSettings), *_IN_PARTS}
 
 
 def settings_table(kind: type[Declared]) -> str:
@@ -33,6 +39,8 @@ def settings_table(kind: type[Declared]) -> str:
         for field in fields:
             default = "required" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
             role = _AT_A_RESUME[field.metadata["role"]]
+            if field.name in _ON_RECORD:
+                role = "changes on record"
             cells = [f"`{field.name}`", default, texts[field.name], role]
             table += "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
     return table
