@@ -178,7 +178,13 @@ def train_in_custom_loop(run_dir: Path, *, low_enough: float, **changes: Any) ->
     """Level 2, with gradual unfreezing, a value in the records, and a stop of its own: the losses
     of each evaluation.
     """
-    with classifier(run_dir, model=frozen_at_first, **changes) as run:
+    return run_custom_loop(
+        classifier(run_dir, model=frozen_at_first, **changes), low_enough=low_enough
+    )
+
+
+def run_custom_loop(run: sf.Run, *, low_enough: float) -> list[float]:
+    with run:
         history: list[float] = run.register_state("history", [])
         for step in run:
             if step.index == 3:
@@ -213,13 +219,18 @@ def test_a_value_that_a_custom_loop_logs_is_in_every_record(tmp_path: Path) -> N
 
 
 def test_what_a_custom_loop_unfreezes_is_trained_from_then_on(tmp_path: Path) -> None:
-    train_in_custom_loop(tmp_path / "run", low_enough=0.0, length="6 steps", save_every="3 steps")
+    run = classifier(
+        tmp_path / "run", model=frozen_at_first, length="6 steps", save_every="3 steps"
+    )
+    built = run.state.model.get_parameter("backbone.weight").detach().clone()
+    run_custom_loop(run, low_enough=0.0)
 
-    run = sf.load(tmp_path / "run")
+    saved = sf.load(tmp_path / "run")
     first, third, last = (
-        run.load_model(MyNet, checkpoint=step).get_parameter("backbone.weight")
+        saved.load_model(MyNet, checkpoint=step).get_parameter("backbone.weight")
         for step in (0, 3, 6)
     )
+    assert torch.equal(first, built)
     assert torch.equal(third, first)
     assert not torch.equal(last, first)
 

@@ -213,17 +213,30 @@ def bytes_of(tensor: Tensor) -> bytes:
     return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
+def assert_is_read_here(file: Path, tensors: dict[str, Tensor]) -> None:
+    stored = stored_in(file)
+    assert stored.keys() == tensors.keys()
+    for name, entry in stored.items():
+        assert entry.dtype == tensors[name].dtype
+        assert torch.equal(entry.load(), tensors[name])
+        assert b"".join(entry.chunks()) == bytes_of(tensors[name])
+
+
 @given(kinds_by_name)
 @settings(max_examples=60)
-def test_what_is_laid_out_here_the_library_reads(kinds: Kinds) -> None:
+def test_what_is_laid_out_here_the_library_reads(
+    tmp_path_factory: pytest.TempPathFactory, kinds: Kinds
+) -> None:
     tensors = random_tensors(kinds)
     widest_first = sorted(tensors, key=lambda name: -tensors[name].element_size())
     entries = {name: (tensors[name].dtype, tensors[name].shape) for name in widest_first}
 
     header = file_header(entries, {"format": "pt"})
-    data = header + b"".join(bytes_of(tensors[name]) for name in widest_first)
+    file = tmp_path_factory.mktemp("files") / "ours.safetensors"
+    file.write_bytes(header + b"".join(bytes_of(tensors[name]) for name in widest_first))
 
-    assert_same_bits(safetensors.torch.load(data), tensors)
+    assert_same_bits(safetensors.torch.load_file(file), tensors)
+    assert_is_read_here(file, tensors)
 
 
 @given(kinds_by_name)
@@ -235,13 +248,7 @@ def test_what_the_library_writes_is_read_here(
     file = tmp_path_factory.mktemp("files") / "theirs.safetensors"
     safetensors.torch.save_file(tensors, file)
 
-    stored = stored_in(file)
-
-    assert stored.keys() == tensors.keys()
-    for name, entry in stored.items():
-        assert entry.dtype == tensors[name].dtype
-        assert torch.equal(entry.load(), tensors[name])
-        assert b"".join(entry.chunks()) == bytes_of(tensors[name])
+    assert_is_read_here(file, tensors)
 
 
 @given(kinds_by_name, st.integers(1, 40), st.integers(40, 100))

@@ -61,7 +61,9 @@ def test_resume_changes_and_goes_on(run: Path) -> None:
     saved = sf.load(run)
     assert saved.step == 14
     assert [change.setting for change in read_changes(run)] == ["optimizer.lr", "clip", "length"]
-    assert all(record["lr"] <= 1e-4 for record in saved.records("train")[4:])
+    records = list(saved.records("train"))
+    assert len(records) == 14
+    assert all(record["lr"] <= 1e-4 for record in records[4:])
     assert "12 steps" in (run / "config.toml").read_text()
 
 

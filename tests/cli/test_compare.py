@@ -363,11 +363,11 @@ def test_a_variant_waits_for_the_one_that_was_killed_to_be_gone(tmp_path: Path) 
 
     def hold() -> None:
         RunDirectory(tmp_path).open()
-        (tmp_path / "read_comparison").touch()
+        (tmp_path / "held").touch()
         time.sleep(0.5)
 
     with Forked(hold, stdout=subprocess.PIPE) as other:
-        wait_for((tmp_path / "read_comparison").exists, "the other's hold")
+        wait_for((tmp_path / "held").exists, "the other's hold")
         _wait_until_free(tmp_path)
     assert other.poll() == 0
 

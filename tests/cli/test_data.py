@@ -58,6 +58,10 @@ def test_shards_are_made_and_trained_on_with_the_tokenizer_beside_them(
     main(["train", "gpt", *flags])
     assert Path("runs/a/tokenizer.json").read_text() == Path("shards/tokenizer.json").read_text()
 
+    flags = ["--tokenizer=runs/a", "--column=body", "--processes=1"]
+    main(["data", "prepare", "more", "a.jsonl", *flags])
+    assert Path("more/shard-00000.bin").read_bytes() == Path("shards/shard-00000.bin").read_bytes()
+
 
 def test_the_tokenizer_may_be_that_of_a_directory(capsys: pytest.CaptureFixture[str]) -> None:
     main(PREPARE)

@@ -90,9 +90,10 @@ def here(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Trained:
 
 
 def last_scores(recipe: str, name: str) -> Any:
-    """The newest recorded score of this name."""
-    evaluations = [line for line in records(Path("runs", recipe, "metrics.jsonl")) if name in line]
-    return evaluations[-1][name]
+    """The score of this name in the newest record of an evaluation."""
+    metrics = records(Path("runs", recipe, "metrics.jsonl"))
+    *_, newest = [record for record in metrics if record["kind"] == "eval"]
+    return newest[name]
 
 
 # --- the last words -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,14 @@ def test_best_settings_of_one_seed_are_named_with_that_remark() -> None:
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_of_a_tie_nothing_is_recommended(seeds: int) -> None:
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_of_a_tie_nothing_is_recommended(seeds: int, direction: str) -> None:
     equal = (0.0,) * seeds
-    table = text(compared(repeats({"a": equal, "b": equal, "c": equal})))
+    runs = []
+    for of_seed in repeats({"a": equal, "b": equal, "c": equal}):
+        watching = replace(of_seed.trained, watch=(direction, "x/y"))
+        runs.append(replace(of_seed, trained=watching))
+    table = text(compared(runs))
     assert "--optimizer.lr" not in table
     assert "tie: a, b, c " in table
 

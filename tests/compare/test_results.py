@@ -292,7 +292,9 @@ def test_a_score_of_the_whole_split_has_the_error_of_its_draws() -> None:
 
 
 def test_means_and_draws_are_not_paired() -> None:
-    runs = [run("a", batches=batches(1.0, 2.0)), run("b", batches=resampled(1.0, 2.0))]
+    means = batches(1.0, 2.0)
+    draws = means | {"best": {"step": 20, "resampled": [1.0, 2.0]}}  # they differ in nothing else
+    runs = [run("a", batches=means), run("b", batches=draws)]
     assert [row.difference for row in compared(runs).rows] == [None, None]
 
 

@@ -139,8 +139,11 @@ def last_tensors(run_dir: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def assert_same_bits(run_dir: Path, other_dir: Path) -> None:
+    files = last_tensors(run_dir)
     others = last_tensors(other_dir)
-    for file, tensors in last_tensors(run_dir).items():
+    assert files.keys() == others.keys()
+    for file, tensors in files.items():
+        assert tensors.keys() == others[file].keys()
         for name, tensor in tensors.items():
             assert torch.equal(others[file][name], tensor), (file, name)
 

@@ -412,7 +412,7 @@ def test_a_missing_file_is_found_and_named(name: str) -> None:
 
     assert equal_checkpoints(newest, contents(1))
     assert damage.path == store.path(2)
-    assert f"{name}: missing" in str(damage)
+    assert str(damage) == f"checkpoint step-00000002 is damaged ({name}: missing)"
 
 
 def with_each_byte_flipped(store: Store, medium: Medium, path: Path) -> Iterator[Any]:

@@ -230,14 +230,15 @@ def test_a_flipped_byte_or_a_missing_piece_is_named_and_the_next_older_checkpoin
         newest, (damage,) = newest_intact(Store(tmp_path))
         assert equal_checkpoints(newest, whole(1))
         assert damage.path == path.parent
-        assert f"{file}.safetensors: hash differs" in str(damage)
-        assert verify(path.parent) == [f"{file}.safetensors: hash differs"]
+        problem = f"{file}.safetensors: hash differs"
+        assert str(damage) == f"checkpoint step-00000002 is damaged ({problem})"
+        assert verify(path.parent) == [problem]
 
     path.unlink()
     newest, (damage,) = newest_intact(Store(tmp_path))
     assert equal_checkpoints(newest, whole(1))
     assert damage.path == path.parent
-    assert f"{file}.safetensors: missing" in str(damage)
+    assert str(damage) == f"checkpoint step-00000002 is damaged ({file}.safetensors: missing)"
 
 
 def flipped(data: bytes, place: int) -> bytes:

@@ -384,7 +384,9 @@ def test_a_rate_that_the_body_wrote_stays_as_a_factor_on_the_new_rate(tmp_path: 
     sf.load(tmp_path).change(**{"optimizer.lr": 1e-3})
     run = run_in(tmp_path)
     run.train()
-    for record in sf.load(tmp_path).records("train")[CHANGED_AT:]:
+    records = sf.load(tmp_path).records("train")[CHANGED_AT:]
+    assert records
+    for record in records:
         step = record["step"] - 1
         assert record["lr"] == pytest.approx(0.5e-3 * run.parts.task.factors(step))
 

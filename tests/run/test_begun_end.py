@@ -69,6 +69,8 @@ def cut_records(run_dir: Path, *, before: str) -> None:
         if json.loads(line)["kind"] == before:
             break
         kept.append(line)
+    else:
+        pytest.fail(f"no record of kind {before} follows the last save")
     metrics.write_bytes(b"".join(kept))
 
 

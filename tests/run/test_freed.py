@@ -264,14 +264,14 @@ def test_a_step_that_is_kept_keeps_its_numbers_and_no_model(
     references = references_of(run)
     steps = three_steps(run)
     assert steps[0].state.step == run.state.step == 3
-    losses = [step.loss for step in steps]
+    losses = [float(step.loss) for step in steps if step.loss is not None]
 
     del run
 
     assert alive(references) == []
     assert [step.index for step in steps] == [0, 1, 2]
-    assert None not in losses
-    assert [step.loss for step in steps] == losses
+    assert len(losses) == 3
+    assert [float(step.loss) for step in steps if step.loss is not None] == losses
     assert len(steps[0].micro_batches[0].sample_ids) == 6
 
 

@@ -191,6 +191,7 @@ def test_a_fault_before_all_findings_is_said_once_and_ends_nothing(
 
     (note,) = said
     assert note.startswith("note: ")
+    assert " wrong " not in note  # no check: all of them
     assert "ZeroDivisionError: of ours" in note
 
 

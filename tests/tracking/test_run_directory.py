@@ -434,7 +434,7 @@ def plant(run_dir: Path, name: str, target: Path) -> None:
     link.symlink_to(target)
 
 
-@pytest.mark.fast("checkpoints", "tensorboard", "metrics.jsonl", "logs/rank-1.log")
+@pytest.mark.fast("checkpoints", "tensorboard", "metrics.jsonl", "logs")
 @pytest.mark.parametrize(
     "name",
     [

@@ -52,6 +52,14 @@ def test_without_gradients_a_loss_of_nothing_is_not_a_number() -> None:
     assert torch.as_tensor(mean.value).isnan()
 
 
+def test_under_no_grad_a_loss_of_nothing_is_not_a_number() -> None:
+    logits = torch.zeros(2, CLASSES, requires_grad=True)
+    with torch.no_grad():
+        mean = sf.losses.cross_entropy(logits, torch.tensor([-100, -100]))
+
+        assert torch.as_tensor(mean.value).isnan()
+
+
 def test_a_rank_without_a_value_adds_nothing_and_all_without_one_are_nan() -> None:
     assert means_of_sums([{"loss": [[], []]}, {"loss": [[6.0], [3]]}, {}]) == {"loss": 2.0}
     assert math.isnan(means_of_sums([{"loss": [[], []]}, {"loss": [[], []]}])["loss"])

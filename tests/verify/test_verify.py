@@ -577,7 +577,7 @@ def test_an_edited_loss_that_every_hash_agrees_with_is_named(run: Path) -> None:
     assert [numbers_in(hint) for hint in verdict.hints] == [[]]  # no checkpoint is named
 
 
-@pytest.mark.fast("norm-0.5", "skipped-1")
+@pytest.mark.fast("grad_norm-0.5", "skipped-1")
 @pytest.mark.parametrize(
     ("name", "value"),
     [("grad_norm", 0.5), ("grad_norm_max", 9.0), ("clip_fraction", 0.0), ("skipped", 1)],

@@ -598,9 +598,10 @@ def test_a_run_that_began_earlier_reads_the_fields_that_it_read(tmp_path: Path) 
     }
     file = write_chat(tmp_path / "chat.jsonl", [of_messages, of_instruction])
 
-    for row in read_path(file, uses_all_fields=False):
-        assert row.messages == PAIR
-        assert row.trained_answers("answers") == [1]
+    chats = list(read_path(file, uses_all_fields=False))
+
+    assert [row.messages for row in chats] == [PAIR, PAIR]
+    assert [row.trained_answers("answers") for row in chats] == [[1], [1]]
 
 
 def test_a_run_that_began_earlier_takes_the_instruction_where_messages_are_empty(

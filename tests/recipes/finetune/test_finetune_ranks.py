@@ -58,8 +58,9 @@ def train(
     if dies_in is not None:
         of_run["pass"] = dies_in
         expected_status = -signal.SIGKILL
-    for ended in processes.outcomes(processes.start(size, session, spec=spec | of_run)):
-        assert ended.status == expected_status, ended.text
+    outcomes = processes.outcomes(processes.start(size, session, spec=spec | of_run))
+    statuses = [outcome.status for outcome in outcomes]
+    assert statuses == [expected_status] * size, [outcome.text for outcome in outcomes]
 
 
 def values_of(name: str, run: dict[str, Any]) -> list[float]:
