@@ -18,6 +18,7 @@ from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.checkpoint.reader import read
 from surefoot.run.run import Run
+from surefoot.tracking.change_journal import SettingChange, append_changes
 
 SAMPLES = 60
 CHANGED_AT = 10
@@ -272,7 +273,9 @@ def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
 
 def test_lanes_keep_their_batch_size(tmp_path: Path) -> None:
     run_in(tmp_path, order="lanes", stop_after="5 steps").train()
-    sf.load(tmp_path).change(batch_size=12)
+    with refused("batch-size-fixed"):
+        sf.load(tmp_path).change(batch_size=12)
+    append_changes(tmp_path, [SettingChange(0, 5, "batch_size", 8, 12)])
     with refused("batch-size-cannot-change", value=12):
         run_in(tmp_path, order="lanes")
 
@@ -398,6 +401,76 @@ def halved(run: Run) -> None:
             if step.index == 4:
                 for group in run.state.optimizers["model"].optimizer.param_groups:
                     group["lr"] = group["lr"] / 2
+
+
+def test_a_change_before_the_first_step_is_that_of_a_run_given_its_journal(tmp_path: Path) -> None:
+    (tmp_path / "changed").mkdir()
+    run_in(tmp_path / "changed", stop_after="1 steps").train()
+    shutil.rmtree(tmp_path / "changed" / "checkpoints" / "step-00000001")
+    sf.load(tmp_path / "changed").change(length="60 steps", batch_size=12)
+    changed = run_in(tmp_path / "changed")
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
+    given = run_in(tmp_path / "given")
+
+    factors = [changed.parts.task.factors(step) for step in range(60)]
+    assert factors == [given.parts.task.factors(step) for step in range(60)]
+    changed.train()
+    given.train()
+    assert same(weights(changed), weights(given))
+
+
+def test_a_larger_batch_leaves_the_first_micro_batch_readable(tmp_path: Path) -> None:
+    run = changed_run(tmp_path, batch_size=16, micro_batch_size=16)
+    run.train()
+    assert run.parts.pipeline.again(0)
+    fingerprints = read(tmp_path / "checkpoints" / "step-00000017").saved.fingerprints
+    assert fingerprints["loss"] is not None
+    assert fingerprints["micro_batch"] is not None
+
+
+def test_a_run_that_was_built_before_a_change_is_not_opened_after_it(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="10 steps").train()
+    built_before = run_in(tmp_path)
+    sf.load(tmp_path).change(batch_size=16)
+    with refused("run-changed-meanwhile", sf.CheckpointError):
+        built_before.train()
+
+
+def test_the_rate_of_a_part_of_an_optimizer_changes(tmp_path: Path) -> None:
+    muon = sf.optim.muon(lr=1e-2, adamw_lr=3e-3)
+    run_in(tmp_path, optimizer=muon, stop_after="10 steps").train()
+    sf.load(tmp_path).change(**{"optimizer.adamw_lr": 1e-5})
+    run = run_in(tmp_path, optimizer=muon)
+    with run:
+        initial = {
+            group["initial_lr"] for group in run.state.optimizers["model"].optimizer.param_groups
+        }
+    assert 1e-5 in initial
+    assert 3e-3 not in initial
+
+
+def test_a_program_may_name_the_present_schedule(tmp_path: Path) -> None:
+    changed_run(tmp_path, schedule="linear")
+    run = run_in(tmp_path, schedule=sf.schedules.linear())
+    run.train()
+    assert run.state.step == 23
+
+
+def test_a_run_that_stopped_early_changes_its_patience_first(tmp_path: Path) -> None:
+    validation: dict[str, Any] = {
+        "splits": {"val": sf.Split(data())},
+        "early_stopping": sf.EarlyStopping("max val/loss", patience=1),
+        "evaluate_every": "2 steps",
+    }
+    run_in(tmp_path, **validation).train()
+    stopped_at = sf.load(tmp_path).step
+    assert stopped_at < 23
+    with refused("change-of-finished-run", step=stopped_at):
+        sf.load(tmp_path).change(**{"optimizer.lr": 1e-3})
+    sf.load(tmp_path).change(**{"optimizer.lr": 1e-3, "early_stopping.patience": 100})
+    run_in(tmp_path, **validation).train()
+    assert sf.load(tmp_path).step == 23
 
 
 def test_a_replayed_step_has_the_settings_that_it_had(tmp_path: Path) -> None:

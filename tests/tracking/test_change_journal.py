@@ -57,6 +57,14 @@ def test_zeros_after_a_power_loss_are_no_line(run: Path) -> None:
     assert len(read_changes(run)) == 2
 
 
+def test_one_changed_byte_of_the_last_line_is_no_torn_line(run: Path) -> None:
+    text = (run / CHANGES).read_text()
+    (run / CHANGES).write_text(text[:-2] + "|\n")
+    with pytest.raises(sf.CheckpointError) as refusal:
+        read_changes(run)
+    assert refusal.value.fields["line"] == 2
+
+
 def edited(line: str, **values: object) -> str:
     return json.dumps(json.loads(line) | values)
 

@@ -64,8 +64,6 @@ def resume(arguments: list[str]) -> None:
     if length is not None:
         assignments.append(f"length={length}")
         flags = without(flags, ["length"])
-    if assignments:
-        make_changes(run, assignments, because=options.because)
     is_of_recipe = program.config is not None and issubclass(program.config, TrainSettings)
     if is_of_recipe:
         for name in ("preset", "init_from"):
@@ -78,6 +76,8 @@ def resume(arguments: list[str]) -> None:
     config, origins = read_settings(
         program, [("file", saved)], flags, verb="resume RUN", option_classes=[Resume]
     )
+    if assignments:
+        make_changes(run, assignments, because=options.because)
     text = file_text(run / "config.toml")
     # what config.toml says keeps the origin that it had
     earlier_origins = toml.origins(text)

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,9 +66,10 @@ def train(arguments: list[str]) -> None:
     """Run `surefoot train`: start the run of a recipe or program."""
     program, options, flags = program_options(Train, arguments, verb="train")
     config, origins = program_settings(program, options, flags, verb="train")
-    if options.changes is not None:
-        _begin_with_journal(Path(options.changes), getattr(config, "run_dir", None))
-    with whole_commands(arguments, config):
+    with ExitStack() as until_begun, whole_commands(arguments, config):
+        if options.changes is not None:
+            run_dir = getattr(config, "run_dir", None)
+            until_begun.enter_context(_journal_of_another(Path(options.changes), run_dir))
         start(
             program,
             config,
@@ -81,11 +82,12 @@ def train(arguments: list[str]) -> None:
         )
 
 
-def _begin_with_journal(file: Path, run_dir: str | Path | None) -> None:
+@contextmanager
+def _journal_of_another(file: Path, run_dir: str | Path | None) -> Iterator[None]:
     """Write the changes of another run's journal into a directory, in which no run has begun or
-    which has them. In a process of several, rank 0 does.
+    which has them. They are removed if no run begins there. In a process of several, rank 0 does.
     """
-    from surefoot.tracking.change_journal import append_changes, read_changes, read_journal
+    from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes, read_journal
 
     if run_dir is None or is_numbered(run_dir):
         raise ConfigError(
@@ -95,6 +97,7 @@ def _begin_with_journal(file: Path, run_dir: str | Path | None) -> None:
             setting="run_dir",
         )
     if placed(os.environ).rank != 0:
+        yield
         return
     try:
         changes = read_journal(file)
@@ -107,6 +110,7 @@ def _begin_with_journal(file: Path, run_dir: str | Path | None) -> None:
     directory = Path(run_dir)
     present = read_changes(directory)
     if present[: len(changes)] == changes:
+        yield
         return
     if present or any(directory.glob("checkpoints/step-*")):
         raise ConfigError(
@@ -118,6 +122,11 @@ def _begin_with_journal(file: Path, run_dir: str | Path | None) -> None:
         )
     directory.mkdir(parents=True, exist_ok=True)
     append_changes(directory, changes)
+    try:
+        yield
+    finally:
+        if not any(directory.glob("checkpoints/step-*")):
+            (directory / CHANGES).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -231,11 +231,13 @@ class Blocks:
         """Return the ids and epochs of a step; `at` returns those of positions."""
         begin = (step - self.first) * self.batch_size
         if not 0 <= begin < len(self.ids):
+            position = step * self.batch_size + self.offset
+            if position < 0:  # before a change of the batch size: looked at, never trained
+                return at(np.arange(self.batch_size, dtype=np.int64))
             samples = _BLOCK_SAMPLES if begin == len(self.ids) > 0 else _FIRST_SAMPLES
             count = max(1, samples // self.batch_size) * self.batch_size
             self.first = step
             begin = 0
-            position = step * self.batch_size + self.offset
             self.ids, self.epochs = at(position + np.arange(count, dtype=np.int64))
         end = begin + self.batch_size
         return self.ids[begin:end], self.epochs[begin:end]

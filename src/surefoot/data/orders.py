@@ -72,7 +72,7 @@ class SequentialOrder:
         self.offset = offset
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        first = step * self.batch_size + self.offset
+        first = max(0, step * self.batch_size + self.offset)
         positions = np.arange(self.batch_size, dtype=np.int64) + first
         epochs, ids = np.divmod(positions, self.samples)
         return ids, epochs

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
+from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.numbered import free_directory
@@ -40,13 +41,14 @@ from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences
 
 if TYPE_CHECKING:
+    from surefoot.checkpoint.state_json import Fingerprints
     from surefoot.train import state_check
     from surefoot.train.loss_contract import LossContract
 
 # of the fingerprints: what is known only where the models have the weights of step 0
+_OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
 _OF_FIRST_PASS = {"batch_size", "micro_batch_size", "precision"}  # decide the first micro-batch
 _OF_SETTINGS = ("settings-changed", "length-changed")  # errors about settings of the program
-_OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     if parts.world.is_main:
         _open_directory(directory, parts)
     checkpoint = parts.checkpointing.newest()
+    _refuse_other_journal(directory, parts, checkpoint)
     parts.open_tape(checkpoint)
     accepted: list[dict[str, Any]] = []
     if checkpoint is None:
@@ -103,6 +106,37 @@ def _open_directory(directory: RunDirectory, parts: RunComponents) -> None:
         parts.say(
             f"note: the file system of {directory.shown} has no locks: do not start a second run"
             " there"
+        )
+
+
+def _refuse_other_journal(
+    directory: RunDirectory, parts: RunComponents, checkpoint: Checkpoint | None
+) -> None:
+    """Raise `CheckpointError` if settings were changed since the run was built, or if no checkpoint
+    is intact from the step on at which its settings begin. Collective.
+    """
+    changes = None
+    if parts.world.is_main:
+        changes = [change.sha256 for change in read_changes(directory.path)]
+    if parts.world.from_main(changes) != [change.sha256 for change in parts.changes]:
+        raise CheckpointError(
+            "run-changed-meanwhile",
+            problem=f"settings of {directory.shown} were changed after this Run was built",
+            reason="the next step would have those before the change",
+            remedy="build the Run again",
+            run=str(directory.shown),
+        )
+    begin = parts.plan.segments[-1].begin
+    step = 0 if checkpoint is None else checkpoint.step
+    if step < begin:
+        raise CheckpointError(
+            "no-checkpoint-since-change",
+            problem=f"no checkpoint of {directory.shown} is intact from step {begin} on, where its"
+            " settings begin",
+            reason=f"the newest intact one is of step {step}",
+            remedy=f"remove the damaged checkpoints after step {step}, and start again",
+            step=step,
+            begin=begin,
         )
 
 
@@ -440,21 +474,35 @@ def _is_untrained(parts: RunComponents, checkpoint: Checkpoint) -> bool:
     return checkpoint.step == 0 or bool(records)
 
 
+def _comparable(
+    parts: RunComponents, checkpoint: Checkpoint, now: Mapping[str, Any]
+) -> "Fingerprints":
+    """Return the fingerprints of the beginning, without those of its first micro-batch if a change
+    of settings makes another one.
+    """
+    before = checkpoint.saved.fingerprints
+    names: set[str] = set()
+    for change in parts.changes_since(checkpoint):
+        names |= {change.setting, *change.follows}
+    if not names & _OF_FIRST_PASS:
+        return before
+    if not parts.finished:
+        parts.say(
+            "note: the loss of this program is not compared with that of the beginning, because its"
+            " first micro-batch is another one after the change"
+        )
+    of_now = {name: now[name] for name in ("micro_batch", *_OF_LOSS) if name in now}
+    return cast("Fingerprints", {**before, **of_now})
+
+
 @interprets
 def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     from surefoot.checkpoint.changes import Change, find_changes, is_elsewhere, refuse_changes
 
-    before = checkpoint.saved.fingerprints
     now = parts.fingerprints
     feedback = parts.run_state.feedback
     steering = [] if feedback is None else [feedback.plateau.score.split("/")[0]]
-    changed_names: set[str] = set()
-    for change_of_setting in parts.changes_since(checkpoint):
-        changed_names |= {change_of_setting.setting, *change_of_setting.follows}
-    if changed_names & _OF_FIRST_PASS:  # another first micro-batch is no other program
-        for name in ("micro_batch", *_OF_LOSS):
-            if name in now:
-                before = {**before, name: now[name]}  # type: ignore[misc]
+    before = _comparable(parts, checkpoint, now)
     changes, notes = find_changes(before, now, steering=steering)
     # `refuse_other_settings` ignores these
     data_before = json.loads(json.dumps(checkpoint.saved.identity["data"]))

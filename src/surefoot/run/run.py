@@ -18,6 +18,7 @@ from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, endin
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
+from surefoot.run.crash_report import AT_CHANGE, stop_cause
 from surefoot.run.model_kinds import are_built_by_functions
 from surefoot.run.resume import start_from_init
 from surefoot.run.samples import draw_sample, make_panels
@@ -31,6 +32,7 @@ from surefoot.train.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels
+    from surefoot.train.timer import Deadline
 
 
 @ending_scripts
@@ -80,6 +82,7 @@ class Run(RunSettings):
         vars(self)["run_dir"] = self.parts.settings.run_dir
         self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
+        self.deadline: Deadline | None = None  # of `train`, across changes of settings
 
     if not TYPE_CHECKING:  # a type checker should not take every name
 
@@ -119,16 +122,21 @@ class Run(RunSettings):
         if self.session is not None:
             self._train_open()
             return
-        self._train_until_change()
-        while self.parts.is_at_change and are_built_by_functions(self.model):
-            self._build_again()
-            self._train_until_change()
+        try:
+            while self._train_until_change() and are_built_by_functions(self.model):
+                self._build_again()
+        finally:
+            self.deadline = None
 
-    def _train_until_change(self) -> None:
-        """Train in a session until the end, or until other settings hold."""
+    def _train_until_change(self) -> bool:
+        """Train in a session. Return True if it ended because other settings hold from there on."""
         self.parts.run_state.user_state.is_complete = True
         with self:
+            session = self._open("run.train()")
+            stop_requests = session.stop_requests
+            self.deadline = stop_requests.deadline  # one for all sessions of this call
             self._train_open()
+        return stop_cause(self.parts, stop_requests) == AT_CHANGE
 
     def _train_open(self) -> None:
         self._open("run.train()").periodic.alone = True
@@ -201,6 +209,8 @@ class Run(RunSettings):
         if self.session is not None:
             raise ConfigError("run-opened-twice", problem="this run is already open")
         session = Session(self.parts, configuration=self.configuration)
+        if self.deadline is not None:
+            session.stop_requests.deadline = self.deadline
         session.open()
         self.session = session
         return self

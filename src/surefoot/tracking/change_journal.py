@@ -78,10 +78,14 @@ def append_changes(run: Path, changes: Iterable[SettingChange]) -> tuple[Setting
         whole = sum(len(line) + 1 for line in lines)
         file.truncate(whole)  # the rest was never written whole
         file.seek(whole)
-        for change in written:
-            file.write((_text(asdict(change)) + "\n").encode())
-        file.flush()
-        DISK.flush(file.fileno())
+        try:
+            for change in written:
+                file.write((_text(asdict(change)) + "\n").encode())
+            file.flush()
+            DISK.flush(file.fileno())
+        except OSError:
+            os.ftruncate(file.fileno(), whole)  # all of them or none
+            raise
     if is_new:
         DISK.flush_directory(run)
     return tuple(written)
@@ -118,17 +122,9 @@ def _changes_in(lines: Iterable[bytes], file: Path) -> list[SettingChange]:
 def _whole_lines(data: bytes) -> list[bytes]:
     """Return the lines that were written whole, without their ends."""
     *lines, _ = data.split(b"\n")
-    if lines and not _is_json(lines[-1]):  # zeros after a power loss, for example
+    if lines and not lines[-1].strip(b"\0"):  # zeros after a power loss
         lines.pop()
     return lines
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
 
 
 def _parsed(line: bytes, *, number: int, before: str) -> SettingChange | None:

@@ -17,6 +17,7 @@ from surefoot.config.setting import names_that_change
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting
 from surefoot.optim.optimizers import OptimizerSpec, named
+from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
 from surefoot.tracking.change_journal import SettingChange
@@ -148,13 +149,14 @@ def history_of(
         if name not in of_program:
             raise _cannot_change(name, of_program)
         is_open = of_program[name] is None  # the run chose it, as it does where it follows
-        if not is_open and of_program[name] not in (value, at_present[name]):
+        allowed = (_in_full(value), _in_full(at_present[name]))
+        if not is_open and _in_full(of_program[name]) not in allowed:
             raise _neither(name, of_program[name], value, at_present[name])
     history = [SegmentSettings(0, with_values(settings, at_beginning))]
     for change in changes:
         values = {name: now for name, (_, now) in _values_of(change).items()}
         changed = with_values(history[-1].settings, values)
-        if change.from_step == history[-1].begin:
+        if change.from_step == history[-1].begin and len(history) > 1:
             history.pop()
         history.append(SegmentSettings(change.from_step, changed))
     return tuple(history)
@@ -167,13 +169,21 @@ def _values_of(change: SettingChange) -> dict[str, tuple[Any, Any]]:
     return values
 
 
+def _in_full(value: Any) -> Any:
+    """Return a value, of a schedule with the defaults of its shape."""
+    if isinstance(value, Mapping) and value.get("shape") in SHAPES:
+        defaults = json.loads(json.dumps(dict(SHAPES[value["shape"]].takes)))
+        return {**defaults, **value}
+    return value
+
+
 def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> ConfigError:
     return ConfigError(
         "changed-setting-differs",
         problem=f"{name} is {in_words(value)} in the program; it was {in_words(at_beginning)} at the"
         f" beginning of this run and is {in_words(at_present)} by its journal of changes",
         remedy=[
-            Command(f"surefoot change RUN {shlex.quote(f'{name}={in_words(value)}')}"),
+            Command(f"surefoot change RUN {shlex.join(assignments({name: None}, {name: value}))}"),
             ("leave the program as it was, or write", Setting(name, at_present)),
         ],
         setting=name,
@@ -218,7 +228,7 @@ def changes_of(
         was = values[name]
         now = json.loads(json.dumps(wish.value))
         _check_value(values, name, now)
-        if now == was:
+        if _in_full(now) == _in_full(was):
             continue
         follows = {}
         if name == "batch_size" and not any(
@@ -287,6 +297,15 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         lr = of_optimizer.pop("lr")
         weight_decay = of_optimizer.pop("weight_decay")
         named(kind, lr=lr, weight_decay=weight_decay, settings=of_optimizer)
+        if name == "optimizer.weight_decay" and (value == 0) != (values[name] == 0):
+            raise ConfigError(
+                "decay-begins-with-run",
+                problem=f"{name} cannot change from {in_words(values[name])} to {in_words(value)}",
+                reason="without a decay all parameters are one group of the optimizer",
+                remedy=("a new run from these weights:", Setting("init_from")),
+                setting=name,
+                value=value,
+            )
     elif name in PLAIN:
         problem = problem_of_value(name, value)
         if problem is not None:

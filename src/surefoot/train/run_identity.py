@@ -46,6 +46,7 @@ _FOLLOWING = {
     "length": ("schedule",),
     "batch_size": ("micro_batch_size", "length", "schedule", "plateau.evaluate_every"),
     "optimizer.lr": ("optimizer.learning_rates",),
+    "optimizer.adamw_lr": ("optimizer.learning_rates",),
 }
 """What changes in the identity of a run besides a setting that was changed."""
 

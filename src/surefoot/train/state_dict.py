@@ -382,9 +382,16 @@ def _keep_changed(
         group_name, _, part = name.partition(".")
         if group_name != "optimizer":
             continue
-        if part == "lr":
+        if part == "lr" or part.endswith("_lr"):
             trained.rates.use_initial()
             continue
+        if not any(part in numbers for numbers in built):
+            raise CheckpointError(
+                "change-not-of-a-group",
+                problem=f"{name} was changed, and no parameter group of the optimizer has it",
+                remedy=("change it back:", Setting(name)),
+                setting=name,
+            )
         for group, numbers in zip(trained.optimizer.param_groups, built, strict=True):
             if part in numbers:
                 group[part] = numbers[part]

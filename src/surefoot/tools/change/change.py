@@ -3,7 +3,7 @@ and executes nothing of the run's author.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,11 +41,23 @@ class ChangePlan:
     run: Path
     changes: list[SettingChange]
     lines: list[str]
+    earlier: tuple[SettingChange, ...]  # the journal for which they were planned
+    step: int  # of the newest checkpoint then
 
     def write(self) -> tuple[SettingChange, ...]:
         """Add the changes to the journal of the run, and return them. Raises `CheckpointError` if
-        the file cannot be written.
+        the file cannot be written, and `ConfigError` if the run has gone on since they were planned.
         """
+        if newest_state(self.run)[0] != self.step or read_changes(self.run) != self.earlier:
+            raise ConfigError(
+                "change-planned-before",
+                problem=f"{self.run} has gone on or was changed since this change was planned",
+                remedy="make the change again",
+                run=str(self.run),
+                step=self.step,
+            )
+        if not self.changes:
+            return ()
         try:
             return append_changes(self.run, self.changes)
         except OSError as problem:
@@ -118,8 +130,26 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
     then = _course_of(identity, of_program, [*earlier, *changes])
     steps = state.planned_steps if then is None else then.length.steps
     names = {change.setting for change in changes}
-    goes_on = any(name.startswith("early_stopping.") for name in names) and state.stopped_early
-    if changes and step >= steps and not goes_on:
+    if "batch_size" in names and _samples_per_epoch(identity) is None:
+        raise ConfigError(
+            "batch-size-fixed",
+            problem=f"batch_size cannot change in {run}",
+            reason="streams, lanes, batches in tokens and batches of a sampler are cut into steps from"
+            " the beginning",
+            setting="batch_size",
+        )
+    has_patience = any(name.startswith("early_stopping.") for name in names)
+    if changes and state.stopped_early and not has_patience:
+        raise ConfigError(
+            "change-of-finished-run",
+            problem=f"early stopping has ended {run} at step {step}",
+            reason="no step is left in which the change would hold",
+            remedy="change early_stopping.patience too",
+            run=str(run),
+            step=step,
+        )
+    is_longer = has_patience or (then is None and "length" in names)
+    if changes and step >= steps and not is_longer:
         raise ConfigError(
             "change-of-finished-run",
             problem=f"all {steps} steps of {run} are completed",
@@ -128,12 +158,22 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
             run=str(run),
             step=step,
         )
-    lines = []
+    lines = _lines_about_present(wishes, names)
     for number, change in enumerate(changes, start=len(earlier) + 1):
         lines.append(described(replace(change, number=number)))
     if changes and now is not None and then is not None:
         lines += _comparison(now, then, step)
-    return ChangePlan(run, changes, lines)
+    return ChangePlan(run, changes, lines, earlier, step)
+
+
+def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list[str]:
+    """Return a line for each wish that changes nothing, because the setting has this value."""
+    lines = []
+    for wish in wishes:
+        group = wish.setting.partition(".")[0]
+        if wish.setting not in names and group not in names:
+            lines.append(f"{wish.setting} has this value already")
+    return lines
 
 
 def settings_at(run: Path, step: int) -> dict[str, Any]:
