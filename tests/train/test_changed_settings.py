@@ -122,7 +122,7 @@ def test_a_decay_neither_begins_nor_ends_on_the_way() -> None:
 
 
 def test_an_optimizer_of_the_program_has_no_settings_that_change() -> None:
-    with refused("setting-cannot-change", setting="optimizer.lr"):
+    with refused("change-of-own-optimizer", setting="optimizer.lr"):
         changes(Wish("optimizer.lr", 1e-3), optimizer=lambda parameters: None)
 
 

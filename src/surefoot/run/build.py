@@ -574,5 +574,5 @@ def assemble(
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),
         changes=history.changes,
-        of_program=history.of_program,
+        of_program=history.of_program | {"precision": plan.precision},
     )

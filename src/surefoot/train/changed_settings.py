@@ -148,7 +148,8 @@ def history_of(
     for name, value in at_beginning.items():
         if name not in of_program:
             raise _cannot_change(name, of_program)
-        is_open = of_program[name] is None  # the run chose it, as it does where it follows
+        # the run has chosen it at its beginning, or where it follows from another
+        is_open = of_program[name] in (None, "auto")
         allowed = (_in_full(value), _in_full(at_present[name]))
         if not is_open and _in_full(of_program[name]) not in allowed:
             raise _neither(name, of_program[name], value, at_present[name])
@@ -160,6 +161,21 @@ def history_of(
             history.pop()
         history.append(SegmentSettings(change.from_step, changed))
     return tuple(history)
+
+
+def is_journal_of(
+    recorded: Mapping[str, Any] | None, step: int, changes: Sequence[SettingChange]
+) -> bool:
+    """Return True if a checkpoint of a step may belong to a run with these changes. `recorded` has
+    the number and the hash of the last one that its steps had.
+    """
+    number = 0 if recorded is None else int(recorded["number"])
+    if number > len(changes):
+        return False
+    if number and recorded is not None and changes[number - 1].sha256 != recorded["sha256"]:
+        return False
+    # later ones begin where the checkpoint ends: else its steps would have had them
+    return all(change.from_step >= step for change in changes[number:])
 
 
 def _values_of(change: SettingChange) -> dict[str, tuple[Any, Any]]:
@@ -307,6 +323,15 @@ def _check_value(values: Values, name: str, value: Any) -> None:
                 value=value,
             )
     elif name in PLAIN:
+        if name == "precision" and value in ("auto", "fp8"):
+            raise ConfigError(
+                "precision-begins-with-run",
+                problem=f"precision cannot change to {value}",
+                reason="auto is a choice for a whole run, and fp8 needs other layers",
+                remedy="change it to fp32, tf32, bf16 or fp16",
+                setting="precision",
+                value=value,
+            )
         problem = problem_of_value(name, value)
         if problem is not None:
             raise problem
@@ -324,8 +349,16 @@ def _check_value(values: Values, name: str, value: Any) -> None:
 
 def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
     known = list(names)
+    if name.startswith("optimizer.") and "optimizer.lr" not in known:
+        return ConfigError(
+            "change-of-own-optimizer",
+            problem=f"{name} cannot change: the program builds its optimizer itself, or has several",
+            reason="only one of sf.optim.adamw(...) and the like has settings that a journal can name",
+            remedy="write the rate of its groups in the body of the loop",
+            setting=name,
+        )
     meant = closest(name, known)
-    remedy = "another value of it needs a new run, which may take the weights: --init-from RUN"
+    remedy = "what is not among them is not a setting, may change at a resume, or needs a new run"
     if meant is not None:
         remedy = f"did you mean {meant}?"
     return ConfigError(
@@ -347,7 +380,9 @@ def assignments(before: Values, values: Values) -> list[str]:
     >>> assignments(cosine, {"schedule": {"shape": "linear", "warmup": "5%"}})
     ['schedule.name=linear', 'schedule.warmup=5%']
     """
-    typed = []
+    typed: list[str] = []
+    if before.get("optimizer.name") != values.get("optimizer.name"):
+        return typed  # another optimizer is another run
     for name, value in values.items():
         if name not in before or before[name] == value:
             continue

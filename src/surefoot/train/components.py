@@ -28,6 +28,7 @@ from surefoot.optim.group_rates import recorded_rates
 from surefoot.tracking.change_journal import CHANGES, SettingChange
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
+from surefoot.train.changed_settings import is_journal_of
 from surefoot.train.compile import Layout
 from surefoot.train.loop import State, Task
 from surefoot.train.meter import Meter
@@ -167,14 +168,13 @@ class Components:
         """Return the changes that hold in the next step and did not hold in the step of a
         checkpoint. Raises `CheckpointError` if the journal is not that of the checkpoint.
         """
-        last = checkpoint.saved.changes or {"number": 0, "sha256": ""}
-        number = int(last["number"])
-        digests = ["", *(change.sha256 for change in self.changes)]
-        if number >= len(digests) or digests[number] != last["sha256"]:
+        last = checkpoint.saved.changes
+        number = 0 if last is None else int(last["number"])
+        if not is_journal_of(last, checkpoint.step, self.changes):
             raise CheckpointError(
                 "journal-of-another-run",
-                problem=f"change {number} of settings, after which step-{checkpoint.step:08d} was"
-                f" saved, is not in {CHANGES}",
+                problem=f"step-{checkpoint.step:08d} was saved after change {number} of settings, and"
+                f" {CHANGES} says something else",
                 reason="the journal says which settings the run had at which step",
                 remedy="restore the file from a copy of the run",
                 number=number,

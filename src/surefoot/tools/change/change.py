@@ -26,6 +26,7 @@ from surefoot.train.changed_settings import (
     Wish,
     changes_of,
     described,
+    is_journal_of,
     schedule_of,
     values_at,
 )
@@ -78,13 +79,22 @@ def wish_of(text: str, *, because: str = "") -> Wish:
             remedy="write SETTING=VALUE, such as optimizer.lr=1e-4",
             value=text,
         )
-    parsed: Any = value
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        if value.strip().lower() in ("none", "off") and name != "clip":
-            parsed = None
-    return Wish(name.strip().replace("-", "_"), parsed, because)
+    return Wish(name.strip().replace("-", "_"), _parsed(name, value.strip()), because)
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return a value that was typed: JSON, a list without or in parentheses, None, or a text.
+
+    >>> _parsed("optimizer.betas", "(0.9, 0.95)"), _parsed("ema", "none"), _parsed("clip", "off")
+    ([0.9, 0.95], None, 'off')
+    """
+    as_list = "[" + text.removeprefix("(").removesuffix(")") + "]"
+    for form in (text, as_list if "," in text else text):
+        with suppress(ValueError):
+            return json.loads(form)
+    if text.lower() == "none" or (text.lower() == "off" and name != "clip"):
+        return None
+    return text
 
 
 def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
@@ -111,6 +121,15 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
         )
     identity = state.identity
     earlier = read_changes(run)
+    if not is_journal_of(state.changes, step, earlier):
+        raise CheckpointError(
+            "journal-of-another-run",
+            problem=f"the newest checkpoint of {run}, of step {step}, was saved after other changes than"
+            f" {CHANGES} has",
+            reason="the journal says which settings the run had at which step",
+            remedy="restore the file from a copy of the run",
+            number=0 if state.changes is None else state.changes["number"],
+        )
     if earlier and earlier[-1].from_step > step:
         raise ConfigError(
             "change-before-another",
