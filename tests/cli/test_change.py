@@ -9,7 +9,8 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import _verb
-from surefoot.tracking.change_journal import SettingChange, append_changes, read_changes
+from surefoot.config.setting_change import SettingChange
+from surefoot.tracking.change_journal import append_changes, read_changes
 
 
 def command(*words: str) -> None:

@@ -17,8 +17,9 @@ import surefoot as sf
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.checkpoint.reader import read
+from surefoot.config.setting_change import SettingChange
 from surefoot.run.run import Run
-from surefoot.tracking.change_journal import SettingChange, append_changes
+from surefoot.tracking.change_journal import append_changes
 
 SAMPLES = 60
 CHANGED_AT = 10

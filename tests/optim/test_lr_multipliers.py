@@ -545,7 +545,7 @@ def test_plan_shows_the_rate_of_each_group_and_what_is_frozen():
     assert "group 0: 1 tensor, 48 elements, lr 0.1, weight decay 0.1: 4.weight" in text
     assert "group 4: 1 tensor, 128 elements, lr 0.025, weight decay 0.1: 0.weight" in text
     assert "frozen: 1 tensor, 16 elements: 0.bias" in text
-    assert [0, 1, 0.5, 0.25] in numbers_by_line(text)  # relative to group 0
+    assert [0, 1, 1, 0.5, 0.5, 0.25] in numbers_by_line(text)  # relative to group 0
 
 
 def test_the_command_line_takes_them(tmp_path, capsys):

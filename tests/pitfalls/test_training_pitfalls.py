@@ -348,8 +348,9 @@ def test_a_data_set_smaller_than_a_batch_trains_and_says_so(
         counts = [sum(part.count for part in step.micro_batches) for step in run]
 
     assert counts == [8, 8, 8, 8]
-    (note,) = notes_in(capsys.readouterr().out)
-    assert numbers_in(note) == [8, 3]  # samples of a step, and of the data set
+    notes = notes_in(capsys.readouterr().out)
+    # samples of a step, and of the data set
+    assert [numbers_in(note) for note in notes].count([8, 3]) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import surefoot as sf
-from surefoot.tracking.change_journal import CHANGES, SettingChange, append_changes, read_changes
+from surefoot.config.setting_change import SettingChange
+from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 
 LR = SettingChange(0, 10, "optimizer.lr", 0.01, 0.001, because="spikes")
 CLIP = SettingChange(0, 20, "clip", "off", "norm 1.0")

@@ -9,7 +9,7 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.config.batch_size import batching
-from surefoot.tracking.change_journal import SettingChange
+from surefoot.config.setting_change import SettingChange
 from surefoot.train.changed_settings import (
     Wish,
     changeable,

@@ -7,10 +7,11 @@ from typing import Any
 
 from surefoot.config.batch_size import batching
 from surefoot.config.paths import absolute_path, run_path
+from surefoot.config.setting_change import SettingChange
 from surefoot.data.pipeline import DataPipeline, TrainData
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
-from surefoot.tracking.change_journal import SettingChange, read_changes
+from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.numbered import rebuilt_run
 from surefoot.train.changed_settings import SegmentSettings, changeable, history_of
 from surefoot.train.run_settings import RunSettings

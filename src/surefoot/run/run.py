@@ -117,6 +117,7 @@ class Run(RunSettings):
 
     # --- three ways to train ----------------------------------------------------------------------
 
+    @at_boundary
     def train(self) -> None:
         """Train all remaining steps. Opens the run if it is not open."""
         if self.session is not None:

@@ -11,45 +11,25 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
 
 from surefoot.checkpoint.filesystem import DISK
 from surefoot.config.paths import open_no_follow, read_regular
+from surefoot.config.setting_change import SettingChange
 from surefoot.errors import CheckpointError
 
 CHANGES = "changes.jsonl"
 _BEFORE_THE_FIRST = "0" * 64
 
 
-@dataclass(frozen=True)
-class SettingChange:
-    """One line of the journal.
-
-    number: from 1. from_step: the number of finished steps when the value first holds. was and now:
-    JSON values. follows: other settings that change with this one, each with its two values.
-    sha256: of the line before and of this one.
-    """
-
-    number: int
-    from_step: int
-    setting: str
-    was: Any
-    now: Any
-    follows: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    because: str = ""
-    when: str = ""
-    sha256: str = ""
-
-
 def read_changes(run: Path) -> tuple[SettingChange, ...]:
     """Return the changes of a run, in order. Raises `CheckpointError` for an edited journal."""
     try:
         return read_journal(run / CHANGES)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ()
 
 
@@ -62,7 +42,7 @@ def read_journal(file: Path) -> tuple[SettingChange, ...]:
 
 def append_changes(run: Path, changes: Iterable[SettingChange]) -> tuple[SettingChange, ...]:
     """Add lines to the journal, and wait until they are on the disk. Returns them with their
-    numbers, hashes and times. Raises `CheckpointError` for an edited journal.
+    numbers and hashes. Raises `CheckpointError` for an edited journal.
     """
     path = run / CHANGES
     is_new = not path.exists()
@@ -138,10 +118,9 @@ def _parsed(line: bytes, *, number: int, before: str) -> SettingChange | None:
 
 
 def _completed(change: SettingChange, *, number: int, before: str) -> SettingChange:
-    """Return a change with its number, its time and its hash."""
+    """Return a change with its number and its hash."""
     values = asdict(change)
     values["number"] = number
-    values["when"] = change.when or datetime.now(UTC).isoformat(timespec="seconds")
     del values["sha256"]
     digest = sha256((before + _text(values)).encode()).hexdigest()
     return SettingChange(**values, sha256=digest)

@@ -24,9 +24,10 @@ from surefoot.checkpoint.manifest import FORMATS, MANIFEST, STATE, from_bytes
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.behavior import behavior_of, known_behavior, newest_behavior
 from surefoot.config.paths import open_regular, printable, read_regular
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tracking.change_journal import CHANGES, SettingChange, read_changes
+from surefoot.tracking.change_journal import CHANGES, read_changes
 
 Standing = Literal["running", "over", "unknown"]
 HELD: set[Path] = set()  # directories locked by runs of this process

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.setting import names_that_change
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting
 from surefoot.optim.optimizers import OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
-from surefoot.tracking.change_journal import SettingChange
 
 if TYPE_CHECKING:  # imports torch
     from surefoot.train.run_settings import RunSettings

@@ -16,6 +16,7 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.tree import flat
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline
@@ -25,7 +26,7 @@ from surefoot.errors import CheckpointError
 from surefoot.optim.build import RunOptimizer
 from surefoot.optim.clipping import clear
 from surefoot.optim.group_rates import recorded_rates
-from surefoot.tracking.change_journal import CHANGES, SettingChange
+from surefoot.tracking.change_journal import CHANGES
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
 from surefoot.train.changed_settings import is_journal_of

@@ -10,11 +10,11 @@ from surefoot.checkpoint.module_state import shortened
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
-from surefoot.tracking.change_journal import SettingChange
 from surefoot.tracking.format import counted
 
 Described = Mapping[str, Any]

@@ -6,14 +6,16 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length, planned
+from surefoot.config.setting_change import SettingChange
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
-from surefoot.tracking.change_journal import CHANGES, SettingChange, append_changes, read_changes
+from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import (
     SessionEntry,
     is_running,
@@ -60,7 +62,8 @@ class ChangePlan:
         if not self.changes:
             return ()
         try:
-            return append_changes(self.run, self.changes)
+            when = datetime.now(UTC).isoformat(timespec="seconds")
+            return append_changes(self.run, [replace(change, when=when) for change in self.changes])
         except OSError as problem:
             raise run_file_not_written(self.run / CHANGES, problem) from problem
 

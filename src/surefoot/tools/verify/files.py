@@ -15,13 +15,14 @@ from surefoot.checkpoint.reader import interpreted, open_checkpoint, read_manife
 from surefoot.checkpoint.reader import verify as wrong_in
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.store import Store, without_checkpoint
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.toml import without_none
 from surefoot.config.user_code import digest as digest_of
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
-from surefoot.tracking.change_journal import CHANGES, SettingChange, read_changes
+from surefoot.tracking.change_journal import CHANGES, read_changes
 from surefoot.tracking.run_reader import SessionEntry, read_sessions, read_settings
 from surefoot.train.run_identity import differences, with_changed
 
