@@ -52,7 +52,6 @@ COMMANDS = [
     f"profile {GPT} --out PATH",
     "resume PATH",
     "change PATH clip=off",
-    f"train {GPT} --changes PATH --run-dir new",
     f"submit {GPT} --hours 1 --logs PATH",
     "evaluate PATH",
     "evaluate run --data.path PATH",
