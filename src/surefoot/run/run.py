@@ -130,14 +130,20 @@ class Run(RunSettings):
             self.deadline = None
 
     def _train_until_change(self) -> bool:
-        """Train in a session. Return True if it ended because other settings hold from there on."""
+        """Train in a session. Return True if it ended because other settings hold from there on.
+        Collective.
+        """
         self.parts.run_state.user_state.is_complete = True
         with self:
             session = self._open("run.train()")
             stop_requests = session.stop_requests
             self.deadline = stop_requests.deadline  # one for all sessions of this call
             self._train_open()
-        return stop_cause(self.parts, stop_requests) == AT_CHANGE
+        if not self.parts.is_at_change:
+            return False
+        # only one rank may know that the time is over
+        goes_on = stop_cause(self.parts, stop_requests) == AT_CHANGE
+        return bool(self.parts.world.from_main(goes_on))
 
     def _train_open(self) -> None:
         self._open("run.train()").periodic.alone = True
