@@ -236,7 +236,7 @@ def _fall_of(schedule: AnySchedule, *, present: float, steps: int) -> Schedule:
     settings = dict(schedule.to_dict())
     shape = settings.pop("shape")
     minimum = settings.get("min_lr_ratio") or 0.0
-    if present <= minimum:
+    if present <= minimum or steps < 2:  # one step has no room for a fall
         return Schedule("constant", warmup=0)
     kept: dict[str, Any] = {}
     for name in ("power", "cooldown_shape"):
