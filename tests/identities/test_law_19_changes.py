@@ -467,7 +467,7 @@ def test_a_run_that_stopped_early_changes_its_patience_first(tmp_path: Path) -> 
     run_in(tmp_path, **validation).train()
     stopped_at = sf.load(tmp_path).step
     assert stopped_at < 23
-    with refused("change-of-finished-run", step=stopped_at):
+    with refused("change-after-early-stopping", step=stopped_at):
         sf.load(tmp_path).change(**{"optimizer.lr": 1e-3})
     sf.load(tmp_path).change(**{"optimizer.lr": 1e-3, "early_stopping.patience": 100})
     run_in(tmp_path, **validation).train()
@@ -491,7 +491,7 @@ def test_the_checkpoint_with_which_a_change_begins_is_kept(tmp_path: Path) -> No
     assert len(kept) < 5
 
     shutil.rmtree(tmp_path / "checkpoints" / f"step-{CHANGED_AT:08d}")
-    with refused("no-checkpoint-since-change", sf.CheckpointError, begin=CHANGED_AT, step=0):
+    with refused("step-before-change", sf.CheckpointError, begin=CHANGED_AT, step=0):
         sf.load(run_in(tmp_path)).replay(CHANGED_AT + 1)
 
 

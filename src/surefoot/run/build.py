@@ -574,5 +574,6 @@ def assemble(
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),
         changes=history.changes,
+        settings_begin=history.segments[-1].begin,
         of_program=history.of_program | {"precision": plan.precision},
     )

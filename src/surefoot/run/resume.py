@@ -126,7 +126,7 @@ def _refuse_other_journal(
             remedy="build the Run again",
             run=str(directory.shown),
         )
-    begin = parts.plan.segments[-1].begin
+    begin = parts.settings_begin
     step = 0 if checkpoint is None else checkpoint.step
     if step < begin:
         raise CheckpointError(

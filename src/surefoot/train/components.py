@@ -68,6 +68,7 @@ class Components:
     accept_change: tuple[str, ...]  # names of `config.accepted_changes.CHANGES`, in this session
     fingerprints: dict[str, Any] = field(default_factory=dict)  # of data, code and the first loss
     changes: tuple[SettingChange, ...] = ()  # of settings, by the journal of the run
+    settings_begin: int = 0  # the step from which on the settings hold
     of_program: dict[str, Any] = field(default_factory=dict)  # its values of `changeable` settings
 
     @property
@@ -155,11 +156,10 @@ class Components:
         """Return the number and the hash of the last change that holds in the steps of this
         session.
         """
-        begin = self.plan.segments[-1].begin
         number = 0
         digest = ""
         for change in self.changes:
-            if change.from_step <= begin:
+            if change.from_step <= self.settings_begin:
                 number = change.number
                 digest = change.sha256
         return {"number": number, "sha256": digest} if number > 0 else None

@@ -1,5 +1,5 @@
-"""SettingChange settings of a saved run: what a user wishes becomes lines of its journal. Imports no torch,
-and executes nothing of the run's author.
+"""Changes of the settings of a saved run: what a user wishes becomes lines of its journal. Imports
+no torch, and executes nothing of the run's author.
 """
 
 import json
@@ -126,7 +126,7 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
     earlier = read_changes(run)
     if not is_journal_of(state.changes, step, earlier):
         raise CheckpointError(
-            "journal-of-another-run",
+            "journal-of-another-checkpoint",
             problem=f"the newest checkpoint of {run}, of step {step}, was saved after other changes than"
             f" {CHANGES} has",
             reason="the journal says which settings the run had at which step",
@@ -163,7 +163,7 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
     has_patience = any(name.startswith("early_stopping.") for name in names)
     if changes and state.stopped_early and not has_patience:
         raise ConfigError(
-            "change-of-finished-run",
+            "change-after-early-stopping",
             problem=f"early stopping has ended {run} at step {step}",
             reason="no step is left in which the change would hold",
             remedy="change early_stopping.patience too",

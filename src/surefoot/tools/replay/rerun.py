@@ -173,10 +173,10 @@ def _refuse_earlier_settings(parts: Components, checkpoint: Checkpoint) -> None:
     """Raise `CheckpointError` for a checkpoint before the change with which the settings of the
     repeated steps begin.
     """
-    begin = parts.plan.segments[-1].begin
+    begin = parts.settings_begin
     if checkpoint.step < begin:
         raise CheckpointError(
-            "no-checkpoint-since-change",
+            "step-before-change",
             problem=f"no checkpoint is left from step {begin} on, where the settings of this step"
             " begin",
             reason=f"the nearest one, step-{checkpoint.step:08d}, has those before the change",

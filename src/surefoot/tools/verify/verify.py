@@ -66,7 +66,7 @@ def verify(
             verdict.not_proved.append(
                 f"steps 0 to {changed_at:,}: trained by another program, before the change that was accepted at step {changed_at:,}"
             )
-        began_at = parts.plan.segments[-1].begin
+        began_at = parts.settings_begin
         if began_at > changed_at:
             verdict.not_proved.append(
                 f"steps {changed_at:,} to {began_at:,}: trained with other settings, before the change of settings at step {began_at:,}"
@@ -313,5 +313,5 @@ def _check_targets(
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
     batch_size = float(parts.pipeline.sizes.batch_size)
-    since = parts.plan.segments[-1].begin
+    since = parts.settings_begin
     return consistency.shortened(consistency.targets(files.log, batch_size, since=since))
