@@ -173,11 +173,13 @@ class SavedRun:
 
         return Store(self._directory() / "checkpoints").steps()
 
+    @at_boundary
     def settings_at(self, step: int) -> dict[str, Any]:
         """The settings that can change while the run goes on, with the values that they have in the
-        step after `step` finished ones, by dotted name.
+        step after `step` finished ones, by dotted name. Raises `ConfigError` for a step that the run
+        does not have.
         """
-        from surefoot.tools.change.change import settings_at
+        from surefoot.tools.change.recorded_settings import settings_at
 
         return settings_at(self._directory(), step)
 

@@ -361,6 +361,15 @@ def test_settings_at_a_step_are_those_that_the_step_had(tmp_path: Path) -> None:
     assert before["length"] == "3 epochs"
 
 
+@pytest.mark.parametrize("step", [-1, 29])
+def test_a_run_has_no_settings_beside_its_steps(step: int, tmp_path: Path) -> None:
+    changed_run(tmp_path, **EVERYTHING)
+    saved = sf.load(tmp_path)
+    assert saved.settings_at(28)["batch_size"] == 16
+    with refused("settings-of-no-step", value=step, length=28):
+        saved.settings_at(step)
+
+
 @pytest.mark.parametrize("of_program", [{}, {"batch_size": 16, "length": "6 epochs"}])
 def test_a_program_may_have_the_values_of_the_beginning_or_of_now(
     of_program: dict[str, Any], tmp_path: Path

@@ -3,7 +3,7 @@ no torch, and executes nothing of the run's author.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,28 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.batch_size import batching
-from surefoot.config.durations import Length, planned
 from surefoot.config.setting_change import SettingChange
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.schedules.curves import SHAPES, Factors
+from surefoot.tools.change.recorded_settings import (
+    Course,
+    RecordedSettings,
+    samples_per_epoch,
+    values_of_program,
+)
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
-from surefoot.tracking.run_reader import (
-    SessionEntry,
-    is_running,
-    newest_state,
-    read_sessions,
-    run_file_not_written,
-)
-from surefoot.train.changed_settings import (
-    PLAIN,
-    Wish,
-    changes_of,
-    described,
-    is_journal_of,
-    schedule_of,
-    values_at,
-)
-from surefoot.train.course import Leg, course_of
+from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
+from surefoot.train.changed_settings import Wish, changes_of, described, is_journal_of
 
 _SHOWN = 4  # significant digits of a rate
 
@@ -143,16 +132,16 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
             run=str(run),
             step=step,
         )
-    of_program = _values_of_program(run, identity)
-    present = values_at(of_program, earlier, step)
+    recorded = RecordedSettings(values_of_program(run, identity), earlier, identity)
+    present = recorded.at(step)
     micro_batch_size = present["micro_batch_size"] or identity["micro_batch_size"]
     sizes = batching(present["batch_size"], micro_batch_size)
     changes = changes_of(present, wishes, from_step=step, sizes=sizes)
-    now = _course_of(identity, of_program, earlier)
-    then = _course_of(identity, of_program, [*earlier, *changes])
+    now = recorded.course()
+    then = replace(recorded, changes=(*earlier, *changes)).course()
     steps = state.planned_steps if then is None else then.length.steps
     names = {change.setting for change in changes}
-    if "batch_size" in names and _samples_per_epoch(identity) is None:
+    if "batch_size" in names and samples_per_epoch(identity) is None:
         raise ConfigError(
             "batch-size-fixed",
             problem=f"batch_size cannot change in {run}",
@@ -198,84 +187,7 @@ def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list
     return lines
 
 
-def settings_at(run: Path, step: int) -> dict[str, Any]:
-    """Return the settings that can change, with the values that they have in the step after `step`
-    finished ones.
-    """
-    _, state = newest_state(run)
-    identity = {} if state is None else state.identity
-    values = values_at(_values_of_program(run, identity), read_changes(run), step)
-    values.pop("optimizer.name", None)
-    return values
-
-
-def _values_of_program(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the program, as the newest session had them."""
-    sessions: tuple[SessionEntry, ...] = ()
-    with suppress(OSError, ValueError):
-        sessions = read_sessions(run)
-    for session in reversed(sessions):
-        if "settings" in session:
-            return dict(session["settings"])
-    return values_of_identity(identity)
-
-
-@dataclass(frozen=True)
-class _Course:
-    """How long a run is, and its learning rate at each step, if an optimizer of ours has one."""
-
-    length: Length
-    factors: Factors
-    lr_at: Mapping[int, float | None]  # from these steps on
-
-    def rate(self, step: int) -> float | None:
-        lr = None
-        for begin, value in self.lr_at.items():
-            if begin <= step:
-                lr = value
-        return None if lr is None else lr * self.factors(step)
-
-
-def _course_of(
-    identity: Mapping[str, Any], of_program: Mapping[str, Any], changes: Sequence[SettingChange]
-) -> _Course | None:
-    """Return the course of a run by its journal; None if only its program knows the sizes of its
-    epochs or its schedule.
-    """
-    samples = _samples_per_epoch(identity)
-    begins = sorted({0, *(change.from_step for change in changes)})
-    if samples is None:
-        return None
-    legs = []
-    lr_at = {}
-    for begin in begins:
-        values = values_at(of_program, changes, begin)
-        if values["schedule"]["shape"] not in SHAPES:
-            return None
-        batch_size = batching(values["batch_size"], None)
-        if batch_size.unit != "samples":
-            return None
-        schedule = schedule_of(values["schedule"])
-        legs.append(Leg(begin, values["length"], batch_size.batch_size, schedule))
-        lr_at[begin] = values.get("optimizer.lr")
-    first = planned(legs[0].length, samples_per_epoch=samples, batch_size=legs[0].batch_size)
-    began = replace(first, steps=identity["schedule_of_steps"])
-    first_schedule = legs[0].schedule.resolved(began)
-    length, schedule = course_of(legs, first_length=first, first_schedule=first_schedule)
-    return _Course(length, schedule.factors(length), lr_at)
-
-
-def _samples_per_epoch(identity: Mapping[str, Any]) -> int | None:
-    """Return the samples of an epoch if every step has as many of them, else None."""
-    plan = identity["data"]["plan"]
-    if plan.get("order") == "mixture":
-        return sum(map(int, plan["sizes"]))
-    if plan.get("order") in ("permutation per epoch", "sequential", "weighted"):
-        return int(plan["samples"])
-    return None
-
-
-def _comparison(now: _Course, then: _Course, step: int) -> list[str]:
+def _comparison(now: Course, then: Course, step: int) -> list[str]:
     """Return lines about the steps and the learning rates before and after changes."""
     lines = []
     if now.length.steps != then.length.steps:
@@ -293,20 +205,3 @@ def _comparison(now: _Course, then: _Course, step: int) -> list[str]:
             f" {last_now:.{_SHOWN}g} -> {last_then:.{_SHOWN}g} in the last"
         )
     return lines
-
-
-def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings that can change as a checkpoint has them, for a run whose
-    sessions did not record those of its program.
-    """
-    values = {name: identity[name] for name in PLAIN if name in identity}
-    optimizer = identity.get("optimizer", {})
-    for name, value in optimizer.items():
-        if name not in ("decay", "lr_multipliers", "learning_rates"):
-            values[f"optimizer.{name}"] = value
-    values["schedule"] = identity["schedule"]
-    rule = identity.get("early_stopping")
-    if isinstance(rule, Mapping):
-        for name in ("patience", "min_delta"):
-            values[f"early_stopping.{name}"] = rule[name]
-    return values

@@ -1,0 +1,156 @@
+"""The settings of a saved run at each of its steps, from its files: what its program had, and what
+its journal of changes says. Imports no torch, and executes nothing of the run's author.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from surefoot.config.batch_size import batching
+from surefoot.config.durations import Length, planned
+from surefoot.config.setting_change import SettingChange
+from surefoot.errors import ConfigError
+from surefoot.schedules.curves import SHAPES, Factors
+from surefoot.tracking.change_journal import read_changes
+from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
+from surefoot.train.changed_settings import PLAIN, schedule_of, values_at
+from surefoot.train.course import Leg, course_of
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long a run is, and its learning rate at each step, if an optimizer of ours has one."""
+
+    length: Length
+    factors: Factors
+    lr_at: Mapping[int, float | None]  # from these steps on
+
+    def rate(self, step: int) -> float | None:
+        lr = None
+        for begin, value in self.lr_at.items():
+            if begin <= step:
+                lr = value
+        return None if lr is None else lr * self.factors(step)
+
+
+@dataclass(frozen=True)
+class RecordedSettings:
+    """The settings of a saved run that can change, by dotted name.
+
+    of_program: their values in the program of the newest session. identity: of the newest
+    checkpoint, {} without one.
+    """
+
+    of_program: Mapping[str, Any]
+    changes: tuple[SettingChange, ...]
+    identity: Mapping[str, Any]
+
+    def at(self, step: int) -> dict[str, Any]:
+        """Return the values that hold in the step after `step` finished ones."""
+        return values_at(self.of_program, self.changes, step)
+
+    def course(self) -> Course | None:
+        """Return the course of the run by its journal; None if only its program knows the sizes of
+        its epochs or its schedule.
+        """
+        samples = samples_per_epoch(self.identity)
+        if samples is None:
+            return None
+        legs = []
+        lr_at = {}
+        for begin in sorted({0, *(change.from_step for change in self.changes)}):
+            values = self.at(begin)
+            if values["schedule"]["shape"] not in SHAPES:
+                return None
+            batch_size = batching(values["batch_size"], None)
+            if batch_size.unit != "samples":
+                return None
+            schedule = schedule_of(values["schedule"])
+            legs.append(Leg(begin, values["length"], batch_size.batch_size, schedule))
+            lr_at[begin] = values.get("optimizer.lr")
+        first = planned(legs[0].length, samples_per_epoch=samples, batch_size=legs[0].batch_size)
+        began = replace(first, steps=self.identity["schedule_of_steps"])
+        first_schedule = legs[0].schedule.resolved(began)
+        length, schedule = course_of(legs, first_length=first, first_schedule=first_schedule)
+        return Course(length, schedule.factors(length), lr_at)
+
+
+def recorded_settings(files: RunFiles) -> RecordedSettings:
+    """Return the settings of a run whose files were read."""
+    identity: Mapping[str, Any] = {} if files.state is None else files.state.identity
+    of_program = _newest_values(files.sessions) or values_of_identity(identity)
+    return RecordedSettings(of_program, files.changes, identity)
+
+
+def settings_at(run: Path, step: int) -> dict[str, Any]:
+    """Return the settings that can change, with the values that they have in the step after `step`
+    finished ones. Raises `ConfigError` for a step that the run does not have, and `CheckpointError`
+    for an edited journal.
+    """
+    _, state = newest_state(run)
+    identity: Mapping[str, Any] = {} if state is None else state.identity
+    recorded = RecordedSettings(values_of_program(run, identity), read_changes(run), identity)
+    length = None if state is None else state.planned_steps
+    course = recorded.course()
+    if course is not None:
+        length = course.length.steps
+    if step < 0 or (length is not None and step > length):
+        until = "" if length is None else f" to {length}"
+        raise ConfigError(
+            "settings-of-no-step",
+            problem=f"step = {step}, and {run} has settings from step 0{until}",
+            setting="step",
+            value=step,
+            path=run,
+            length=length,
+        )
+    values = recorded.at(step)
+    values.pop("optimizer.name", None)
+    return values
+
+
+def values_of_program(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the program, as the newest session had them. `identity` is that of the
+    newest checkpoint.
+    """
+    sessions: tuple[SessionEntry, ...] = ()
+    with suppress(OSError, ValueError):
+        sessions = read_sessions(run)
+    return _newest_values(sessions) or values_of_identity(identity)
+
+
+def _newest_values(sessions: Sequence[SessionEntry]) -> dict[str, Any]:
+    for session in reversed(sessions):
+        if "settings" in session:
+            return dict(session["settings"])
+    return {}
+
+
+def samples_per_epoch(identity: Mapping[str, Any]) -> int | None:
+    """Return the samples of an epoch if every step has as many of them, else None."""
+    plan = (identity.get("data") or {}).get("plan") or {}
+    if plan.get("order") == "mixture":
+        return sum(map(int, plan["sizes"]))
+    if plan.get("order") in ("permutation per epoch", "sequential", "weighted"):
+        return int(plan["samples"])
+    return None
+
+
+def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of settings that can change as a checkpoint has them, for a run whose
+    sessions did not record those of its program.
+    """
+    values = {name: identity[name] for name in PLAIN if name in identity}
+    optimizer = identity.get("optimizer", {})
+    for name, value in optimizer.items():
+        if name not in ("decay", "lr_multipliers", "learning_rates"):
+            values[f"optimizer.{name}"] = value
+    if "schedule" in identity:
+        values["schedule"] = identity["schedule"]
+    rule = identity.get("early_stopping")
+    if isinstance(rule, Mapping):
+        for name in ("patience", "min_delta"):
+            values[f"early_stopping.{name}"] = rule[name]
+    return values
