@@ -87,7 +87,7 @@ def test_a_change_at_a_resume_that_is_there_already_is_not_made_again(run: Path)
         ("length=3 steps", "length-already-passed"),
         ("schedule.name=cosin", "schedule-unknown"),
         ("schedule.cooldown=10%", "schedule-setting-foreign"),
-        ("ema=0.9", "average-begins-with-run"),
+        ("ema=2", "setting-out-of-range"),
         ("micro_batch_size=3", "micro-batch-size-not-divisor"),
     ],
 )

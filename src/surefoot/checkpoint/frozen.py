@@ -60,7 +60,9 @@ class FrozenTensors:
                 for name in names:
                     steps[file, name] = base.step
         for key, fingerprint in self._fingerprints(frozen).items():
-            self.stored[key] = _FrozenTensor(steps.get(key, checkpoint.step), fingerprint)
+            file, _ = key
+            if file in checkpoint.files:  # not of an average that begins here
+                self.stored[key] = _FrozenTensor(steps.get(key, checkpoint.step), fingerprint)
         if checkpoint.directory is not None:
             manifest = read_manifest(checkpoint.directory, disk=self.store.disk)
             self.digests[checkpoint.step] = manifest.sha256

@@ -11,11 +11,13 @@ from typing import Any
 from surefoot.config.behavior import AVERAGES, behavior_in_identity, behavior_of
 from surefoot.config.durations import Length, planned
 from surefoot.config.train_settings import TrainSettings
+from surefoot.errors import ConfigError, Setting
 
 MUCH_OF_THE_START = 0.05
 """Share of an average that the weights at its beginning still have at the end of a run, above which
 the average is too slow for the run."""
-SETTINGS = ("ema", "ema_ramp", "ema_start", "ema_every")
+OF_AVERAGE = ("ema_ramp", "ema_start", "ema_every")
+SETTINGS = ("ema", *OF_AVERAGE)
 _NEGLIGIBLE = 1e-6
 _OF_STEPS = Length(1, samples_per_epoch=1, batch_size=1)
 
@@ -120,6 +122,19 @@ def averaging_of_settings(
     """Return how a run of this behavior is to average its weights."""
     described = {name: getattr(settings, name) for name in SETTINGS}
     return averaging_of(described | behavior_in_identity(behavior), length=length)
+
+
+def average_of_average(decay: float, *, optimizer: str) -> ConfigError:
+    """Return the error of an average of weights that an optimizer averages itself."""
+    return ConfigError(
+        "average-of-averaging-optimizer",
+        problem=f"ema = {decay:g} with {optimizer}, which already averages the weights for"
+        " evaluation",
+        remedy=Setting("ema", None),
+        setting="ema",
+        value=decay,
+        optimizer=optimizer,
+    )
 
 
 def averaging_in_identity(averaging: Averaging | None) -> dict[str, Any]:

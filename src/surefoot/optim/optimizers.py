@@ -23,6 +23,8 @@ Betas = tuple[float, float]
 Decay = Literal["matrices", "all"]
 Multipliers = LRMultipliers | Sequence[LRMultipliers]
 
+AVERAGING = ("schedule_free",)  # they average the weights for evaluation
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.config.averaging import Averaging
+from surefoot.config.averaging import Averaging, average_of_average
 from surefoot.config.batch_size import Batching
 from surefoot.config.behavior import AVERAGES, RATES_OF_CODE
 from surefoot.data.pipeline import DataPipeline
@@ -395,15 +395,7 @@ def _average(
     if average_of is not None:
         if averaging is not None:
             called = type(optimizer).__name__ if kind is None else kind.name
-            raise ConfigError(
-                "average-of-averaging-optimizer",
-                problem=f"ema = {averaging.decay:g} with {called}, which already averages the"
-                " weights for evaluation",
-                remedy=Setting("ema", None),
-                setting="ema",
-                value=averaging.decay,
-                optimizer=called,
-            )
+            raise average_of_average(averaging.decay, optimizer=str(called))
         from surefoot.optim.ema import copy_model
 
         takes_rest = behavior >= AVERAGES

@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.batch_size import batching
 from surefoot.config.paths import absolute_path, run_path
 from surefoot.config.setting_change import SettingChange
+from surefoot.config.train_settings import TrainSettings
 from surefoot.data.pipeline import DataPipeline, TrainData
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, Setting
@@ -34,7 +36,11 @@ class SettingsHistory:
     @property
     def settings(self) -> RunSettings:
         """The settings of the next step."""
-        return self.segments[-1].settings
+        settings = self.segments[-1].settings
+        if settings.ema is None:  # a change has ended the average, and its settings have no effect
+            defaults = {name: getattr(TrainSettings, name) for name in OF_AVERAGE}
+            settings = replace(settings, **defaults)
+        return settings
 
     @property
     def begins(self) -> list[int]:

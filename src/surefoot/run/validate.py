@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
 from surefoot.config.extras import trackers_of
@@ -84,7 +85,7 @@ def _unused_averaging(settings: TrainSettings) -> list[ConfigError]:
     if settings.ema is not None:
         return []
     unused = []
-    for name in ("ema_ramp", "ema_start", "ema_every"):
+    for name in OF_AVERAGE:
         value = getattr(settings, name)
         if value != getattr(TrainSettings, name):
             problem = ConfigError(

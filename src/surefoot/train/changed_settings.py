@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.setting import names_that_change
 from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting
-from surefoot.optim.optimizers import OptimizerSpec, named
+from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
@@ -29,6 +30,7 @@ Values = Mapping[str, Any]  # of settings that can change, by name
 _OF_OPTIMIZER = ("lr", "weight_decay")
 _OF_RULE = ("patience", "min_delta")
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
+_CHOSEN_BY_RUN = ("batch_size", "micro_batch_size")  # where they are None
 PLAIN = names_that_change(TrainSettings)
 
 
@@ -149,7 +151,9 @@ def history_of(
         if name not in of_program:
             raise _cannot_change(name, of_program)
         # the run has chosen it at its beginning, or where it follows from another
-        is_open = of_program[name] in (None, "auto")
+        is_open = of_program[name] == "auto" or (
+            name in _CHOSEN_BY_RUN and of_program[name] is None
+        )
         allowed = (_in_full(value), _in_full(at_present[name]))
         if not is_open and _in_full(of_program[name]) not in allowed:
             raise _neither(name, of_program[name], value, at_present[name])
@@ -335,16 +339,9 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         problem = problem_of_value(name, value)
         if problem is not None:
             raise problem
-        has_average = values.get("ema") is not None
-        if name == "ema" and has_average != (value is not None):
-            raise ConfigError(
-                "average-begins-with-run",
-                problem=f"ema cannot change from {in_words(values[name])} to {in_words(value)}",
-                reason="an average of the weights begins and ends with its run; only its decay changes",
-                remedy=("a new run from these weights:", Setting("init_from")),
-                setting="ema",
-                value=value,
-            )
+        optimizer = values.get("optimizer.name")
+        if name == "ema" and value is not None and optimizer in AVERAGING:
+            raise average_of_average(value, optimizer=optimizer)
 
 
 def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:

@@ -96,11 +96,24 @@ def weights_of(state: State, checkpoint: Checkpoint) -> Iterator[None]:
         checks = []
         where = f"step {checkpoint.step}"
         for kind, name, model in models:
-            saved = model_state(checkpoint, file_name(kind, name), name)
+            file = _evaluated_file(state, kind, name, checkpoint)
+            saved = model_state(checkpoint, file, name)
             checks.append(module_state.load_model(model, saved, where=where))
         for check in checks:
             check()
         yield
+
+
+def _evaluated_file(state: State, kind: str, name: str, checkpoint: Checkpoint) -> str:
+    """Return the file of the weights that a model or an average takes from a checkpoint, whose run
+    may have begun or ended the average since: what is evaluated now takes what was evaluated then.
+    """
+    had_average = file_name("ema", name) in checkpoint.files
+    if kind == "ema" and not had_average:
+        return file_name("model", name)
+    if kind == "model" and had_average and name not in state.ema_models:
+        return file_name("ema", name)
+    return file_name(kind, name)
 
 
 def refuse_lossy(state: State) -> None:
@@ -115,10 +128,12 @@ def refuse_lossy(state: State) -> None:
 
 def load_models(state: State, checkpoint: Checkpoint, *, where: str) -> list[Callable[[], None]]:
     """Load the models and their averages; return functions that check later that saving would give
-    the same tensors.
+    the same tensors. An average that the checkpoint does not have is left as it is.
     """
     checks = []
     for kind, name, model in models_of(state):
+        if kind == "ema" and file_name(kind, name) not in checkpoint.files:
+            continue
         trained = _trained(state.models[name])
         before = dict(model.named_parameters())
         file = file_name(kind, name)

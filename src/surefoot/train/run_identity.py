@@ -8,6 +8,7 @@ from typing import Any
 
 from surefoot.checkpoint.module_state import shortened
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
+from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
 from surefoot.config.setting_change import SettingChange
@@ -45,6 +46,7 @@ def _differences(saved: Described, now: Described) -> dict[str, str]:
 _FOLLOWING = {
     "length": ("schedule",),
     "batch_size": ("micro_batch_size", "length", "schedule", "plateau.evaluate_every"),
+    "ema": OF_AVERAGE,
     "optimizer.lr": ("optimizer.learning_rates",),
     "optimizer.adamw_lr": ("optimizer.learning_rates",),
 }
@@ -64,8 +66,10 @@ def with_changed(
     for name in sorted(names):
         group, _, part = name.partition(".")
         present = now.get(group)
-        if not part:
+        if not part and group in now:
             changed[group] = present
+        elif not part:
+            changed.pop(group, None)
         elif isinstance(present, Mapping) and part in present:
             changed[group] = {**changed[group], part: present[part]}
     return changed

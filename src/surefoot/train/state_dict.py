@@ -309,7 +309,9 @@ def restore(
     """Restore the state that `packed` copied, on any number of ranks. Settings that were `changed`
     since then keep their present values. Raises `CheckpointError` if the state does not fit.
     """
-    _refuse_other_files(run_state.state, checkpoint, where=where)
+    _refuse_other_files(
+        run_state.state, checkpoint, where=where, has_other_averages="ema" in changed
+    )
     saved = checkpoint.saved
     state = run_state.state
     loose = checkpoint.tensors("state")
@@ -336,6 +338,9 @@ def restore(
     for check in checks:
         check()
     for name, average in state.ema_models.items():
+        if file_name("ema", name) not in checkpoint.files:
+            average.restart(state.models[name])
+            continue
         if average.precise:
             precise = checkpoint.files[file_name(PRECISE, name)]
             _load_precise(average, precise, parameter_names(state.models[name]), where=where)
@@ -397,13 +402,19 @@ def _keep_changed(
                 group[part] = numbers[part]
 
 
-def _refuse_other_files(state: State, checkpoint: Checkpoint, *, where: str) -> None:
+def _refuse_other_files(
+    state: State, checkpoint: Checkpoint, *, where: str, has_other_averages: bool
+) -> None:
     expected = {file_name(kind, name) for kind, name, _ in models_of(state)}
     expected |= {file_name("optimizer", name) for name in state.optimizers}
     for name, average in state.ema_models.items():
         if average.precise:
             expected.add(file_name(PRECISE, name))
-    if expected | {"state"} != set(checkpoint.files):
+    of_averages: set[str] = set()
+    if has_other_averages:  # they may begin or end here
+        for name in state.models:
+            of_averages |= {file_name("ema", name), file_name(PRECISE, name)}
+    if (expected | {"state"}) - of_averages != set(checkpoint.files) - of_averages:
         found = sorted(checkpoint.files)
         needed = sorted(expected)
         raise CheckpointError(
