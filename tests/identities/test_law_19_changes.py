@@ -104,21 +104,82 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(tmp_path
     assert same(weights(given), weights(run))
 
 
-def test_a_loop_of_ones_own_ends_at_a_change_and_goes_on_when_it_is_started_again(
-    tmp_path: Path,
-) -> None:
+def test_a_loop_of_ones_own_goes_on_across_a_change(tmp_path: Path) -> None:
     run = changed_run(tmp_path / "changed", **EVERYTHING)
     run.train()
     (tmp_path / "given").mkdir()
     shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
 
-    first = steps_of(run_in(tmp_path / "given"))
     given = run_in(tmp_path / "given")
-    second = steps_of(given)
+    steps = steps_of(given)
+
+    assert steps == list(range(28))
+    assert same(weights(given), weights(run))
+
+
+def test_a_loop_ends_at_a_change_where_no_function_builds_its_model(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    given = model()
+    run_in(tmp_path, model=given, stop_after="10 steps").train()
+    sf.load(tmp_path).change(batch_size=16)
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "changes.jsonl", tmp_path / "given")
+
+    first = steps_of(run_in(tmp_path / "given", model=given))
+    second = steps_of(run_in(tmp_path / "given", model=given))
 
     assert first == list(range(CHANGED_AT))
-    assert second == list(range(CHANGED_AT, 28))
-    assert same(weights(given), weights(run))
+    assert second == list(range(CHANGED_AT, 17))
+
+
+def test_a_model_of_before_a_change_refuses_to_be_called(tmp_path: Path) -> None:
+    run = given_changes(tmp_path, **EVERYTHING)
+    with run:
+        before = run.state.model
+        for step in run:
+            run.state.model(torch.zeros(1, 4))
+            if step.index < CHANGED_AT:
+                continue
+            with refused("model-of-earlier-settings", model="Sequential"):
+                before(torch.zeros(1, 4))
+            break
+
+
+def given_changes(run_dir: Path, **settings: Any) -> Run:
+    """Return a new run that has its journal from the start."""
+    run_in(run_dir / "first", stop_after=f"{CHANGED_AT} steps").train()
+    sf.load(run_dir / "first").change("a test", **settings)
+    (run_dir / "given").mkdir()
+    shutil.copy(run_dir / "first" / "changes.jsonl", run_dir / "given")
+    return run_in(run_dir / "given")
+
+
+@pytest.mark.parametrize("damaged", ["the change", "all since the change"])
+def test_a_run_goes_back_over_a_change_whose_checkpoints_are_damaged(
+    tmp_path: Path, damaged: str
+) -> None:
+    run = given_changes(tmp_path, **EVERYTHING)
+    run.train()
+
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "given", copy)
+    names = {f"step-{CHANGED_AT:08d}"}
+    if damaged == "all since the change":
+        names |= {f"step-{step:08d}" for step in sf.load(copy).checkpoints if step > 0}
+    else:
+        later = [step for step in sf.load(copy).checkpoints if step > CHANGED_AT]
+        for step in later:
+            shutil.rmtree(copy / "checkpoints" / f"step-{step:08d}")
+    for name in names:
+        for file in (copy / "checkpoints" / name).glob("*.safetensors"):
+            file.write_bytes(file.read_bytes()[:-8])
+    again = run_in(copy)
+    again.train()
+
+    assert again.state.step == 28
+    assert same(weights(again), weights(run))
+    steps = [record["step"] for record in sf.load(copy).records("train")]
+    assert steps == list(range(1, 29))
 
 
 def steps_of(run: Run) -> list[int]:
@@ -439,9 +500,17 @@ def test_a_larger_batch_leaves_the_first_micro_batch_readable(tmp_path: Path) ->
     assert fingerprints["micro_batch"] is not None
 
 
-def test_a_run_that_was_built_before_a_change_is_not_opened_after_it(tmp_path: Path) -> None:
+def test_a_run_that_was_built_before_a_change_has_it(tmp_path: Path) -> None:
     run_in(tmp_path, stop_after="10 steps").train()
     built_before = run_in(tmp_path)
+    sf.load(tmp_path).change(batch_size=16)
+    built_before.train()
+    assert built_before.state.step == 17
+
+
+def test_a_run_that_was_built_before_a_change_is_refused_if_its_model_was(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="10 steps", model=model()).train()
+    built_before = run_in(tmp_path, model=model())
     sf.load(tmp_path).change(batch_size=16)
     with refused("run-changed-meanwhile", sf.CheckpointError):
         built_before.train()

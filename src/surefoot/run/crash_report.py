@@ -8,6 +8,7 @@ from surefoot.config.paths import make_no_follow
 from surefoot.errors import CheckpointError, DivergedError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
+from surefoot.run.history import OtherSettings
 from surefoot.run.stop_requests import StopRequests
 
 
@@ -22,7 +23,7 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
     lost = heartbeat.cause(problem)
     if lost is not None:
         raise lost from problem
-    if isinstance(problem, DivergedError):  # on all ranks
+    if isinstance(problem, DivergedError | OtherSettings):  # on all ranks
         heartbeat.goodbye()
         return
     heartbeat.failed(problem)

@@ -12,7 +12,7 @@ from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.pipeline import DataPipeline, TrainData
 from surefoot.distributed.world import World
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.numbered import rebuilt_run
 from surefoot.train.changed_settings import SegmentSettings, changeable, history_of
@@ -67,6 +67,19 @@ class SettingsHistory:
             after = batching(segment.settings.batch_size, None).batch_size
             offset += segment.begin * (before - after)
         return offset
+
+
+class OtherSettings(Exception):  # noqa: N818  the run goes on
+    """The next step of a run has other settings than those with which it was built.
+
+    step: that of the checkpoint from which it goes on, or None for the newest one. refusal: the
+    error for a run that cannot be built again.
+    """
+
+    def __init__(self, step: int | None, refusal: CheckpointError) -> None:
+        super().__init__(step)
+        self.step = step
+        self.refusal = refusal
 
 
 def read_history(

@@ -24,6 +24,7 @@ from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
+from surefoot.run.history import OtherSettings
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
@@ -112,32 +113,35 @@ def _open_directory(directory: RunDirectory, parts: RunComponents) -> None:
 def _refuse_other_journal(
     directory: RunDirectory, parts: RunComponents, checkpoint: Checkpoint | None
 ) -> None:
-    """Raise `CheckpointError` if settings were changed since the run was built, or if no checkpoint
-    is intact from the step on at which its settings begin. Collective.
+    """Raise `OtherSettings` if settings were changed since the run was built, or if no
+    checkpoint is intact from the step on at which its settings begin. Collective.
     """
     changes = None
     if parts.world.is_main:
         changes = [change.sha256 for change in read_changes(directory.path)]
     if parts.world.from_main(changes) != [change.sha256 for change in parts.changes]:
-        raise CheckpointError(
+        refusal = CheckpointError(
             "run-changed-meanwhile",
             problem=f"settings of {directory.shown} were changed after this Run was built",
             reason="the next step would have those before the change",
             remedy="build the Run again",
             run=str(directory.shown),
         )
-    begin = parts.settings_begin
+        raise OtherSettings(None, refusal)
     step = 0 if checkpoint is None else checkpoint.step
-    if step < begin:
-        raise CheckpointError(
+    if step < parts.settings_begin:
+        refusal = CheckpointError(
             "no-checkpoint-since-change",
-            problem=f"no checkpoint of {directory.shown} is intact from step {begin} on, where its"
-            " settings begin",
-            reason=f"the newest intact one is of step {step}",
-            remedy=f"remove the damaged checkpoints after step {step}, and start again",
+            problem=f"no checkpoint of {directory.shown} is intact from step {parts.settings_begin} on,"
+            " where its settings begin",
+            reason=f"the newest intact one is of step {step}, and a model that is passed as an object"
+            " cannot be built again",
+            remedy="pass a function that builds the model, or remove the damaged checkpoints after step"
+            f" {step}, and start again",
             step=step,
-            begin=begin,
+            begin=parts.settings_begin,
         )
+        raise OtherSettings(step, refusal)
 
 
 def _record_session(

@@ -1,7 +1,7 @@
 """The class `Run`, a training run."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
@@ -18,11 +18,12 @@ from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, endin
 from surefoot.run import messages
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
-from surefoot.run.crash_report import AT_CHANGE, stop_cause
-from surefoot.run.model_kinds import are_built_by_functions
+from surefoot.run.history import OtherSettings
+from surefoot.run.model_kinds import refuse_calls
 from surefoot.run.resume import start_from_init
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
+from surefoot.tracking.numbered import built_again
 from surefoot.train import state_dict
 from surefoot.train.evaluate import Split, numbers
 from surefoot.train.loop import State, Step
@@ -32,7 +33,6 @@ from surefoot.train.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from surefoot.tracking.panels_file import Panels
-    from surefoot.train.timer import Deadline
 
 
 @ending_scripts
@@ -82,7 +82,6 @@ class Run(RunSettings):
         vars(self)["run_dir"] = self.parts.settings.run_dir
         self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
-        self.deadline: Deadline | None = None  # of `train`, across changes of settings
 
     if not TYPE_CHECKING:  # a type checker should not take every name
 
@@ -123,45 +122,14 @@ class Run(RunSettings):
         if self.session is not None:
             self._train_open()
             return
-        try:
-            while self._train_until_change() and are_built_by_functions(self.model):
-                self._build_again()
-        finally:
-            self.deadline = None
-
-    def _train_until_change(self) -> bool:
-        """Train in a session. Return True if it ended because other settings hold from there on.
-        Collective.
-        """
         self.parts.run_state.user_state.is_complete = True
         with self:
-            session = self._open("run.train()")
-            stop_requests = session.stop_requests
-            self.deadline = stop_requests.deadline  # one for all sessions of this call
             self._train_open()
-        if not self.parts.is_at_change:
-            return False
-        # only one rank may know that the time is over
-        goes_on = stop_cause(self.parts, stop_requests) == AT_CHANGE
-        return bool(self.parts.world.from_main(goes_on))
 
     def _train_open(self) -> None:
         self._open("run.train()").periodic.alone = True
         for _ in self:
             pass
-
-    def _build_again(self) -> None:
-        """Build the components with the settings that hold from the newest checkpoint on."""
-        before = self.parts
-        names = [field.name for field in fields(RunSettings)]
-        parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
-        if parts.directory is not None and before.directory is not None:
-            parts.directory.numbered = before.directory.numbered
-        self.parts = replace(
-            parts, example=before.example, alert=before.alert, accept_change=before.accept_change
-        )
-        for name, registered in before.run_state.user_state.objects.items():
-            self.register_state(name, registered)
 
     def __iter__(self) -> Iterator[Step]:
         """Execute the steps one after another and yield each step. Its checkpoint is saved after
@@ -169,13 +137,67 @@ class Run(RunSettings):
         """
         if self.parts.task.loss is None:
             raise without_loss()
-        return self._open("for step in run").steps(opened=False)
+        self._open("for step in run")
+        return self._steps(opened=False)
 
     def steps(self) -> Iterator[Step]:
         """Yield each step before its update. The loop body calls `forward_backward` and
         `update`.
         """
-        return self._open("for step in run.steps()").steps(opened=True)
+        self._open("for step in run.steps()")
+        return self._steps(opened=True)
+
+    def _steps(self, *, opened: bool) -> Generator[Step]:
+        """Yield the steps of the session, and of those that follow it where settings change."""
+        while self.session is not None:
+            session = self.session
+            loop = session.steps(opened=opened)
+            for step in loop:  # noqa: UP028  at `break` the session closes its loop
+                yield step
+            is_current = self.session is session and session.running is loop
+            if not is_current or not self._goes_on():
+                return
+            self._begin_next_session(session)
+
+    def _goes_on(self) -> bool:
+        """Return True if the session has ended because settings change, and the run can be built
+        again with the new ones. Collective.
+        """
+        session = self._open("for step in run")
+        if self.parts.finished or not session.takes_changes:
+            return False
+        # only one rank may know that the time is over
+        return bool(self.parts.world.from_main(session.is_at_change()))
+
+    def _begin_next_session(self, before: Session) -> None:
+        """Close a session, and open another one with the settings of the next step. Collective."""
+        self.session = None
+        before.close(None)
+        session = self._built_again(before.parts, step=None)
+        session.stop_requests.deadline = before.stop_requests.deadline  # one for all of them
+        session.open()
+        session.periodic.alone = before.periodic.alone
+        self.session = session
+
+    def _built_again(self, before: RunComponents, *, step: int | None) -> Session:
+        """Build the components with the settings that the run has after `step` steps (None: after
+        its newest checkpoint), and return a session that is not open yet. Collective.
+        """
+        assert before.directory is not None  # only there can settings change
+        names = [field.name for field in fields(RunSettings)]
+        with built_again(before.directory.path, step=step):
+            parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
+        assert parts.directory is not None
+        parts.directory.numbered = before.directory.numbered
+        self.parts = replace(
+            parts, example=before.example, alert=before.alert, accept_change=before.accept_change
+        )
+        user_state = before.run_state.user_state
+        for name, registered in user_state.objects.items():
+            self.register_state(name, registered)
+        self.parts.run_state.user_state.is_complete = user_state.is_complete
+        refuse_calls(before.state.models.values(), but=self.parts.state.models.values())
+        return Session(self.parts, configuration=self.configuration)
 
     def stop(self) -> None:
         """Stop the run after this step and save the step, like `break`. Use this method outside the
@@ -216,9 +238,14 @@ class Run(RunSettings):
         if self.session is not None:
             raise ConfigError("run-opened-twice", problem="this run is already open")
         session = Session(self.parts, configuration=self.configuration)
-        if self.deadline is not None:
-            session.stop_requests.deadline = self.deadline
-        session.open()
+        try:
+            session.open()
+        except OtherSettings as problem:
+            # changed since the run was built, or the checkpoint at a change is damaged
+            if not session.takes_changes:
+                raise problem.refusal from None
+            session = self._built_again(self.parts, step=problem.step)
+            session.open()
         self.session = session
         return self
 
@@ -234,8 +261,10 @@ class Run(RunSettings):
         step. After an exception the incomplete step is not saved, and `crash/` contains a report. A
         run stopped by a signal exits with status 130 or 143.
         """
-        session, self.session = self._open("run.__exit__()"), None
-        session.close(problem)
+        session = self.session
+        self.session = None
+        if session is not None:  # None: opening the session after a change has failed
+            session.close(problem)
         if isinstance(problem, Exception):
             cut_frames(problem)
 

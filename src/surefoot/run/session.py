@@ -19,6 +19,7 @@ from surefoot.run import after, crash_report, messages
 from surefoot.run.components import RunComponents
 from surefoot.run.data_changes import DataChanges
 from surefoot.run.evaluation import BegunEnd, Evaluations
+from surefoot.run.model_kinds import are_built_by_functions
 from surefoot.run.periodic import PeriodicWork, build_periodic
 from surefoot.run.resume import buffer_check, open_run
 from surefoot.run.samples import Samples
@@ -377,6 +378,21 @@ class Session:
                 **self.clock.window(),
             }
         )
+
+    # --- changes of settings ----------------------------------------------------------------------
+
+    @property
+    def takes_changes(self) -> bool:
+        """True if the run can go on with other settings: it has a journal, and functions build its
+        models again.
+        """
+        return self.parts.directory is not None and are_built_by_functions(
+            self.parts.settings.model
+        )
+
+    def is_at_change(self) -> bool:
+        """Return True on rank 0 if the loop has ended because settings change."""
+        return crash_report.stop_cause(self.parts, self.stop_requests) == crash_report.AT_CHANGE
 
     # --- the loop ---------------------------------------------------------------------------------
 
