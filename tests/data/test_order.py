@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from in_one import in_one
 from refused import refused
-from surefoot.data.mixture import MixtureOrder, quotas
+from surefoot.config.mixture_weights import quotas
+from surefoot.data.mixture import MixtureOrder
 from surefoot.data.order import InOrder, Order, folded, permutation
 from surefoot.seeding import fold
 

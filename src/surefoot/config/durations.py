@@ -57,9 +57,16 @@ class Length:
         >>> Length(steps=30, samples_per_epoch=100, batch_size=10).epochs
         3.0
         """
+        return self.samples_before(self.steps) / self.samples_per_epoch
+
+    def samples_before(self, step: int) -> int:
+        """Return the number of samples that are read before a step of the present batch size.
+
+        >>> Length(30, samples_per_epoch=100, batch_size=20, before=(10, 100)).samples_before(11)
+        120
+        """
         steps, samples = self.before
-        samples += (self.steps - steps) * self.batch_size
-        return samples / self.samples_per_epoch
+        return samples + (step - steps) * self.batch_size
 
     @property
     def ahead(self) -> Fraction:

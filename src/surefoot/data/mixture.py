@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import accumulate
 from typing import Any, cast
 
@@ -10,14 +11,13 @@ import torch
 from torch import Tensor
 
 from surefoot.config.keywords import known_keywords
+from surefoot.config.mixture_weights import SLOTS, first_of_next_block, quotas
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque, rebuilt
 from surefoot.data.order import Blocks, Ids, by_epoch
-from surefoot.errors import ConfigError, DataError, first_line
+from surefoot.errors import DataError, first_line
 from surefoot.seeding import fold, stream_key
-
-_SLOTS = 1000  # samples per block of a mixture; the proportions are exact in each block
 
 
 @known_keywords
@@ -77,6 +77,16 @@ class Mixture:
         source = bisect_right(self.ends, sample)
         return self.datasets[source][sample - self.ends[source] + self.sizes[source]]
 
+    def weights_by_name(self) -> dict[str, float]:
+        """Return the weights of the data sets, in order."""
+        return dict(zip(self.names, self.weights, strict=True))
+
+    def with_weights(self, weights: Mapping[str, float]) -> "Mixture":
+        """Return the mixture of the same data sets with other weights."""
+        other = copy(self)
+        other.weights = [weights[name] for name in self.names]
+        return other
+
     def concatenated(self) -> dict[str, Any]:
         """Return the data sets by name, in order."""
         return dict(zip(self.names, self.datasets, strict=True))
@@ -118,6 +128,10 @@ class MixtureOrder:
     Every shuffled block of 1,000 samples has the exact quota of each source (largest remainder). A
     sample id is the offset of the source plus the index within the source. An epoch of the mixture
     has as many samples as all sources together.
+
+    `weights_from` has the weights since the beginning, each with the number of samples after which
+    they were set; `weights` are the last of them. They hold from the next block on, and each source
+    goes on where its last block has ended.
     """
 
     def __init__(
@@ -128,6 +142,7 @@ class MixtureOrder:
         weights: Sequence[float],
         batch_size: int,
         offset: int = 0,
+        weights_from: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> None:
         self.samples = sum(sizes)
         self.batch_size = batch_size
@@ -135,11 +150,20 @@ class MixtureOrder:
         self.slot_key = stream_key(seed, "mixture")
         self.sizes = list(sizes)
         self.weights = list(weights)
-        self.quotas = np.array(quotas(weights))
-        self.source_of_slot = np.repeat(np.arange(len(self.quotas)), self.quotas)
-        self.first_slots = np.cumsum(self.quotas) - self.quotas
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self.blocks = Blocks(batch_size, offset)
+
+        quotas_of_blocks: dict[int, list[int]] = {}  # by the first block that has them
+        for samples, of_sources in weights_from or [(0, weights)]:
+            quotas_of_blocks[first_of_next_block(samples) // SLOTS] = quotas(of_sources)
+        self.first_blocks = np.array(list(quotas_of_blocks))
+        self.quotas = np.array(list(quotas_of_blocks.values()))
+        self.first_slots = np.cumsum(self.quotas, axis=1) - self.quotas
+        sources = np.arange(len(self.sizes))
+        self.source_of_slot = np.stack([np.repeat(sources, row) for row in self.quotas])
+        blocks_before = np.diff(self.first_blocks)[:, None]
+        self.drawn = np.zeros_like(self.quotas)  # of each source, before the first block
+        self.drawn[1:] = np.cumsum(blocks_before * self.quotas[:-1], axis=0)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step, self._at)
@@ -148,12 +172,15 @@ class MixtureOrder:
         return {"order": "mixture", "sizes": self.sizes, "weights": self.weights}
 
     def _at(self, positions: Ids) -> tuple[Ids, Ids]:
-        blocks, slots = np.divmod(positions, _SLOTS)
-        shuffled = by_epoch(self.slot_key, _SLOTS, blocks, slots)
-        sources = self.source_of_slot[shuffled]
+        blocks, slots = np.divmod(positions, SLOTS)
+        shuffled = by_epoch(self.slot_key, SLOTS, blocks, slots)
+        rows = np.searchsorted(self.first_blocks, blocks, side="right") - 1
+        sources = self.source_of_slot[rows, shuffled]
         # index within the source: the quotas of all earlier blocks, plus the index within this
         # block
-        places = blocks * self.quotas[sources] + shuffled - self.first_slots[sources]
+        whole_blocks = blocks - self.first_blocks[rows]
+        places = self.drawn[rows, sources] + whole_blocks * self.quotas[rows, sources]
+        places += shuffled - self.first_slots[rows, sources]
         ids = np.empty_like(positions)
         epochs = np.empty_like(positions)
         for source in np.unique(sources):
@@ -163,31 +190,6 @@ class MixtureOrder:
             epochs[here], offsets = np.divmod(places[here], size)
             ids[here] = self.offsets[source] + by_epoch(key, size, epochs[here], offsets)
         return ids, epochs
-
-
-def quotas(weights: Sequence[float]) -> list[int]:
-    """Divide 1,000 slots among the sources by the largest remainder method; ties go to the earlier
-    source.
-
-    >>> quotas([1, 1, 1])
-    [334, 333, 333]
-    """
-    slots: list[int] = []
-    if all(0 < weight < float("inf") for weight in weights):
-        exact = [weight / sum(weights) * _SLOTS for weight in weights]
-        slots = [int(share) for share in exact]
-        by_remainder = sorted(range(len(exact)), key=lambda index: slots[index] - exact[index])
-        for index in by_remainder[: _SLOTS - sum(slots)]:
-            slots[index] += 1
-    if not slots or 0 in slots:
-        raise ConfigError(
-            "mixture-weights-invalid",
-            problem=f"mixture weights {list(weights)}: each must be finite, and at least 1 sample in"
-            f" {_SLOTS}",
-            remedy="raise the smallest, or remove its data set",
-            weights=list(weights),
-        )
-    return slots
 
 
 def _checked_size(name: str, dataset: Any) -> int:

@@ -201,10 +201,18 @@ def with_splits(data: TrainData, splits: Mapping[str, Any]) -> TrainData:
 
 
 def data_plan(
-    train: Any, *, order: Any, seed: int, samples: int, sizes: Batching, offset: int = 0
+    train: Any,
+    *,
+    order: Any,
+    seed: int,
+    samples: int,
+    sizes: Batching,
+    offset: int = 0,
+    weights_from: Sequence[tuple[int, Sequence[float]]] = (),
 ) -> MicroBatches:
     """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture,
-    or batches of similar length. `offset` is that of `data/order.py`.
+    or batches of similar length. `offset` is that of `data/order.py`, and `weights_from` that of
+    `MixtureOrder`.
     """
     name = order if isinstance(order, str) else type(order).__name__
     if isinstance(train, Arriving):
@@ -257,6 +265,7 @@ def data_plan(
             weights=train.weights,
             batch_size=sizes.batch_size,
             offset=offset,
+            weights_from=weights_from,
         )
     return Cut(plan, sizes.micro_batch_size)
 

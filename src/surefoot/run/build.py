@@ -94,11 +94,9 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     history = read_history(settings, data, world, step=beginning.step)
     if history.changes:
         settings = history.settings
-        data = replace(data, batch_size=settings.batch_size)
+        data = replace(data, batch_size=settings.batch_size, dataset=settings.train_data)
         _check(settings, data)
-    run_data = read_data(
-        settings, data, world, parallel, beginning, unless_built, offset=history.offset
-    )
+    run_data = read_data(settings, history, data, world, parallel, beginning, unless_built)
     pipeline = run_data.pipeline
     refuse_other_batches(pipeline, history.segments)
     try:
@@ -251,16 +249,15 @@ def beginning_of(settings: RunSettings, world: World) -> Beginning:
 
 def read_data(
     settings: RunSettings,
+    history: SettingsHistory,
     data: data_pipeline.TrainData,
     world: World,
     parallel: Strategy,
     beginning: Beginning,
     unless_built: ExitStack,
-    *,
-    offset: int,
 ) -> RunData:
     """Plan the samples of each step, and check the data of training and splits. `unless_built` ends
-    what begins here, and `offset` is that of `data/order.py`. Collective.
+    what begins here. Collective.
     """
     if beginning.is_new:
         refuse_split_names(settings.splits or {})
@@ -291,7 +288,13 @@ def read_data(
             data.dataset, seed=seed, batch_size=sizes.batch_size, collates=collates
         )
     order = data_pipeline.data_plan(
-        data.dataset, order=data.order, seed=seed, samples=samples, sizes=sizes, offset=offset
+        data.dataset,
+        order=data.order,
+        seed=seed,
+        samples=samples,
+        sizes=sizes,
+        offset=history.offset,
+        weights_from=history.weights_from,
     )
     splits = data_pipeline.taped_splits(
         settings, world, run_dir=out, behavior=behavior, unless_built=unless_built

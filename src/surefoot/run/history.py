@@ -10,6 +10,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.paths import absolute_path, run_path
 from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings
+from surefoot.data.mixture import Mixture
 from surefoot.data.pipeline import DataPipeline, TrainData
 from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, Setting
@@ -68,6 +69,22 @@ class SettingsHistory:
             offset += segment.begin * (before - after)
         return offset
 
+    @property
+    def weights_from(self) -> list[tuple[int, list[float]]]:
+        """The weights of a mixture since the beginning, each with the number of samples after which
+        they were set; [] for other data.
+        """
+        mixture = self.segments[0].settings.train_data
+        if not isinstance(mixture, Mixture):
+            return []
+        samples = 0
+        weights = [(0, mixture.weights)]
+        for previous, segment in pairwise(self.segments):
+            batch_size = batching(previous.settings.batch_size, None).batch_size
+            samples += (segment.begin - previous.begin) * batch_size
+            weights.append((samples, segment.settings.train_data.weights))
+        return weights
+
 
 class OtherSettings(Exception):  # noqa: N818  the run goes on
     """The next step of a run has other settings than those with which it was built.
@@ -89,12 +106,13 @@ def read_history(
     after `step` steps. Raises `ConfigError` if the program has other settings than the run had or
     has. Collective.
     """
-    # a `DataLoader` may have given the batch size
-    of_program = changeable(settings) | {"batch_size": data.batch_size}
+    # a `DataLoader` may have given them
+    as_read = replace(settings, batch_size=data.batch_size, train_data=data.dataset)
+    of_program = changeable(as_read)
     changes = _changes_of_run(settings, world)
     if not changes:
         return SettingsHistory(of_program, (), (SegmentSettings(0, settings),))
-    segments = history_of(replace(settings, batch_size=data.batch_size), changes)
+    segments = history_of(as_read, changes)
     past = tuple(segment for segment in segments if segment.begin <= step)
     following = [segment.begin for segment in segments if segment.begin > step]
     return SettingsHistory(of_program, changes, past, min(following, default=None))

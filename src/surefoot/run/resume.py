@@ -39,7 +39,7 @@ from surefoot.train import state_dict
 from surefoot.train.buffer_check import BufferCheck
 from surefoot.train.changed_settings import assignments, described
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
-from surefoot.train.run_identity import differences
+from surefoot.train.run_identity import differences, with_changed
 
 if TYPE_CHECKING:
     from surefoot.checkpoint.state_json import Fingerprints
@@ -509,9 +509,9 @@ def _compare_program(parts: RunComponents, checkpoint: Checkpoint) -> None:
     before = _comparable(parts, checkpoint, now)
     changes, notes = find_changes(before, now, steering=steering)
     # `refuse_other_settings` ignores these
-    data_before = json.loads(json.dumps(checkpoint.saved.identity["data"]))
-    data_now = json.loads(json.dumps(parts.plan.identity["data"]))
-    data_changes = differences({"data": data_before}, {"data": data_now})
+    now_identity = json.loads(json.dumps(parts.plan.identity))
+    saved = with_changed(checkpoint.saved.identity, now_identity, parts.changes_since(checkpoint))
+    data_changes = differences({"data": saved["data"]}, {"data": now_identity["data"]})
     if data_changes:
         text = f"the training data set has changed: {data_changes[0]}"
         changes.insert(0, Change(("data",), text))

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
+from surefoot.config.mixture_weights import quotas
 from surefoot.config.setting import names_that_change
 from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings, problem_of_value
-from surefoot.errors import Command, ConfigError, Setting
+from surefoot.errors import Command, ConfigError, Setting, out_of_range
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
@@ -32,6 +33,8 @@ _OF_RULE = ("patience", "min_delta")
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
 _CHOSEN_BY_RUN = ("batch_size", "micro_batch_size")  # where they are None
 PLAIN = names_that_change(TrainSettings)
+WEIGHTS = "train_data.weights"
+"""The weights of a mixture, by the names of its data sets."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class SegmentSettings:
 
 def changeable(settings: "RunSettings") -> dict[str, Any]:
     """Return the value of every setting that can change while the run goes on."""
+    from surefoot.data.mixture import Mixture  # imports torch
+
     values = {name: getattr(settings, name) for name in PLAIN}
     spec = settings.optimizer
     if isinstance(spec, OptimizerSpec):
@@ -65,6 +70,8 @@ def changeable(settings: "RunSettings") -> dict[str, Any]:
         for name, value in spec.settings.items():
             values[f"optimizer.{name}"] = value
     values["schedule"] = (settings.schedule or constant()).to_dict()
+    if isinstance(settings.train_data, Mixture):
+        values[WEIGHTS] = settings.train_data.weights_by_name()
     rule = settings.early_stopping
     if rule is not None and not isinstance(rule, Sequence):
         for name in _OF_RULE:
@@ -95,6 +102,8 @@ def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
         keywords["early_stopping"] = replace(rule, **parts["early_stopping"])
     if "schedule" in changed:
         keywords["schedule"] = schedule_of(changed["schedule"])
+    if WEIGHTS in changed:
+        keywords["train_data"] = settings.train_data.with_weights(changed[WEIGHTS])
     return replace(settings, **keywords)
 
 
@@ -240,7 +249,7 @@ def changes_of(
     cannot change, and for a value that it cannot have.
     """
     changes = []
-    for wish in _with_whole_schedules(values, wishes):
+    for wish in _with_whole_weights(values, _with_whole_schedules(values, wishes)):
         name = wish.setting
         if name not in values or name == "optimizer.name":
             names = [each for each in values if each != "optimizer.name"]
@@ -300,12 +309,34 @@ def _with_whole_schedules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     return [*others, Wish("schedule", described | {"warmup": 0} | parts, because)]
 
 
+def _with_whole_weights(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
+    """Return the wishes with those for weights of a mixture put together: one for all weights."""
+    weights: dict[str, Any] = {}
+    because = ""
+    others = []
+    for wish in wishes:
+        name = wish.setting.removeprefix(f"{WEIGHTS}.")
+        if WEIGHTS in values and name != wish.setting:
+            weights[name] = wish.value
+        elif wish.setting == WEIGHTS and isinstance(wish.value, Mapping):
+            weights |= wish.value
+        else:
+            others.append(wish)
+            continue
+        because = because or wish.because
+    if not weights or WEIGHTS not in values:
+        return list(wishes)
+    return [*others, Wish(WEIGHTS, {**values[WEIGHTS], **weights}, because)]
+
+
 def _check_value(values: Values, name: str, value: Any) -> None:
     """Raise `ConfigError` for a value that a setting cannot have, as far as it shows without the
     program.
     """
     if name == "schedule":
         schedule_of(value)
+    elif name == WEIGHTS:
+        _check_weights(values[WEIGHTS], value)
     elif name.startswith("optimizer."):
         of_optimizer = {
             each.removeprefix("optimizer."): other
@@ -342,6 +373,24 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         optimizer = values.get("optimizer.name")
         if name == "ema" and value is not None and optimizer in AVERAGING:
             raise average_of_average(value, optimizer=optimizer)
+
+
+def _check_weights(present: Values, weights: Any) -> None:
+    """Raise `ConfigError` for weights that the data sets of a mixture cannot have."""
+    names = ", ".join(present)
+    if not isinstance(weights, Mapping) or weights.keys() != present.keys():
+        raise ConfigError(
+            "weights-of-other-data-sets",
+            problem=f"{WEIGHTS} = {in_words(weights)}: the mixture has the data sets {names}",
+            remedy=f"write {WEIGHTS}.NAME=WEIGHT for each weight that changes",
+            setting=WEIGHTS,
+            value=weights,
+            names=list(present),
+        )
+    for name, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise out_of_range(f"{WEIGHTS}.{name}", weight, "a number above 0")
+    quotas(list(weights.values()))
 
 
 def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:

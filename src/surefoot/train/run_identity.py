@@ -17,6 +17,7 @@ from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
 from surefoot.tracking.format import counted
+from surefoot.train.changed_settings import WEIGHTS
 
 Described = Mapping[str, Any]
 
@@ -64,6 +65,9 @@ def with_changed(
         names |= {change.setting, *change.follows, *_FOLLOWING.get(change.setting, ())}
     changed = dict(saved)
     for name in sorted(names):
+        if name == WEIGHTS:
+            changed["data"] = _with_weights(changed["data"], now["data"])
+            continue
         group, _, part = name.partition(".")
         present = now.get(group)
         if not part and group in now:
@@ -73,6 +77,17 @@ def with_changed(
         elif isinstance(present, Mapping) and part in present:
             changed[group] = {**changed[group], part: present[part]}
     return changed
+
+
+def _with_weights(saved: Described, now: Described) -> dict[str, Any]:
+    """Return the identity of the data of a saved run with the present weights of their mixture."""
+    if saved["plan"]["order"] != "mixture" or now["plan"]["order"] != "mixture":
+        return dict(saved)
+    parts = dict(saved["parts"])
+    for name in parts.keys() & now["parts"].keys():
+        parts[name] = {**parts[name], "weight": now["parts"][name]["weight"]}
+    plan = {**saved["plan"], "weights": now["plan"]["weights"]}
+    return {**saved, "plan": plan, "parts": parts}
 
 
 def _was_not_recorded(key: str, settings: Mapping[str, str]) -> bool:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.batch_size import batching
+from surefoot.config.durations import Length
+from surefoot.config.mixture_weights import SLOTS, first_of_next_block
 from surefoot.config.setting_change import SettingChange
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tools.change.recorded_settings import (
@@ -21,7 +23,7 @@ from surefoot.tools.change.recorded_settings import (
 )
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
-from surefoot.train.changed_settings import Wish, changes_of, described, is_journal_of
+from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
 
 _SHOWN = 4  # significant digits of a rate
 
@@ -62,6 +64,8 @@ def wish_of(text: str, *, because: str = "") -> Wish:
 
     >>> wish_of("optimizer.lr=1e-4").value, wish_of("length=30 epochs").value
     (0.0001, '30 epochs')
+    >>> wish_of("train-data.weights.stack-v2=0.5").setting
+    'train_data.weights.stack-v2'
     """
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
@@ -71,7 +75,10 @@ def wish_of(text: str, *, because: str = "") -> Wish:
             remedy="write SETTING=VALUE, such as optimizer.lr=1e-4",
             value=text,
         )
-    return Wish(name.strip().replace("-", "_"), _parsed(name, value.strip()), because)
+    setting = name.strip().replace("-", "_")
+    if setting.startswith(f"{WEIGHTS}."):  # the program names the data sets of a mixture
+        setting = WEIGHTS + name.strip()[len(WEIGHTS) :]
+    return Wish(setting, _parsed(name, value.strip()), because)
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -174,6 +181,8 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
         lines.append(described(replace(change, number=number)))
     if changes and now is not None and then is not None:
         lines += _comparison(now, then, step)
+        if WEIGHTS in names:
+            lines += _lines_about_weights(then.length, step)
     return ChangePlan(run, changes, lines, earlier, step)
 
 
@@ -181,8 +190,8 @@ def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list
     """Return a line for each wish that changes nothing, because the setting has this value."""
     lines = []
     for wish in wishes:
-        group = wish.setting.partition(".")[0]
-        if wish.setting not in names and group not in names:
+        # a wish for a part, such as schedule.name, changes the whole
+        if not any(f"{wish.setting}.".startswith(f"{name}.") for name in names):
             lines.append(f"{wish.setting} has this value already")
     return lines
 
@@ -205,3 +214,16 @@ def _comparison(now: Course, then: Course, step: int) -> list[str]:
             f" {last_now:.{_SHOWN}g} -> {last_then:.{_SHOWN}g} in the last"
         )
     return lines
+
+
+def _lines_about_weights(length: Length, step: int) -> list[str]:
+    """Return a line about the first sample of a mixture with the weights that are set at a step."""
+    samples = length.samples_before(step)
+    first = first_of_next_block(samples)
+    if first == samples:
+        return []
+    first_step = step + (first - samples) // length.batch_size
+    return [
+        f"the new weights hold from sample {first:,} on, in step {first_step:,}: a block of"
+        f" {SLOTS:,} samples is completed first"
+    ]

@@ -15,7 +15,7 @@ from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
-from surefoot.train.changed_settings import PLAIN, schedule_of, values_at
+from surefoot.train.changed_settings import PLAIN, WEIGHTS, schedule_of, values_at
 from surefoot.train.course import Leg, course_of
 
 
@@ -80,7 +80,7 @@ class RecordedSettings:
 def recorded_settings(files: RunFiles) -> RecordedSettings:
     """Return the settings of a run whose files were read."""
     identity: Mapping[str, Any] = {} if files.state is None else files.state.identity
-    of_program = _newest_values(files.sessions) or values_of_identity(identity)
+    of_program = _newest_values(files.sessions, identity)
     return RecordedSettings(of_program, files.changes, identity)
 
 
@@ -118,14 +118,14 @@ def values_of_program(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     sessions: tuple[SessionEntry, ...] = ()
     with suppress(OSError, ValueError):
         sessions = read_sessions(run)
-    return _newest_values(sessions) or values_of_identity(identity)
+    return _newest_values(sessions, identity)
 
 
-def _newest_values(sessions: Sequence[SessionEntry]) -> dict[str, Any]:
+def _newest_values(sessions: Sequence[SessionEntry], identity: Mapping[str, Any]) -> dict[str, Any]:
     for session in reversed(sessions):
         if "settings" in session:
-            return dict(session["settings"])
-    return {}
+            return {**_weights_of(identity), **session["settings"]}
+    return values_of_identity(identity)
 
 
 def samples_per_epoch(identity: Mapping[str, Any]) -> int | None:
@@ -143,6 +143,7 @@ def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     sessions did not record those of its program.
     """
     values = {name: identity[name] for name in PLAIN if name in identity}
+    values |= _weights_of(identity)
     optimizer = identity.get("optimizer", {})
     for name, value in optimizer.items():
         if name not in ("decay", "lr_multipliers", "learning_rates"):
@@ -154,3 +155,11 @@ def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("patience", "min_delta"):
             values[f"early_stopping.{name}"] = rule[name]
     return values
+
+
+def _weights_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights of a mixture by the name of their setting, {} for other data."""
+    data = identity.get("data") or {}
+    if (data.get("plan") or {}).get("order") != "mixture":
+        return {}
+    return {WEIGHTS: {name: part["weight"] for name, part in data["parts"].items()}}
