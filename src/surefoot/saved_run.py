@@ -179,7 +179,7 @@ class SavedRun:
         step after `step` finished ones, by dotted name. Raises `ConfigError` for a step that the run
         does not have.
         """
-        from surefoot.tools.change.recorded_settings import settings_at
+        from surefoot.train.recorded_settings import settings_at
 
         return settings_at(self._directory(), step)
 

@@ -17,6 +17,7 @@ from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.record import Record
 from surefoot.tracking.run_directory import machine_memory_bytes
 from surefoot.tracking.run_reader import REPORT
+from surefoot.train.changed_settings import changeable
 
 if TYPE_CHECKING:
     from surefoot.tools.diagnose.live import LiveFindings as LiveFindings  # noqa: PLC0414  for session.py
@@ -119,6 +120,10 @@ def live_findings_of(
         memory_bytes=machine_memory_bytes(),
         keeps_best=parts.run_state.best is not None,
         monitored=None if watched is None else (watched.direction, watched.score),
+        changes=tuple(each for each in parts.changes if each.from_step <= parts.settings_begin),
+        in_force=changeable(parts.settings),
+        goes_on=directory is not None,
+        planned_steps=parts.length.steps,
     )
     if directory is None:
         _collect_for_cell(parts)

@@ -15,15 +15,15 @@ from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, first_of_next_block
 from surefoot.config.setting_change import SettingChange
 from surefoot.errors import CheckpointError, ConfigError
-from surefoot.tools.change.recorded_settings import (
+from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
+from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
+from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
+from surefoot.train.recorded_settings import (
     Course,
     RecordedSettings,
     samples_per_epoch,
     values_of_program,
 )
-from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
-from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
-from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
 
 _SHOWN = 4  # significant digits of a rate
 

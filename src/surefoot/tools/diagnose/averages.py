@@ -15,6 +15,7 @@ def average_too_slow(history: History) -> Verdict:
     if averaging is None:
         well(described.identity, "no weights are averaged by ema")
         return Unknown("the settings of the run are not known")
+    need(not described.changed_at("ema"), "the decay of the average was changed on the way")
     end = history.step if history.over else described.steps
     if end is None:
         return Unknown("the length of the run is not known")

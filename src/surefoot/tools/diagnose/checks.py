@@ -29,6 +29,7 @@ from surefoot.tools.diagnose.finding import (
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.statistics import FEWEST
 from surefoot.tracking.format import counted
+from surefoot.train.changed_settings import described as change_in_words
 
 CHECKS: Sequence[Check] = (
     divergence.diverged,
@@ -111,7 +112,8 @@ def format_findings(history: History, verdicts: Sequence[Verdict], *, every: boo
         summary = "no findings"
         if unknown:
             summary += f"; too few records for {len(unknown)} of {len(verdicts)} checks"
-    blocks = [f"{_headline(history)}\n{summary}"]
+    changes = [change_in_words(change) for change in history.described.changes]
+    blocks = ["\n".join([_headline(history), *changes, summary])]
     blocks += [str(finding) for finding in sorted_findings]
     if every or not sorted_findings:
         if healthy:

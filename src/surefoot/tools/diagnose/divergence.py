@@ -1,6 +1,7 @@
 """Checks for divergence, nonfinite steps, and loss spikes."""
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -155,7 +156,7 @@ def non_finite_steps(history: History) -> Verdict:
     skipped = int(history.total("skipped"))
     well(not skipped, f"all {history.step:,} steps were finite")
     fraction = skipped / max(history.step, 1)
-    is_fp16 = described.identity.get("precision") == "fp16"
+    is_fp16 = "fp16" in described.precisions
     severity: Severity = "error" if fraction >= MANY else "warning"
     if is_fp16 and fraction <= FP16:
         severity = "note"
@@ -204,7 +205,7 @@ def loss_spikes(history: History) -> Verdict:
     else:
         series = history.loss
     need(len(series) >= FEWEST, f"{len(series)} loss records are too few (at least {FEWEST})")
-    spikes = _spikes_in(series)
+    spikes = _spikes_between_changes(series, history.described)
     well(not spikes, "no loss stands out from its neighbors")
     largest = max(spikes, key=lambda spike: spike.loss - spike.around)
     # the step with the spike, counted from 0
@@ -241,16 +242,28 @@ class _Spike(NamedTuple):
     around: float  # the median of the neighboring records
 
 
-def _spikes_in(series: Series) -> list[_Spike]:
+def _spikes_between_changes(series: Series, described: RunDescription) -> list[_Spike]:
+    """Return the spikes of a loss. A change of settings explains those in the records after it."""
+    begins = sorted({0, *(change.from_step for change in described.changes)})
     spikes = []
-    for row in range(3, len(series)):
+    for begin, end in pairwise([*begins, math.inf]):
+        settled = 3 if begin == 0 else NEIGHBOURS
+        of_settings = series.where((series.step > begin) & (series.step <= end))
+        spikes += _spikes_in(of_settings, settled=settled, first=float(series.value[0]))
+    return spikes
+
+
+def _spikes_in(series: Series, *, settled: int, first: float) -> list[_Spike]:
+    """Return the spikes after `settled` values. `first` is the first loss of the run."""
+    spikes = []
+    for row in range(settled, len(series)):
         here = series.value[row]
         before = series.value[max(0, row - NEIGHBOURS) : row]
         if here <= before.max():  # most records stop here without computing medians
             continue
         around = np.concatenate([before, series.value[row + 1 : row + 1 + NEIGHBOURS]])
         middle = level(around)
-        matters = here - middle >= NOTHING * series.value[0]
+        matters = here - middle >= NOTHING * first
         stands_out = here > middle + SIGMAS * spread(around) and here > middle + ABOVE * abs(middle)
         if matters and stands_out:
             spikes.append(_Spike(int(series.step[row]), float(here), middle))
@@ -314,6 +327,8 @@ def _are_once_an_epoch(history: History, indexes: list[int], samples: int) -> bo
     two.
     """
     batch = history.described.batch_size
+    if history.described.changed_at("batch_size"):
+        return False
     of_tokens = "tokens" in str(history.described.identity.get("batch_size"))
     if batch is None or len(indexes) < 2 or of_tokens:
         return False

@@ -62,7 +62,7 @@ def often_clipped(history: History) -> Verdict:
     kind, limit = described.clip or ("", math.nan)
     well(kind == "off", "the gradient is not clipped")
     well(kind == "auto", "the limit follows the gradient norm automatically")
-    second_half = max(history.step // 2, described.warmup)
+    second_half = max(history.step // 2, described.warmup, described.steps_changed_at)
     late = history.column("clip_fraction").finite.since(second_half)
     need(
         len(late) >= FEWEST // 2,
@@ -78,7 +78,7 @@ def often_clipped(history: History) -> Verdict:
     evidence = f"median gradient norm {norm:.3g}"
     if not math.isnan(limit):
         evidence += f", limit {limit:g}"
-    setting = described.identity.get("clip", "not known")
+    setting = described.present("clip") or "not known"
     remedies = []
     if kind == "norm":
         twice_the_norm = float(f"{2 * norm:.1g}")
@@ -103,7 +103,9 @@ def growing_gradient(history: History) -> Verdict:
     """Compare the gradient norms in the first and last third of the run, and name the layers that
     grew most.
     """
-    norms = history.column("grad_norm").finite.since(history.described.warmup)
+    described = history.described
+    since = max(described.warmup, described.steps_changed_at)
+    norms = history.column("grad_norm").finite.since(since)
     need(
         len(norms) >= FEWEST,
         f"{len(norms)} gradient norm records after the warm-up are too few (at least {FEWEST})",
@@ -229,7 +231,7 @@ def noisy_batch(history: History) -> Verdict:
     need(is_small or is_known, "the gradient noise is not known accurately enough yet")
     well(not is_small, f"noise scale {scale:.3g} targets, batch {batch:.3g} targets")
     times = 2 ** max(1, math.floor(math.log2(min(scale / batch, 16))))
-    number, _, unit = str(history.described.identity.get("batch_size")).partition(" ")
+    number, _, unit = str(history.described.present("batch_size")).partition(" ")
     larger: int | str = int(number) * times if number.isdigit() else f"{times} times as many"
     if unit:
         larger = f"{larger} {unit}"
@@ -258,7 +260,9 @@ def _noise_rows(history: History) -> NDArray[np.float64]:
     keys = ("small_count", "small_squared", "big_count", "big_squared")
     if any(key not in noise for key in keys):
         return np.zeros((0, 4))
-    rows: NDArray[np.float64] = np.array([noise[key].value for key in keys]).T
+    since = history.described.steps_changed_at
+    columns = [noise[key].where(noise[key].step >= since).value for key in keys]
+    rows: NDArray[np.float64] = np.array(columns).T
     is_complete = (rows != 0).all(axis=1) & np.isfinite(rows).all(axis=1)
     has_several = rows[:, 2] > rows[:, 0]
     complete: NDArray[np.float64] = rows[is_complete & has_several]

@@ -96,8 +96,14 @@ class History:
         return tuple(self.records.resumed)
 
     def score(self, name: str) -> Series:
-        """Return the finite values of an evaluated score, such as "val/loss"."""
-        return self._score(name).finite
+        """Return the finite values of an evaluated score, such as "val/loss", without those before
+        a change that makes them another quantity.
+        """
+        described = self.described
+        changed_at = max(described.loss_changed_at, described.changed_at("ema"))
+        scores = self._score(name).finite
+        # the evaluation at the step of the change has the weights and the settings before
+        return scores.since(changed_at) if changed_at else scores
 
     def _score(self, name: str) -> Series:
         summary: Summary = "lowest" if name.endswith("/loss") else "last"  # the best one is kept
@@ -141,12 +147,18 @@ class History:
 
     @cached_property
     def loss(self) -> Series:
-        """The training loss of applied steps, without records that lack a loss."""
-        return self.column("loss").finite
+        """The training loss of applied steps, without records that lack a loss, and without those
+        before a change that makes it another quantity.
+        """
+        return self.column("loss").finite.since(self.described.loss_changed_at)
 
     @property
     def first_step_loss(self) -> float:
-        """The loss of step 0, before any update, or NaN if it is not recorded."""
+        """The loss of step 0, before any update, or NaN if it is not recorded or is now another
+        quantity.
+        """
+        if self.described.loss_changed_at:
+            return math.nan
         losses = self.column("first_step_loss").finite.value
         return float(losses[0]) if len(losses) else math.nan
 

@@ -93,7 +93,7 @@ def never_updated(history: History) -> Verdict:
 @check("unusual-updates")
 def unusual_updates(history: History) -> Verdict:
     """Measure each matrix's median update-to-weight ratio at high learning rates."""
-    medians, watched = _ratios(history)
+    medians, watched = _ratios(history, since=history.described.steps_changed_at)
     need(
         medians, f"{watched} measured steps at high learning rates are too few (at least {WATCHED})"
     )
@@ -149,11 +149,11 @@ def unmoved(history: History) -> list[str]:
     return names
 
 
-def ratio_at_full_rate(history: History) -> float:
-    """Return the median update-to-weight ratio at high learning rates, or NaN with too few measured
-    steps.
+def ratio_at_full_rate(history: History, *, since: int = 0) -> float:
+    """Return the median update-to-weight ratio at high learning rates from step `since` on, or NaN
+    with too few measured steps.
     """
-    medians, _ = _ratios(history)
+    medians, _ = _ratios(history, since=since)
     return float(np.median(list(medians.values()))) if medians else math.nan
 
 
@@ -174,27 +174,33 @@ def matrices(history: History, names: Iterable[str]) -> list[str]:
     return [name for name in names if is_matrix(name)]
 
 
-def _ratios(history: History) -> tuple[dict[str, float], int]:
-    """Return each matrix's median update-to-weight ratio at high learning rates, and the number of
-    steps that were measured at such rates.
+def _ratios(history: History, *, since: int) -> tuple[dict[str, float], int]:
+    """Return each matrix's median update-to-weight ratio at high learning rates from step `since`
+    on, and the number of steps that were measured at such rates.
     """
     updates = history.watched("update_norm")
     weights = history.watched("weight_norm")
-    rates = history.column("lr").finite
+    rates = history.column("lr").finite.since(since)
     medians = {}
     watched = 0
     for parameter in matrices(history, [name for name in updates if name in weights]):
-        step = updates[parameter].step
-        weight = weights[parameter].value
-        if len(step) != len(weight):
+        of_updates = updates[parameter]
+        of_weights = weights[parameter]
+        if len(of_updates) != len(of_weights):
             continue
+        of_updates = of_updates.where(of_updates.step >= since)
+        of_weights = of_weights.where(of_weights.step >= since)
+        if not len(of_updates):
+            continue
+        step = of_updates.step
+        weight = of_weights.value
         is_high_rate = np.ones(len(step), dtype=bool)
         if len(rates):
             rate = np.interp(step + 1, rates.step, rates.value)
             is_high_rate = rate >= 0.5 * rates.value.max()
         watched = int(is_high_rate.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = updates[parameter].value / weight
+            ratio = of_updates.value / weight
             # a head initialized to 0 changes completely at first
             is_settled = weight >= 0.5 * weight[-1]
         usable = ratio[is_high_rate & is_settled & np.isfinite(ratio) & (ratio > 0)]

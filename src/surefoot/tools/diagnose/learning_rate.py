@@ -90,11 +90,12 @@ class Course:
         return max(abs(self.start), abs(self.quarters[0])) < CERTAIN * self.error
 
 
-def course(history: History) -> Course:
-    """Summarize a loss of at least `FEWEST` records. The start is the first quarter's median, or a
-    much higher first value; or the loss of step 0, if both are above it by more than chance.
+def course(history: History, *, since: int = 0) -> Course:
+    """Summarize a loss of at least `FEWEST` records after step `since`. The start is the first
+    quarter's median, or a much higher first value; or the loss of step 0, if both are above it by
+    more than chance.
     """
-    loss = history.loss
+    loss = history.loss.since(since)
     quarters = np.array_split(loss.value, 4)
     wobble = noise(loss.value)
     first = float(loss.value[0])
@@ -155,6 +156,8 @@ def loss_not_falling(history: History) -> Verdict:
         _too_few(history),
     )
     need(not has_opposed_losses(history), OPPOSED)
+    changed_at = history.described.loss_changed_at
+    need(not changed_at, f"the loss is another quantity since the change at step {changed_at:,}")
     loss = course(history)
     well(loss.fallen, f"the loss fell from {loss.start:.4g} to {loss.best:.4g}")
     need(not loss.is_around_zero, _AROUND_ZERO)
@@ -203,11 +206,16 @@ def _knows_already(history: History, loss: Course) -> bool:
 
 @check("rate-too-high")
 def rate_too_high(history: History) -> Verdict:
-    """Check for updates of 10% of the weights or more, and for a loss above its first value."""
+    """Check for updates of 10% of the weights or more, and for a loss above its first value. Steps
+    before a change of the rate say nothing about the present one.
+    """
     loss = history.loss
     described = history.described
-    ratio = ratio_at_full_rate(history)
-    need(is_judged(history) or not math.isnan(ratio), _too_few(history))
+    since = described.steps_changed_at
+    ratio = ratio_at_full_rate(history, since=since)
+    quarters = _meaningful_course(history, since=since)
+    is_known = is_judged(history) and (not since or quarters is not None)
+    need(is_known or not math.isnan(ratio), _too_few(history))
     severity: Severity = "warning"
     evidence = []
     healthy = []
@@ -215,7 +223,6 @@ def rate_too_high(history: History) -> Verdict:
         evidence.append(_RATIO.format(ratio))
     elif not math.isnan(ratio):
         healthy.append(f"updates are {ratio:.2g} of the weights")
-    quarters = _meaningful_course(history)
     if quarters is not None:
         began = level(loss.value[:3])
         early = max(began, quarters.quarters[0])
@@ -225,7 +232,7 @@ def rate_too_high(history: History) -> Verdict:
             began = float(loss.value[0])
         healthy.insert(0, f"no quarter of the run has a loss above its start, {began:.4g}")
         worst = max(quarters.quarters)
-        rebound = _rebound(history)
+        rebound = _rebound(history, since=since)
         if worst > ABOVE_START * began + CERTAIN * quarters.error and began > 0:
             evidence.append(
                 f"the loss rose above its start: from {began:.4g} to a level of {worst:.4g}"
@@ -234,7 +241,7 @@ def rate_too_high(history: History) -> Verdict:
                 severity = "error"
         elif rebound:
             evidence.append(rebound)
-        elif evidence and not quarters.fallen:
+        elif evidence and not quarters.fallen and not since:
             evidence.append(f"the loss has not fallen below its start, {quarters.start:.4g}")
             severity = "error"
     need(evidence or healthy, OPPOSED if has_opposed_losses(history) else _AROUND_ZERO)
@@ -271,11 +278,15 @@ def rate_too_high(history: History) -> Verdict:
     )
 
 
-def _meaningful_course(history: History) -> Course | None:
-    """Return the course of the loss, or None if its fall says nothing about the learning rate."""
+def _meaningful_course(history: History, *, since: int) -> Course | None:
+    """Return the course of the loss after step `since`, or None if its fall says nothing about the
+    learning rate.
+    """
     if not is_judged(history) or has_opposed_losses(history):
         return None
-    quarters = course(history)
+    if len(history.loss.since(since)) < FEWEST:
+        return None
+    quarters = course(history, since=since)
     return None if quarters.is_around_zero else quarters
 
 
@@ -301,7 +312,8 @@ def rate_too_low(history: History) -> Verdict:
             evidence.append(
                 f"in {history.step:,} steps the weights have moved by at most {moved:.2g} of their norm, and the loss has hardly fallen"
             )
-        is_from_scratch = described.identity.get("init_from") is None
+        began_here = not described.loss_changed_at
+        is_from_scratch = began_here and described.identity.get("init_from") is None
         is_certain = first + second > 2 * CERTAIN * math.sqrt(2) * error and min(first, second) > 0
         if is_from_scratch and is_certain and is_little and second >= STRAIGHT * first:
             evidence.append(
@@ -353,12 +365,12 @@ def _may_rise(shape: str | None) -> bool:
     return shape in _UNKNOWN_SHAPES
 
 
-def _rebound(history: History) -> str:
-    """Say that the loss rose above its lowest level of the first third at high learning rates and
-    stayed there, or return "".
+def _rebound(history: History, *, since: int) -> str:
+    """Say that the loss after step `since` rose above its lowest level of the first third at high
+    learning rates and stayed there, or return "".
     """
-    loss = history.loss
-    rates = history.column("lr").finite
+    loss = history.loss.since(since)
+    rates = history.column("lr").finite.since(since)
     width = max(3, len(loss) // 10)
     course = levels(loss.value, width)
     third = len(course) // 3

@@ -90,7 +90,11 @@ class LiveFindings:
         """
         try:
             self._read_earlier()
-            history = History(replace(self.described, standing="over"), self.records)
+            steps = self.described.steps
+            is_complete = self.records.is_complete or self.records.last_step == steps
+            goes_on = self.described.goes_on and not is_complete
+            over = replace(self.described, standing="over", goes_on=goes_on)
+            history = History(over, self.records)
             at_end = findings(history, broken=self._warn_of)
             self._send(at_end, history.step)
         except Exception as problem:

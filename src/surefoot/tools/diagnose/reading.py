@@ -19,6 +19,7 @@ from surefoot.tracking.run_reader import (
     unreadable_records,
 )
 from surefoot.tracking.run_records import RunRecords, records_of
+from surefoot.train.recorded_settings import recorded_settings
 
 
 def history_in(path: Path | str) -> History:
@@ -40,12 +41,12 @@ def history_in(path: Path | str) -> History:
 
 def history_of(run: Path, records: RunRecords) -> History:
     """Return the history of a run in a directory whose records were read."""
-    return History(description_of(run), records)
+    return History(description_of(run, records.last_step), records)
 
 
-def description_of(run: Path) -> RunDescription:
+def description_of(run: Path, step: int = 0) -> RunDescription:
     """Return settings, kinds of models and progress of a run from its files alone; missing files
-    leave None.
+    leave None. `step` is the last one with a record.
     """
     files = read_run(run)
     config = files.config
@@ -64,9 +65,17 @@ def description_of(run: Path) -> RunDescription:
     state = files.state
     if state is None:  # no checkpoint can be read
         return description
+    recorded = recorded_settings(files)
+    step = max(step, files.step)
+    course = recorded.course()
+    length = None if course is None else course.length.steps
     description = replace(
         description,
         identity=state.identity,
+        changes=tuple(change for change in files.changes if change.from_step <= step),
+        in_force=recorded.at(step),
+        planned_steps=length,
+        goes_on=not state.stopped_early and files.step < (length or state.planned_steps),
         kinds=kinds_of_models(state.architecture),
         keeps_best=state.monitor is not None,
     )

@@ -2,20 +2,40 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from surefoot.config.averaging import Averaging, averaging_of
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings, clipping
 from surefoot.errors import ConfigError
 from surefoot.optim.optimizers import OPTIMIZERS
 from surefoot.tracking.format import as_typed
 from surefoot.tracking.run_reader import Standing
+from surefoot.train.changed_settings import in_words
 
 _FAR_ABOVE_USUAL = 10.0  # times the usual rate; from there on a tenth of a rate is no remedy
 _USUAL_RATE = 1e-2  # of an optimizer that surefoot does not have
 _NESTED = ("optimizer", "schedule", "model", "data", "augmentation")
+# what a remedy changes on record where the run goes on; another length or schedule is a plan of the
+# whole run, for which a remedy says more
+_ON_RECORD = ("batch_size", "clip", "ema", "max_bad_steps", "optimizer", "early_stopping")
+# a change of any other setting makes the loss another quantity, such as one of dropout
+_KEEP_THE_LOSS = (
+    "batch_size",
+    "clip",
+    "early_stopping",
+    "ema",
+    "length",
+    "max_bad_steps",
+    "micro_batch_size",
+    "optimizer",
+    "precision",
+    "schedule",
+)
+_BESIDE_STEPS = ("early_stopping", "ema", "length", "max_bad_steps")
+"""A change of them changes nothing of what a step computes."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +44,9 @@ class RunDescription:
 
     `identity` is compared at a resume (state.json). `written` has settings by dotted name, as in
     config.toml. `program` is "recipe", "file" or "script", and determines the form of a setting.
+    `changes` are those of the journal that hold in the next step, and `in_force` has the values of
+    all settings that can change, as the next step has them. `goes_on`: steps are left in which a
+    change would hold.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -38,10 +61,14 @@ class RunDescription:
     keeps_best: bool = True
     # direction and name of the score that chooses the best checkpoint
     monitored: tuple[str, str] | None = None
+    changes: tuple[SettingChange, ...] = ()
+    in_force: Mapping[str, Any] = field(default_factory=dict)
+    goes_on: bool = False
+    planned_steps: int | None = None  # by the journal; None: the length of the identity
 
     @property
     def steps(self) -> int | None:
-        return _parse_number(self.identity.get("length"))
+        return self.planned_steps or _parse_number(self.identity.get("length"))
 
     @property
     def schedule_steps(self) -> int | None:
@@ -49,7 +76,9 @@ class RunDescription:
 
     @property
     def shape(self) -> str | None:
-        shape = _mapping(self.identity.get("schedule")).get("shape")
+        """The name of the schedule that the user has chosen, the last one after changes."""
+        schedule = _mapping(self.in_force.get("schedule")) or _last_part(self.identity)[0]
+        shape = schedule.get("shape")
         return shape if isinstance(shape, str) else None
 
     @property
@@ -61,11 +90,28 @@ class RunDescription:
         return _parse_number(schedule.get("warmup")) or 0
 
     @property
+    def last_warmup(self) -> tuple[int, int | None]:
+        """The number of warm-up steps of the schedule since its last change, and the steps that it
+        has from there on.
+        """
+        schedule, begin = _last_part(self.identity)
+        if not begin:
+            lengths = [steps for steps in (self.schedule_steps, self.steps) if steps is not None]
+            return self.warmup, max(lengths, default=None)
+        steps = None if self.steps is None else self.steps - begin
+        return _parse_number(schedule.get("warmup")) or 0, steps
+
+    @property
     def optimizer(self) -> Mapping[str, Any]:
         """The name and settings of the optimizer (of the first model if there are several)."""
         optimizer = _mapping(self.identity.get("optimizer"))
         if "name" in optimizer:
-            return optimizer
+            values = dict(optimizer)
+            for name, value in self.in_force.items():
+                group, _, setting = name.partition(".")
+                if group == "optimizer":
+                    values[setting] = value
+            return values
         of_first_model: Any = next(iter(optimizer.values()), {})
         return _mapping(of_first_model)
 
@@ -83,19 +129,19 @@ class RunDescription:
     def clip(self) -> tuple[str, float] | None:
         """The kind and limit of gradient clipping."""
         try:
-            return clipping(self.identity.get("clip"))
+            return clipping(self.present("clip"))
         except ConfigError:
             return None
 
     @property
     def averaging(self) -> Averaging | None:
         """How the evaluated weights are averaged; None without `ema`."""
-        return averaging_of(self.identity)
+        return averaging_of({**self.identity, "ema": self.present("ema")})
 
     @property
     def batch_size(self) -> int | None:
         """Samples or tokens per step."""
-        return _parse_number(self.identity.get("batch_size"))
+        return _parse_number(self.present("batch_size"))
 
     @property
     def samples(self) -> int | None:
@@ -122,11 +168,51 @@ class RunDescription:
     @property
     def max_bad_steps(self) -> int:
         """The allowed number of consecutive skipped steps."""
-        limit = _parse_number(self.identity.get("max_bad_steps"))
+        limit = _parse_number(self.present("max_bad_steps"))
         return TrainSettings.max_bad_steps if limit is None else limit
+
+    @property
+    def precisions(self) -> set[str]:
+        """The precisions of all steps."""
+        names = {self.present("precision")}
+        names |= {change.was for change in self.changes if change.setting == "precision"}
+        return names
+
+    def changed_at(self, *names: str) -> int:
+        """Return the step from which on the last change of one of these settings holds, or 0.
+        "optimizer" names all of its settings.
+
+        >>> change = SettingChange(1, 300, "optimizer.lr", 0.001, 0.0001)
+        >>> described = RunDescription(changes=(change,))
+        >>> described.changed_at("clip", "optimizer"), described.changed_at("clip")
+        (300, 0)
+        """
+        return self._last_change(lambda name: name in names)
+
+    @property
+    def loss_changed_at(self) -> int:
+        """The step from which on the loss is another quantity, or 0."""
+        return self._last_change(lambda name: name not in _KEEP_THE_LOSS)
+
+    @property
+    def steps_changed_at(self) -> int:
+        """The step from which on steps compute something else, such as with another rate or batch
+        size, or 0.
+        """
+        return self._last_change(lambda name: name not in _BESIDE_STEPS)
+
+    def _last_change(self, counts: Callable[[str], bool]) -> int:
+        last = 0
+        for change in self.changes:
+            settings = [change.setting, *change.follows]
+            if any(counts(setting.partition(".")[0]) for setting in settings):
+                last = max(last, change.from_step)
+        return last
 
     def present(self, name: str) -> Any:
         """Return the value of a setting by its dotted name, or None if unknown."""
+        if self.in_force.get(name) not in (None, "auto"):
+            return self.in_force[name]
         if name == "schedule.warmup":
             return f"{self.warmup} steps" if self.identity.get("schedule") else None
         if name == "schedule.name":
@@ -162,9 +248,20 @@ class RunDescription:
         """
         if self.program == "script":
             again = "run its script again"
+            if length and self.in_force:
+                return f"{self.change({'length': length})}, then {again}"
             return f"{again} with Run(length={length!r})" if length else again
         resume = f"surefoot resume {self.in_shell}"
         return f'{resume} --length "{length}"' if length else resume
+
+    def change(self, values: Mapping[str, Any]) -> str:
+        """Return the command that changes settings of the run while it goes on.
+
+        >>> RunDescription(name="runs/a").change({"clip": "norm 1.0", "batch_size": 64})
+        "surefoot change runs/a clip='norm 1.0' batch_size=64"
+        """
+        typed = [f"{name}={shlex.quote(in_words(value))}" for name, value in values.items()]
+        return f"surefoot change {self.in_shell} {' '.join(typed)}"
 
     def replay(self, step: int | str) -> str:
         return self._typed_or_called(
@@ -210,7 +307,7 @@ class RunDescription:
 
     def typed(self, name: str, value: Any) -> str:
         """Return the flag or code that sets a setting to another value, with a note of the current
-        value.
+        value; or the command that changes it on record, while the run goes on.
 
         >>> identity = {"optimizer": {"name": "adamw", "lr": 3e-3}}
         >>> RunDescription(program="recipe", identity=identity).typed("optimizer.lr", 3e-4)
@@ -218,9 +315,22 @@ class RunDescription:
         >>> RunDescription(identity={"batch_size": 8}).typed("batch_size", 64)
         'Run(batch_size=64) (now 8)'
         """
-        change = self._flag(name, value) or self._code(name, value)
+        if self._changes_on_record(name, value):
+            change = self.change({name: value})
+        else:
+            change = self._flag(name, value) or self._code(name, value)
         now = self.present(name)
         return change if now is None else f"{change} (now {as_typed(now)})"
+
+    def _changes_on_record(self, name: str, value: Any) -> bool:
+        """Return True if a setting can get this value while the run goes on."""
+        now = self.in_force.get(name)
+        if not self.goes_on or now is None or name.partition(".")[0] not in _ON_RECORD:
+            return False
+        # batches in tokens, and a decay that is to begin or end, belong to the whole run
+        of_samples = name != "batch_size" or (isinstance(now, int) and isinstance(value, int))
+        keeps_groups = name != "optimizer.weight_decay" or bool(now) == bool(value)
+        return of_samples and keeps_groups
 
     def _flag(self, name: str, value: Any) -> str:
         """Return the flag that sets a setting, or "" if the program of the run has none."""
@@ -249,6 +359,16 @@ class RunDescription:
         if section in _NESTED:
             return f"{leaf}={value!r} for the {section}"
         return f"Run({name}={value!r})"
+
+
+def _last_part(identity: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    """Return the schedule since its last change, and the step at which it begins."""
+    schedule = _mapping(identity.get("schedule"))
+    begin = 0
+    while schedule.get("shape") == "continued":
+        begin += _parse_number(schedule.get("at")) or 0
+        schedule = _mapping(schedule.get("second"))
+    return schedule, begin
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

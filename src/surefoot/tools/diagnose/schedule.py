@@ -95,7 +95,7 @@ def ended_early(history: History) -> Verdict:
 def long_warmup(history: History) -> Verdict:
     """Measure the warm-up as a fraction of the schedule."""
     described = history.described
-    steps, warmup = described.schedule_steps, described.warmup
+    warmup, steps = described.last_warmup
     if steps is None or described.shape is None:
         return Unknown("the schedule is not known")
     shape = SHAPES.get(described.shape)
@@ -115,7 +115,9 @@ def long_warmup(history: History) -> Verdict:
 
 
 def _end(history: History) -> None:
-    need(history.over and history.complete, "the run is not finished")
+    steps = history.described.steps
+    is_longer = steps is not None and history.step < steps and not history.was_stopped_early
+    need(history.over and history.complete and not is_longer, "the run is not finished")
 
 
 @check("still-improving", needs=_end)
@@ -142,6 +144,10 @@ def still_improving(history: History) -> Verdict:
 
     earlier = int((series.step <= 0.8 * history.step).sum())
     row = max(earlier - 1, 0)  # the last evaluation before the last fifth
+    need(
+        series.step[row] >= described.steps_changed_at,
+        "settings were changed in the last 20% of the run",
+    )
     before = float(series.value[row])
     end = float(series.value[-1])
     if direction == "min":
@@ -162,6 +168,14 @@ def still_improving(history: History) -> Verdict:
     if described.shape in EXACT:
         effect = f"continues exactly, with the same schedule ({described.shape})"
         remedies = [f"{described.go_on(longer)}  # {effect}"]
+    elif described.in_force:
+        shape = described.shape if described.shape in SHAPES else "cosine"
+        longer_run = described.change({"length": longer, "schedule.name": shape})
+        effect = "on from here; the rate begins anew, and falls over the steps left"
+        remedies = [
+            f"{longer_run}  # {effect}",
+            f"or a new run: {described.typed('length', longer)}",
+        ]
     elif described.shape == "wsd":
         keep = "keep_every" if described.program == "script" else "--keep-every"
         effect = f"from a checkpoint before the cool-down ({keep} keeps them)"

@@ -151,7 +151,8 @@ def saving_too_long(history: History) -> Verdict:
 
 
 def _speeds(history: History) -> Series:
-    speed = history.column("targets_per_s").finite
+    """Return the speeds since the last change of what a step computes, without the first one."""
+    speed = history.column("targets_per_s").finite.since(history.described.steps_changed_at)
     return speed.where(np.arange(len(speed)) > 0)
 
 
@@ -180,8 +181,9 @@ def falling_throughput(history: History) -> Verdict:
         now > FELL * before or sure < SURE,
         f"{three_digits(before)} targets/s at first, {three_digits(now)} now",
     )
-    waits = _growth(history.column("data_wait_s").value)
-    trains = _growth(history.column("training_s").value)
+    since = history.described.steps_changed_at
+    waits = _growth(history.column("data_wait_s").since(since).value)
+    trains = _growth(history.column("training_s").since(since).value)
     causes = [
         "something that grows with the steps: a list in the loss or the loop, hooks that are added repeatedly, a stored history",
         "the machine: other processes, heat, swapped memory",
