@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,41 +10,22 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from identities.changed_runs import (
+    LAST,
+    assert_same_end,
+    given_the_journal_of,
+    on_two_ranks,
+    tensors_of,
+)
 from identities.test_law_19_changes import CHANGED_AT, data, loss, run_in
-from rank_processes import forks, on_ranks
+from rank_processes import forks
 from refused import refused
 from surefoot.checkpoint.reader import read
 from surefoot.tracking.change_journal import read_changes
 
-LAST = 23
-
 
 def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-
-
-def tensors_of(run_dir: Path, step: int) -> dict[str, Tensor]:
-    """Return the tensors of all files of a checkpoint but the counts and times of its state."""
-    checkpoint = read(run_dir / "checkpoints" / f"step-{step:08d}")
-    tensors = {}
-    for file in checkpoint.files:
-        if file != "state":
-            for name, tensor in checkpoint.tensors(file).items():
-                tensors[f"{file}/{name}"] = tensor
-    return tensors
-
-
-def assert_same_end(one: Path, other: Path, *, step: int = LAST) -> None:
-    expected = tensors_of(one, step)
-    found = tensors_of(other, step)
-    assert found.keys() == expected.keys()
-    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
-
-
-def given_the_journal_of(changed: Path, run_dir: Path) -> Path:
-    run_dir.mkdir()
-    shutil.copy(changed / "changes.jsonl", run_dir)
-    return run_dir
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, 0.9), (0.9, None)])
@@ -106,10 +86,6 @@ def test_two_ranks_begin_an_average_as_those_that_were_given_the_journal(
     on_two_ranks(given, **settings)
     assert_same_end(given, changed)
     assert any(name.startswith("ema/") for name in tensors_of(given, LAST))
-
-
-def on_two_ranks(run_dir: Path, **settings: Any) -> None:
-    assert on_ranks(2, lambda _: run_in(run_dir, **settings).train()) == [0, 0]
 
 
 def test_an_average_of_narrow_weights_begins_with_its_full_precision(tmp_path: Path) -> None:

@@ -116,11 +116,6 @@ def test_a_program_has_the_values_of_the_beginning_or_the_present_ones() -> None
         history_of(settings(clip="norm 2.0"), line)
 
 
-def test_a_decay_neither_begins_nor_ends_on_the_way() -> None:
-    with refused("decay-begins-with-run", value=0.0):
-        changes(Wish("optimizer.weight_decay", 0.0))
-
-
 def test_an_optimizer_of_the_program_has_no_settings_that_change() -> None:
     with refused("change-of-own-optimizer", setting="optimizer.lr"):
         changes(Wish("optimizer.lr", 1e-3), optimizer=lambda parameters: None)

@@ -15,7 +15,6 @@ from surefoot.checkpoint.module_state import Saved, read_rows
 from surefoot.checkpoint.nested_state import (
     Named,
     first_difference,
-    join_state,
     not_restored,
     pack_state,
 )
@@ -351,9 +350,8 @@ def group_numbers(optimizer: Optimizer) -> list[dict[str, Any]]:
     return groups
 
 
-def load_group_numbers(optimizer: Optimizer, plain: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the values of `group_numbers` from the result of `pack_state`."""
-    groups = join_state(plain, tensors)
+def load_group_numbers(optimizer: Optimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Restore the values of `group_numbers`."""
     if len(groups) != len(optimizer.param_groups):
         count = len(optimizer.param_groups)
         raise CheckpointError(

@@ -27,7 +27,13 @@ from surefoot.optim.flat_parameters import FlatAdamW, none_shared, worth_it
 from surefoot.optim.group_rates import GroupRates
 from surefoot.optim.kinds.kind import Built, inner_optimizers, kind_named, kind_of, refuse_shards
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import ParameterGroup, final_layer, own_parameters, with_rates
+from surefoot.optim.param_groups import (
+    ParameterGroup,
+    final_layer,
+    own_parameters,
+    undivided,
+    with_rates,
+)
 from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
 
 if TYPE_CHECKING:
@@ -50,6 +56,7 @@ class RunOptimizer:
     rates: GroupRates
     takes_closure: bool = False
     evaluations: int = 0  # by its closures, so far
+    undivided: Sequence[int] = ()  # for each group, its index in a run without a weight decay
 
     def set_rate(
         self, factors: float | Sequence[float], *, lowered: float = 1.0, momentum: float | None
@@ -307,7 +314,16 @@ def run_optimizer(
         if is_small and none_shared(tensors):
             skip = FlatAdamW(optimizer, skip)
             gradients = skip.gradients
-    return RunOptimizer(optimizer, parameters, skip, clipping, bad_step_latch, gradients, rates)
+    return RunOptimizer(
+        optimizer,
+        parameters,
+        skip,
+        clipping,
+        bad_step_latch,
+        gradients,
+        rates,
+        undivided=undivided(plan.groups),
+    )
 
 
 def carry_over(before: Optimizer, after: Optimizer, *, parameters: set[nn.Parameter]) -> None:

@@ -38,6 +38,8 @@ class OptimizerSpec:
     settings: Mapping[str, Value] = field(default_factory=dict)
     decay: Decay = "matrices"  # which parameters decay
     lr_multipliers: tuple[LRMultipliers, ...] = ()  # for parts of the model
+    # what a decay spares is a group of its own without one too, as it was before a change
+    has_decayed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return all settings that must be equal for an exact resume, as JSON values.

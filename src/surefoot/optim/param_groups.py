@@ -51,6 +51,7 @@ def parameter_groups(
     decay: str = "matrices",
     rates: Mapping[str, float] | None = None,
     trained: set[str] | None = None,
+    has_decayed: bool = False,
 ) -> list[ParameterGroup]:
     """Return the trainable parameters of `model`, grouped by weight decay and learning rate.
 
@@ -59,7 +60,8 @@ def parameter_groups(
     factors on the base learning rate; the default is 1. Groups with the factor 1 come first, then
     groups by falling factor; with equal factors, the group with weight decay comes first. A tied
     parameter appears once, in the group of its first owner. `trained` names the parameters to
-    group; None means all parameters with `requires_grad`.
+    group; None means all parameters with `requires_grad`. With `has_decayed`, the groups are those of
+    a run with a decay, whose decay is 0 now.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     >>> [(group.name, group.decay, group.names) for group in parameter_groups(model, 0.1)]
@@ -70,6 +72,7 @@ def parameter_groups(
     ... ]
     [('all', 1.0, ['1.weight', '1.bias', '2.weight', '2.bias']), ('all', 0.5, ['0.weight'])]
     """
+    has_two_groups = has_decayed or bool(weight_decay)
     groups: dict[tuple[bool, float], ParameterGroup] = {}
     grouped: set[nn.Parameter] = set()
     for path, module in model.named_modules():
@@ -93,13 +96,13 @@ def parameter_groups(
             is_matrix = not (
                 is_bias_or_norm(module, name, parameter) or isinstance(module, EMBEDDINGS)
             )
-            is_spared = bool(weight_decay) and decay != "all" and not is_matrix
+            is_spared = has_two_groups and decay != "all" and not is_matrix
             group = groups.get((is_spared, rate))
             if group is None:
                 if is_spared:
                     nothing = 0 * weight_decay  # of its type, which a checkpoint saves
                     group = ParameterGroup("no decay", nothing, [], [], rate=rate)
-                elif weight_decay:
+                elif has_two_groups:
                     group = ParameterGroup("decay", weight_decay, [], [], rate=rate)
                 else:
                     group = ParameterGroup("all", weight_decay, [], [], rate=rate)
@@ -112,6 +115,19 @@ def parameter_groups(
         return rate != 1.0, -rate, is_spared
 
     return [groups[key] for key in sorted(groups, key=place)]
+
+
+def undivided(groups: Sequence[ParameterGroup]) -> list[int]:
+    """Return for each group the index of the group that its parameters have without a weight decay.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    >>> undivided(parameter_groups(model, 0.1, rates={"1.weight": 0.5}))
+    [0, 0, 1]
+    """
+    kinds: dict[tuple[bool, float], int] = {}
+    for group in groups:
+        kinds.setdefault((group.hidden, group.rate), len(kinds))
+    return [kinds[group.hidden, group.rate] for group in groups]
 
 
 def first_and_last(names: Sequence[str]) -> str:

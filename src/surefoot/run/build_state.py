@@ -199,10 +199,14 @@ def _decided(
         _refuse_without_rate(factors, trained)
     strength = 0.0
     decay = "matrices"
+    has_decayed = False
     if by_spec is not None:
         strength = by_spec.weight_decay
         decay = by_spec.decay
-    groups = parameter_groups(model, strength, decay=decay, rates=factors, trained=trained)
+        has_decayed = by_spec.has_decayed
+    groups = parameter_groups(
+        model, strength, decay=decay, rates=factors, trained=trained, has_decayed=has_decayed
+    )
     parameters = [parameter for group in groups for parameter in group.parameters]
     if not parameters:
         raise _nothing_to_train(name, models)

@@ -16,7 +16,13 @@ from surefoot.distributed.world import World
 from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.numbered import rebuilt_run
-from surefoot.train.changed_settings import SegmentSettings, changeable, history_of
+from surefoot.train.changed_settings import (
+    SegmentSettings,
+    changeable,
+    history_of,
+    specs_of,
+    with_specs,
+)
 from surefoot.train.run_settings import RunSettings
 
 
@@ -41,7 +47,18 @@ class SettingsHistory:
         if settings.ema is None:  # a change has ended the average, and its settings have no effect
             defaults = {name: getattr(TrainSettings, name) for name in OF_AVERAGE}
             settings = replace(settings, **defaults)
-        return settings
+        return self._with_groups(settings)
+
+    def _with_groups(self, settings: RunSettings) -> RunSettings:
+        """Return the settings with optimizers whose groups stay apart once they had a decay."""
+        specs = {}
+        for prefix, spec in specs_of(settings.optimizer).items():
+            decays = [
+                specs_of(each.settings.optimizer)[prefix].weight_decay for each in self.segments
+            ]
+            if any(decays) and not decays[-1]:
+                specs[prefix] = replace(spec, has_decayed=True)
+        return replace(settings, optimizer=with_specs(settings.optimizer, specs))
 
     @property
     def begins(self) -> list[int]:

@@ -62,13 +62,12 @@ def changeable(settings: "RunSettings") -> dict[str, Any]:
     from surefoot.data.mixture import Mixture  # imports torch
 
     values = {name: getattr(settings, name) for name in PLAIN}
-    spec = settings.optimizer
-    if isinstance(spec, OptimizerSpec):
-        values["optimizer.name"] = spec.name  # cannot change; says which settings there are
-        values["optimizer.lr"] = spec.lr
-        values["optimizer.weight_decay"] = spec.weight_decay
+    for prefix, spec in specs_of(settings.optimizer).items():
+        values[f"{prefix}name"] = spec.name  # cannot change; says which settings there are
+        values[f"{prefix}lr"] = spec.lr
+        values[f"{prefix}weight_decay"] = spec.weight_decay
         for name, value in spec.settings.items():
-            values[f"optimizer.{name}"] = value
+            values[f"{prefix}{name}"] = value
     values["schedule"] = (settings.schedule or constant()).to_dict()
     if isinstance(settings.train_data, Mixture):
         values[WEIGHTS] = settings.train_data.weights_by_name()
@@ -89,22 +88,63 @@ def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
     if not changed:
         return settings
     keywords = {name: value for name, value in changed.items() if name in PLAIN}
-    parts: dict[str, dict[str, Any]] = {"optimizer": {}, "early_stopping": {}}
-    for name, value in changed.items():
-        group, _, part = name.partition(".")
-        if group in parts:
-            parts[group][part] = value
-    if parts["optimizer"]:
-        assert isinstance(settings.optimizer, OptimizerSpec)  # `changeable` has its settings
-        keywords["optimizer"] = _optimizer(settings.optimizer, parts["optimizer"])
-    if parts["early_stopping"]:
+    of_rule = _parts(changed, "early_stopping.")
+    if of_rule:
         rule: Any = settings.early_stopping  # one: `changeable` has its numbers
-        keywords["early_stopping"] = replace(rule, **parts["early_stopping"])
+        keywords["early_stopping"] = replace(rule, **of_rule)
+    specs = {}
+    for prefix, spec in specs_of(settings.optimizer).items():
+        parts = _parts(changed, prefix)
+        if parts:
+            specs[prefix] = _optimizer(spec, parts)
+    if specs:
+        keywords["optimizer"] = with_specs(settings.optimizer, specs)
     if "schedule" in changed:
         keywords["schedule"] = schedule_of(changed["schedule"])
     if WEIGHTS in changed:
         keywords["train_data"] = settings.train_data.with_weights(changed[WEIGHTS])
     return replace(settings, **keywords)
+
+
+def _parts(values: Values, prefix: str) -> dict[str, Any]:
+    """Return the values whose names have a prefix, without it."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
+
+
+def specs_of(optimizer: Any) -> dict[str, OptimizerSpec]:
+    """Return the optimizers of ours, by the prefix of the names of their settings. With several
+    optimizers it has the name of the model.
+
+    >>> adam = named("adam", lr=0.1)
+    >>> [*specs_of(adam)], [*specs_of({"one": adam, "other": adam})]
+    (['optimizer.'], ['optimizer.one.', 'optimizer.other.'])
+    """
+    specs = {}
+    for name, source in _sources(optimizer).items():
+        if isinstance(source, OptimizerSpec):
+            specs[name] = source
+    return specs
+
+
+def with_specs(optimizer: Any, specs: Mapping[str, OptimizerSpec]) -> Any:
+    """Return the setting `optimizer` with other optimizers of ours, by their prefixes."""
+    sources = _sources(optimizer) | dict(specs)
+    if isinstance(optimizer, Mapping):
+        return dict(zip(optimizer, sources.values(), strict=True))
+    return sources["optimizer."]
+
+
+def _sources(optimizer: Any) -> dict[str, Any]:
+    if not isinstance(optimizer, Mapping):
+        return {"optimizer.": optimizer}
+    if len(optimizer) == 1:
+        (sole,) = optimizer.values()
+        return {"optimizer.": sole}
+    return {f"optimizer.{name}.": source for name, source in optimizer.items()}
 
 
 def _optimizer(spec: OptimizerSpec, parts: Values) -> OptimizerSpec:
@@ -251,8 +291,8 @@ def changes_of(
     changes = []
     for wish in _with_whole_weights(values, _with_whole_schedules(values, wishes)):
         name = wish.setting
-        if name not in values or name == "optimizer.name":
-            names = [each for each in values if each != "optimizer.name"]
+        if name not in values or _is_optimizer_name(name):
+            names = [each for each in values if not _is_optimizer_name(each)]
             raise _cannot_change(name, [*names, "schedule.name"])
         was = values[name]
         now = json.loads(json.dumps(wish.value))
@@ -329,6 +369,10 @@ def _with_whole_weights(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     return [*others, Wish(WEIGHTS, {**values[WEIGHTS], **weights}, because)]
 
 
+def _is_optimizer_name(setting: str) -> bool:
+    return setting.startswith("optimizer.") and setting.endswith(".name")
+
+
 def _check_value(values: Values, name: str, value: Any) -> None:
     """Raise `ConfigError` for a value that a setting cannot have, as far as it shows without the
     program.
@@ -338,25 +382,12 @@ def _check_value(values: Values, name: str, value: Any) -> None:
     elif name == WEIGHTS:
         _check_weights(values[WEIGHTS], value)
     elif name.startswith("optimizer."):
-        of_optimizer = {
-            each.removeprefix("optimizer."): other
-            for each, other in values.items()
-            if each.startswith("optimizer.")
-        }
-        of_optimizer[name.removeprefix("optimizer.")] = value
+        prefix, _, part = name.rpartition(".")
+        of_optimizer = _parts(values, f"{prefix}.") | {part: value}
         kind = of_optimizer.pop("name")
         lr = of_optimizer.pop("lr")
         weight_decay = of_optimizer.pop("weight_decay")
         named(kind, lr=lr, weight_decay=weight_decay, settings=of_optimizer)
-        if name == "optimizer.weight_decay" and (value == 0) != (values[name] == 0):
-            raise ConfigError(
-                "decay-begins-with-run",
-                problem=f"{name} cannot change from {in_words(values[name])} to {in_words(value)}",
-                reason="without a decay all parameters are one group of the optimizer",
-                remedy=("a new run from these weights:", Setting("init_from")),
-                setting=name,
-                value=value,
-            )
     elif name in PLAIN:
         if name == "precision" and value in ("auto", "fp8"):
             raise ConfigError(
@@ -395,11 +426,11 @@ def _check_weights(present: Values, weights: Any) -> None:
 
 def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
     known = list(names)
-    if name.startswith("optimizer.") and "optimizer.lr" not in known:
+    if name.startswith("optimizer.") and not any(each.startswith("optimizer.") for each in known):
         return ConfigError(
             "change-of-own-optimizer",
-            problem=f"{name} cannot change: the program builds its optimizer itself, or has several",
-            reason="only one of sf.optim.adamw(...) and the like has settings that a journal can name",
+            problem=f"{name} cannot change: the program builds its optimizer itself",
+            reason="only sf.optim.adamw(...) and the like have settings that a journal can name",
             remedy="write the rate of its groups in the body of the loop",
             setting=name,
         )
@@ -427,8 +458,9 @@ def assignments(before: Values, values: Values) -> list[str]:
     ['schedule.name=linear', 'schedule.warmup=5%']
     """
     typed: list[str] = []
-    if before.get("optimizer.name") != values.get("optimizer.name"):
-        return typed  # another optimizer is another run
+    for name in {**before, **values}:
+        if _is_optimizer_name(name) and before.get(name) != values.get(name):
+            return typed  # another optimizer is another run
     for name, value in values.items():
         if name not in before or before[name] == value:
             continue

@@ -48,8 +48,6 @@ _FOLLOWING = {
     "length": ("schedule",),
     "batch_size": ("micro_batch_size", "length", "schedule", "plateau.evaluate_every"),
     "ema": OF_AVERAGE,
-    "optimizer.lr": ("optimizer.learning_rates",),
-    "optimizer.adamw_lr": ("optimizer.learning_rates",),
 }
 """What changes in the identity of a run besides a setting that was changed."""
 
@@ -62,20 +60,29 @@ def with_changed(
     """
     names = set()
     for change in changes:
-        names |= {change.setting, *change.follows, *_FOLLOWING.get(change.setting, ())}
+        name = change.setting
+        names |= {name, *change.follows, *_FOLLOWING.get(name, ())}
+        if name.startswith("optimizer."):
+            names.add(f"{name.rpartition('.')[0]}.learning_rates")
     changed = dict(saved)
     for name in sorted(names):
         if name == WEIGHTS:
             changed["data"] = _with_weights(changed["data"], now["data"])
             continue
-        group, _, part = name.partition(".")
-        present = now.get(group)
-        if not part and group in now:
-            changed[group] = present
-        elif not part:
-            changed.pop(group, None)
-        elif isinstance(present, Mapping) and part in present:
-            changed[group] = {**changed[group], part: present[part]}
+        changed = _with_present(changed, now, name)
+    return changed
+
+
+def _with_present(saved: Described, now: Described, name: str) -> dict[str, Any]:
+    """Return settings with the present value of one, by its dotted name."""
+    group, _, rest = name.partition(".")
+    changed = dict(saved)
+    if group not in now:
+        changed.pop(group, None)
+    elif not rest:
+        changed[group] = now[group]
+    elif isinstance(now[group], Mapping):
+        changed[group] = _with_present(saved[group], now[group], rest)
     return changed
 
 

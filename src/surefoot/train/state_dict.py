@@ -1,6 +1,7 @@
 """Conversion of a run's state at one step to a checkpoint and back."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -321,30 +322,11 @@ def restore(
     for name, model in state.models.items():
         for module_name, module in model.named_modules():
             module.training = module_name not in saved.eval_mode[name]
-    for name, trained in state.optimizers.items():
-        tensors = checkpoint.files[file_name("optimizer", name)]
-        nested = join_state(saved.optimizer[name], _under("optimizer/", loose))
-        built = group_numbers(trained.optimizer)
-        # first: the `state_dict` of a wrapper has the groups of the optimizer inside
-        load_group_numbers(trained.optimizer, saved.param_groups[name], _under("groups/", loose))
-        load_optimizer(trained.optimizer, tensors, nested, parameter_names(state.models[name]))
-        trained.rates.load_state(_rates_of(name, saved, loose))
-        _keep_changed(trained, built, changed)
-        device = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
-        trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
-        remembered = _under(f"clipping/{name}/", loose)
-        if "clip" not in changed:
-            trained.clipping.remembered = {key: each.to(device) for key, each in remembered.items()}
+    for name in state.optimizers:
+        _restore_optimizer(state, name, checkpoint, changed=changed)
     for check in checks:
         check()
-    for name, average in state.ema_models.items():
-        if file_name("ema", name) not in checkpoint.files:
-            average.restart(state.models[name])
-            continue
-        if average.precise:
-            precise = checkpoint.files[file_name(PRECISE, name)]
-            _load_precise(average, precise, parameter_names(state.models[name]), where=where)
-        average.load((saved.average_updates or {}).get(name, 0))
+    _restore_averages(state, checkpoint, where=where)
     state.buffers.load_findings(saved.buffers)
 
     if "precision" not in changed:  # a loss scale begins anew
@@ -369,6 +351,50 @@ def restore(
     state.step = checkpoint.step
 
 
+def _restore_optimizer(
+    state: State, name: str, checkpoint: Checkpoint, *, changed: Collection[str]
+) -> None:
+    """Restore the optimizer of a model, with its clipping."""
+    saved = checkpoint.saved
+    trained = state.optimizers[name]
+    loose = checkpoint.tensors("state")
+    tensors = checkpoint.files[file_name("optimizer", name)]
+    nested = join_state(saved.optimizer[name], _under("optimizer/", loose))
+    built = group_numbers(trained.optimizer)
+    numbers = join_state(saved.param_groups[name], _under("groups/", loose))
+    rates = _rates_of(name, saved, loose)
+    parts = _changed_parts(name, changed)
+    if "weight_decay" in parts:
+        numbers = _divided_as(trained, numbers)
+        if rates is not None:
+            rates = {key: _divided_as(trained, of_groups) for key, of_groups in rates.items()}
+    # first: the `state_dict` of a wrapper has the groups of the optimizer inside
+    load_group_numbers(trained.optimizer, numbers)
+    load_optimizer(trained.optimizer, tensors, nested, parameter_names(state.models[name]))
+    trained.rates.load_state(rates)
+    _keep_changed(trained, built, parts)
+    device = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
+    trained.bad_in_a_row = loose[f"bad_in_a_row/{name}"].to(device)
+    remembered = _under(f"clipping/{name}/", loose)
+    if "clip" not in changed:
+        trained.clipping.remembered = {key: each.to(device) for key, each in remembered.items()}
+
+
+def _restore_averages(state: State, checkpoint: Checkpoint, *, where: str) -> None:
+    """Restore the averages whose weights are loaded, and begin those that the checkpoint does not
+    have.
+    """
+    saved = checkpoint.saved
+    for name, average in state.ema_models.items():
+        if file_name("ema", name) not in checkpoint.files:
+            average.restart(state.models[name])
+            continue
+        if average.precise:
+            precise = checkpoint.files[file_name(PRECISE, name)]
+            _load_precise(average, precise, parameter_names(state.models[name]), where=where)
+        average.load((saved.average_updates or {}).get(name, 0))
+
+
 def _restore_scores(run_state: RunState, saved: SavedState) -> None:
     """Restore what the run has concluded from its scores so far."""
     if run_state.best is not None:
@@ -379,23 +405,41 @@ def _restore_scores(run_state: RunState, saved: SavedState) -> None:
         run_state.state.lr_factor = run_state.feedback.standing.factor
 
 
-def _keep_changed(
-    trained: RunOptimizer, built: Sequence[Mapping[str, Any]], changed: Collection[str]
-) -> None:
-    """Put back the numbers with which an optimizer was built, where these settings were changed."""
+def _changed_parts(model: str, changed: Collection[str]) -> list[str]:
+    """Return the settings of the optimizer of a model that were changed."""
+    parts = []
     for name in changed:
-        group_name, _, part = name.partition(".")
-        if group_name != "optimizer":
-            continue
+        prefix, _, part = name.rpartition(".")
+        if prefix in ("optimizer", f"optimizer.{model}"):
+            parts.append(part)
+    return parts
+
+
+def _divided_as(trained: RunOptimizer, of_groups: list[Any]) -> list[Any]:
+    """Return what a checkpoint has of each group, for the present groups: with a decay, those that
+    it spares are apart.
+    """
+    places = trained.undivided
+    if len(of_groups) == len(places) or len(of_groups) != len(set(places)):
+        return of_groups
+    return [deepcopy(of_groups[place]) for place in places]
+
+
+def _keep_changed(
+    trained: RunOptimizer, built: Sequence[Mapping[str, Any]], parts: Collection[str]
+) -> None:
+    """Put back the numbers with which an optimizer was built, where these were changed."""
+    for part in parts:
         if part == "lr" or part.endswith("_lr"):
             trained.rates.use_initial()
             continue
         if not any(part in numbers for numbers in built):
             raise CheckpointError(
                 "change-not-of-a-group",
-                problem=f"{name} was changed, and no parameter group of the optimizer has it",
-                remedy=("change it back:", Setting(name)),
-                setting=name,
+                problem=f"optimizer.{part} was changed, and no parameter group of the optimizer has"
+                " it",
+                remedy=("change it back:", Setting(f"optimizer.{part}")),
+                setting=f"optimizer.{part}",
             )
         for group, numbers in zip(trained.optimizer.param_groups, built, strict=True):
             if part in numbers:
