@@ -17,9 +17,7 @@ import surefoot as sf
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.checkpoint.reader import read
-from surefoot.config.setting_change import SettingChange
 from surefoot.run.run import Run
-from surefoot.tracking.change_journal import append_changes
 
 SAMPLES = 60
 CHANGED_AT = 10
@@ -331,15 +329,6 @@ def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
         for ids, epochs in plan.micro_batches(step):
             read += zip(ids.tolist(), epochs.tolist(), strict=True)
     return read
-
-
-def test_lanes_keep_their_batch_size(tmp_path: Path) -> None:
-    run_in(tmp_path, order="lanes", stop_after="5 steps").train()
-    with refused("batch-size-fixed"):
-        sf.load(tmp_path).change(batch_size=12)
-    append_changes(tmp_path, [SettingChange(0, 5, "batch_size", 8, 12)])
-    with refused("batch-size-cannot-change", value=12):
-        run_in(tmp_path, order="lanes")
 
 
 def test_a_longer_cosine_goes_on_from_its_present_rate_to_its_end(tmp_path: Path) -> None:

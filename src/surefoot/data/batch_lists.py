@@ -9,10 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler
 
 from surefoot.data.fingerprints import hash_of
-from surefoot.data.order import Ids
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.data.order import NOTHING_PASSED, Ids, Passed
+from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.seeding import fold, seed_generators, stream_key, untouched
 
 MAX_SAVED = 10_000_000  # samples of an epoch; of a longer list a checkpoint holds the hash
@@ -48,14 +49,21 @@ class BatchLists:
 
     A list may also depend on state of the sampler, which changes during an epoch. So the list in
     use is part of a checkpoint.
+
+    has_torch_batches: torch's BatchSampler makes the batches of the samples that a sampler lists.
     """
 
-    def __init__(self, seed: int, sampler: Any, *, samples: int) -> None:
+    def __init__(
+        self, seed: int, sampler: Any, *, samples: int, has_torch_batches: bool = False
+    ) -> None:
         self.sampler = sampler
         self.dataset_size = samples
+        self.has_torch_batches = has_torch_batches
         self.name = type(sampler.sampler if isinstance(sampler, Wraps) else sampler).__name__
+        self.seed = seed
         self.key = stream_key(seed, "order")
         self.pieces = 1
+        self.passed = NOTHING_PASSED
         self.lists: dict[int, EpochList] = {}  # by epoch, of those in use; shared with `cut`
         self.saved: dict[int, str] = {}  # hash of the list of a checkpoint that only has its hash
         first = self._read(0)
@@ -81,13 +89,31 @@ class BatchLists:
         self.size_count = len(set(sizes))
         self.fingerprint = hash_of(first)
 
-    def cut(self, pieces: int) -> "BatchLists":
+    def cut(self, pieces: int, passed: Passed = NOTHING_PASSED) -> "BatchLists":
         plan = copy(self)
         plan.pieces = pieces
+        plan.passed = passed
         return plan
 
+    def resized(self, batch_size: int) -> "BatchLists":
+        """Return the plan of the same samples in batches of another size. Raises `ConfigError` if
+        not torch's BatchSampler makes them.
+        """
+        if not self.has_torch_batches:
+            raise ConfigError(
+                "batch-size-cannot-change",
+                problem=f"batch_size cannot change while this run goes on: {self.name} lists the"
+                " batches",
+                reason="their size is a matter of the program",
+                remedy=("change it back:", Setting("batch_size", self.largest)),
+                setting="batch_size",
+                value=batch_size,
+            )
+        batches = BatchSampler(self.sampler.sampler, batch_size, drop_last=False)
+        return BatchLists(self.seed, batches, samples=self.dataset_size, has_torch_batches=True)
+
     def micro_batches(self, step: int) -> Sequence[tuple[Ids, Ids]]:
-        epoch, index = divmod(step, self.steps)
+        epoch, index = self.passed.epoch_of(step, self.steps)
         batches = self._batches_of(epoch)
         entries = slice(batches.ends[index], batches.ends[index + 1])
         ids = np.array_split(batches.ids[entries].copy(), self.pieces)
@@ -98,7 +124,7 @@ class BatchLists:
         """Read the list of an epoch anew if `step` begins it. Return True if the list was read
         before and is another one now: batches that were read ahead are of the old one.
         """
-        epoch, index = divmod(step, self.steps)
+        epoch, index = self.passed.epoch_of(step, self.steps)
         for earlier in [*self.lists]:
             if earlier < epoch - 1:
                 del self.lists[earlier]
@@ -109,13 +135,14 @@ class BatchLists:
 
     def hash_at(self, step: int) -> str:
         """Return a hash of the list of this step's epoch."""
-        return self._batches_of(step // self.steps).sha256
+        epoch, _ = self.passed.epoch_of(step, self.steps)
+        return self._batches_of(epoch).sha256
 
     def state(self, step: int) -> tuple[dict[str, Tensor], dict[str, int | str] | None]:
         """Return the list in use after `step` steps, as tensors and facts; nothing between two
         epochs, and no tensors of a list that is too long.
         """
-        epoch, index = divmod(step, self.steps)
+        epoch, index = self.passed.epoch_of(step, self.steps)
         if not index or epoch not in self.lists:
             return {}, None
         batches = self.lists[epoch]

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from surefoot.data.order import Ids, folded, permutation
+from surefoot.data.order import NOTHING_PASSED, Ids, Passed, folded, permutation
 from surefoot.errors import DataError, Setting
 from surefoot.seeding import fold, stream_key
 
@@ -52,11 +52,20 @@ class Buckets:
     (5, 3, [4])
     """
 
-    def __init__(self, seed: int, *, lengths: Ids, tokens: int, pieces: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        lengths: Ids,
+        tokens: int,
+        pieces: int,
+        passed: Passed = NOTHING_PASSED,
+    ) -> None:
         sides = lengths.reshape(len(lengths), -1)
         self.samples = len(sides)
         self.pieces = pieces
         self.tokens = tokens
+        self.passed = passed
         self.key = stream_key(seed, "order")
         self.batch_key = stream_key(seed, "batches")
         self.sides = sides
@@ -83,7 +92,7 @@ class Buckets:
 
     def micro_batches(self, step: int) -> list[tuple[Ids, Ids]]:
         """Return (sample ids, epochs) for each micro-batch of a step."""
-        epoch, batch_index = divmod(step, self.steps)
+        epoch, batch_index = self.passed.epoch_of(step, self.steps)
         first = batch_index * self.pieces
         last = min(first + self.pieces, len(self.ends))
         positions = np.arange(first, last, dtype=np.int64)

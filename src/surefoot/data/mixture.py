@@ -15,7 +15,7 @@ from surefoot.config.mixture_weights import SLOTS, first_of_next_block, quotas
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque, rebuilt
-from surefoot.data.order import Blocks, Ids, by_epoch
+from surefoot.data.order import NOTHING_PASSED, Blocks, Ids, Passed, by_epoch
 from surefoot.errors import DataError, first_line
 from surefoot.seeding import fold, stream_key
 
@@ -141,7 +141,7 @@ class MixtureOrder:
         sizes: Sequence[int],
         weights: Sequence[float],
         batch_size: int,
-        offset: int = 0,
+        passed: Passed = NOTHING_PASSED,
         weights_from: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> None:
         self.samples = sum(sizes)
@@ -151,7 +151,7 @@ class MixtureOrder:
         self.sizes = list(sizes)
         self.weights = list(weights)
         self.offsets = np.cumsum(self.sizes) - self.sizes
-        self.blocks = Blocks(batch_size, offset)
+        self.blocks = Blocks(batch_size, passed)
 
         quotas_of_blocks: dict[int, list[int]] = {}  # by the first block that has them
         for samples, of_sources in weights_from or [(0, weights)]:

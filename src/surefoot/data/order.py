@@ -1,11 +1,12 @@
 """Sample order as a pure function of (seed, step), at a constant cost per step.
 
 Step k reads positions [k * B, (k + 1) * B) of the concatenated permutations of all epochs; B is the
-batch size. After a change of the batch size, they are shifted by a constant, `offset`, so that a
-step begins where the step before it ended.
+batch size. After a change of the batch size, the first step begins where the step before it ended
+(`Passed`).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +27,44 @@ _GAMMA, _FACTOR, _LAST_FACTOR, *_SHIFTS = (
     np.array(number, np.uint64)
     for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 30, 27, 31)
 )
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What the steps of other batch sizes, with which the run began, have read.
+
+    steps: their number. samples: of all of them. epochs: as many as have ended, if every epoch
+    begins with a step. An earlier step is only looked at: it is that of a run that always had the
+    present batch size.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    epochs: int = 0
+
+    def position(self, step: int, batch_size: int) -> int:
+        """Return the position at which a step begins, if every step is full.
+
+        >>> Passed(steps=10, samples=80).position(12, batch_size=16)
+        112
+        """
+        if step < self.steps:
+            return step * batch_size
+        return self.samples + (step - self.steps) * batch_size
+
+    def epoch_of(self, step: int, steps: int) -> tuple[int, int]:
+        """Return the epoch of a step and its index there, if every epoch has `steps` steps.
+
+        >>> Passed(steps=10, epochs=2).epoch_of(14, steps=3)
+        (3, 1)
+        """
+        if step < self.steps:
+            return divmod(step, steps)
+        epochs, index = divmod(step - self.steps, steps)
+        return self.epochs + epochs, index
+
+
+NOTHING_PASSED = Passed()
 
 
 @runtime_checkable
@@ -128,13 +167,13 @@ class Order:
         samples: int,
         batch_size: int,
         num_samples: int | None = None,
-        offset: int = 0,
+        passed: Passed = NOTHING_PASSED,
     ) -> None:
         self.size = samples
         self.samples = num_samples or samples
         self.batch_size = batch_size
         self.key = stream_key(seed, "order")
-        self.blocks = Blocks(batch_size, offset)
+        self.blocks = Blocks(batch_size, passed)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         return self.blocks.step(step, self._at)
@@ -220,9 +259,9 @@ def sample_bits(key: int, ids: Ids, epochs: Ids) -> NDArray[np.uint64]:
 class Blocks:
     """The ids of consecutive steps, computed for many steps at once."""
 
-    def __init__(self, batch_size: int, offset: int = 0) -> None:
+    def __init__(self, batch_size: int, passed: Passed = NOTHING_PASSED) -> None:
         self.batch_size = batch_size
-        self.offset = offset
+        self.passed = passed
         self.first = 0  # step
         self.ids = np.empty(0, np.int64)
         self.epochs = np.empty(0, np.int64)
@@ -231,9 +270,9 @@ class Blocks:
         """Return the ids and epochs of a step; `at` returns those of positions."""
         begin = (step - self.first) * self.batch_size
         if not 0 <= begin < len(self.ids):
-            position = step * self.batch_size + self.offset
-            if position < 0:  # before a change of the batch size: looked at, never trained
-                return at(np.arange(self.batch_size, dtype=np.int64))
+            position = self.passed.position(step, self.batch_size)
+            if step < self.passed.steps:
+                return at(position + np.arange(self.batch_size, dtype=np.int64))
             samples = _BLOCK_SAMPLES if begin == len(self.ids) > 0 else _FIRST_SAMPLES
             count = max(1, samples // self.batch_size) * self.batch_size
             self.first = step

@@ -11,30 +11,40 @@ from surefoot.config.batch_size import Batching
 from surefoot.config.order import Weighted as Weighted  # noqa: PLC0414  # public as sf.data.Weighted
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.fingerprints import hash_of
-from surefoot.data.order import Blocks, Cut, Ids, MicroBatches, Order, Plan, folded
+from surefoot.data.order import (
+    NOTHING_PASSED,
+    Blocks,
+    Cut,
+    Ids,
+    MicroBatches,
+    Order,
+    Passed,
+    Plan,
+    folded,
+)
 from surefoot.errors import ConfigError, Setting
 from surefoot.seeding import fold, stream_key
 
 
 def plan_order(
-    order: Any, *, seed: int, samples: int, sizes: Batching, offset: int = 0
+    order: Any, *, seed: int, samples: int, sizes: Batching, passed: Passed = NOTHING_PASSED
 ) -> MicroBatches:
-    """Return the plan of an order other than "shuffled". `offset` is that of `data/order.py`.
-    Raises `ConfigError` if it does not fit the number of samples.
+    """Return the plan of an order other than "shuffled". Raises `ConfigError` if it does not fit
+    the number of samples.
     """
     size = sizes.batch_size
     steps = None
     if isinstance(order, BatchLists):
-        return order.cut(sizes.pieces)
+        return order.cut(sizes.pieces, passed)
     if order == "sequential":
-        plan: Plan = SequentialOrder(samples=samples, batch_size=size, offset=offset)
+        plan: Plan = SequentialOrder(samples=samples, batch_size=size, passed=passed)
     elif order == "lanes":
-        lanes = Lanes(samples=samples, batch_size=size)
+        lanes = Lanes(samples=samples, batch_size=size, passed=passed)
         plan = lanes
         steps = lanes.steps
     elif isinstance(order, Shuffled):
         plan = Order(
-            seed, samples=samples, batch_size=size, num_samples=order.num_samples, offset=offset
+            seed, samples=samples, batch_size=size, num_samples=order.num_samples, passed=passed
         )
     else:
         if len(order.weights) != samples:
@@ -47,7 +57,7 @@ def plan_order(
                 weights=len(order.weights),
                 samples=samples,
             )
-        plan = WeightedOrder(seed, order, batch_size=size, offset=offset)
+        plan = WeightedOrder(seed, order, batch_size=size, passed=passed)
     return Cut(plan, sizes.micro_batch_size, steps=steps)
 
 
@@ -66,13 +76,13 @@ class SequentialOrder:
     [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
     """
 
-    def __init__(self, *, samples: int, batch_size: int, offset: int = 0) -> None:
+    def __init__(self, *, samples: int, batch_size: int, passed: Passed = NOTHING_PASSED) -> None:
         self.samples = samples
         self.batch_size = batch_size
-        self.offset = offset
+        self.passed = passed
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        first = max(0, step * self.batch_size + self.offset)
+        first = self.passed.position(step, self.batch_size)
         positions = np.arange(self.batch_size, dtype=np.int64) + first
         epochs, ids = np.divmod(positions, self.samples)
         return ids, epochs
@@ -95,7 +105,7 @@ class Lanes:
     [[0, 3, 6], [1, 4, 7], [2, 5], [0, 3, 6]]
     """
 
-    def __init__(self, *, samples: int, batch_size: int) -> None:
+    def __init__(self, *, samples: int, batch_size: int, passed: Passed = NOTHING_PASSED) -> None:
         if samples < batch_size:
             raise ConfigError(
                 "lanes-exceed-samples",
@@ -109,13 +119,14 @@ class Lanes:
             )
         self.samples = samples
         self.batch_size = batch_size
+        self.passed = passed
         self.shortest, self.longer = divmod(samples, batch_size)
         self.steps = self.shortest + (self.longer > 0)
         lanes = np.arange(batch_size, dtype=np.int64)
         self.starts = lanes * self.shortest + np.minimum(lanes, self.longer)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        epoch, offset = divmod(step, self.steps)
+        epoch, offset = self.passed.epoch_of(step, self.steps)
         starts = self.starts
         if offset == self.shortest:  # only some lanes have one sample more
             starts = starts[: self.longer]
@@ -139,7 +150,14 @@ class WeightedOrder:
     (array([1, 1]), array([2, 3]))
     """
 
-    def __init__(self, seed: int, weighted: Weighted, *, batch_size: int, offset: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        weighted: Weighted,
+        *,
+        batch_size: int,
+        passed: Passed = NOTHING_PASSED,
+    ) -> None:
         self.weighted = weighted
         self.batch_size = batch_size
         self.weights = np.array(weighted.weights)
@@ -147,7 +165,7 @@ class WeightedOrder:
         self.key = stream_key(seed, "order")
         ends = np.cumsum(self.weights / self.weights.max())
         self.ends = ends / ends[-1]
-        self.blocks = Blocks(batch_size, offset)
+        self.blocks = Blocks(batch_size, passed)
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
         at = self._draw if self.weighted.replacement else self._draw_once

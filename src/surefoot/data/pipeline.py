@@ -19,7 +19,7 @@ from surefoot.data.fingerprints import all_within
 from surefoot.data.gathering import sample_count
 from surefoot.data.loader import Feed, MicroBatch, in_order
 from surefoot.data.mixture import Mixture, MixtureOrder
-from surefoot.data.order import Arriving, Cut, MicroBatches, Order, Plan
+from surefoot.data.order import NOTHING_PASSED, Arriving, Cut, MicroBatches, Order, Passed, Plan
 from surefoot.distributed.strategy import is_exact, refuse_ranks
 from surefoot.distributed.world import World
 from surefoot.errors import ConfigError, DataError, Setting
@@ -83,6 +83,15 @@ class TrainData:
         sampler = None if self.loader is None else self.loader.sampler
         return type(sampler) in (WeightedRandomSampler, SubsetRandomSampler)
 
+    def with_batch_size(self, batch_size: int | str | None) -> "TrainData":
+        """Return the data with another batch size. Raises `ConfigError` if a sampler of the user
+        lists the batches.
+        """
+        order = self.order
+        if isinstance(order, BatchLists) and batch_size != self.batch_size:
+            order = order.resized(batching(batch_size, None).batch_size)
+        return replace(self, batch_size=batch_size, order=order)
+
     def size_for(self, micro_batch_size: int | str | None) -> int | str | None:
         """Return the batch size; listed batches are rounded up to whole micro-batches, which then
         may be smaller.
@@ -143,6 +152,7 @@ def tape_of(
     *,
     run_dir: Path | None,
     sizes: Batching,
+    passed: Passed,
     behavior: int,
 ) -> "Tape | None":
     """Return the tape of training data that are a stream, or None (see `opening.build_tape`).
@@ -152,7 +162,9 @@ def tape_of(
         return None
     from surefoot.data.streams.opening import build_tape
 
-    return build_tape(settings, data, world, run_dir=run_dir, sizes=sizes, behavior=behavior)
+    return build_tape(
+        settings, data, world, run_dir=run_dir, sizes=sizes, passed=passed, behavior=behavior
+    )
 
 
 def taped_splits(
@@ -207,12 +219,12 @@ def data_plan(
     seed: int,
     samples: int,
     sizes: Batching,
-    offset: int = 0,
+    passed: Passed = NOTHING_PASSED,
     weights_from: Sequence[tuple[int, Sequence[float]]] = (),
 ) -> MicroBatches:
     """Return the plan of samples: a permutation per epoch or another `order`, a weighted mixture,
-    or batches of similar length. `offset` is that of `data/order.py`, and `weights_from` that of
-    `MixtureOrder`.
+    or batches of similar length. `passed` is what steps of other batch sizes have read, and
+    `weights_from` that of `MixtureOrder`.
     """
     name = order if isinstance(order, str) else type(order).__name__
     if isinstance(train, Arriving):
@@ -237,7 +249,7 @@ def data_plan(
             )
         from surefoot.data.orders import plan_order
 
-        return plan_order(order, seed=seed, samples=samples, sizes=sizes, offset=offset)
+        return plan_order(order, seed=seed, samples=samples, sizes=sizes, passed=passed)
     if sizes.unit == "tokens":
         lengths = np.asarray(train.lengths)
         is_of_samples = lengths.ndim in (1, 2) and len(lengths) == samples
@@ -256,15 +268,16 @@ def data_plan(
             lengths=lengths.astype(np.int64),
             tokens=sizes.micro_batch_size,
             pieces=sizes.pieces,
+            passed=passed,
         )
-    plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size, offset=offset)
+    plan: Plan = Order(seed, samples=samples, batch_size=sizes.batch_size, passed=passed)
     if isinstance(train, Mixture):
         plan = MixtureOrder(
             seed,
             sizes=train.sizes,
             weights=train.weights,
             batch_size=sizes.batch_size,
-            offset=offset,
+            passed=passed,
             weights_from=weights_from,
         )
     return Cut(plan, sizes.micro_batch_size)
@@ -378,7 +391,8 @@ class DataPipeline:
         """Yield the micro-batches with targets of the first steps, each with its step; the same on
         every rank.
         """
-        feed = self._feed(workers=self.workers)
+        of_beginning = replace(self, plan=self.plan_with(self.sizes))
+        feed = of_beginning._feed(workers=self.workers)
         feed.start(0, stop=steps)
         try:
             for step in range(steps):

@@ -193,7 +193,13 @@ def _known_order(loader: DataLoader[Any]) -> _LoaderOrder | None:
 
 
 def _listed_order(loader: DataLoader[Any], seed: int) -> _LoaderOrder:
-    lists = BatchLists(seed, _batches(loader), samples=count_samples(loader.dataset))
+    batches = _batches(loader)
+    lists = BatchLists(
+        seed,
+        batches,
+        samples=count_samples(loader.dataset),
+        has_torch_batches=_kind(batches) is BatchSampler,
+    )
     text = f"the {lists.steps:,} batches per epoch of its {lists.name}"
     size_text = f", the largest batch of its {lists.name}"
     return _LoaderOrder(loader.dataset, lists, lists.largest, text, size_text)

@@ -25,7 +25,7 @@ from surefoot.config.setting import shared_by_ranks
 from surefoot.config.train_settings import clipping
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
-from surefoot.data.dataset_checks import check_samples, check_split
+from surefoot.data.dataset_checks import check_samples, check_split, is_stream
 from surefoot.distributed.spread import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError
@@ -34,7 +34,7 @@ from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import Models, RunComponents, RunData, Steering
 from surefoot.run.facts import data_facts, model_facts, size_facts, world_facts
-from surefoot.run.history import SettingsHistory, read_history, refuse_other_batches
+from surefoot.run.history import SettingsHistory, StepSize, passed_in, read_history
 from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
 from surefoot.run.validate import check_settings
@@ -94,15 +94,14 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     history = read_history(settings, data, world, step=beginning.step)
     if history.changes:
         settings = history.settings
-        data = replace(data, batch_size=settings.batch_size, dataset=settings.train_data)
+        data = replace(data.with_batch_size(settings.batch_size), dataset=settings.train_data)
         _check(settings, data)
     run_data = read_data(settings, history, data, world, parallel, beginning, unless_built)
     pipeline = run_data.pipeline
-    refuse_other_batches(pipeline, history.segments)
     try:
         timeline = resolve_timeline(
             settings,
-            size_facts(pipeline),
+            size_facts(pipeline, run_data.earlier),
             beginning,
             exact_sums=pipeline.exact_sums,
             history=history.segments,
@@ -277,23 +276,39 @@ def read_data(
         ranks=world.ranks,
         began=beginning.micro_batch_size_for(None if data.lists_batches else data.batch_size),
     )
-    tape = data_pipeline.tape_of(settings, data, world, run_dir=out, sizes=sizes, behavior=behavior)
-    if tape is not None:
-        unless_built.callback(tape.abandon)
-        data = replace(data, dataset=tape)
-        samples = tape.samples
-    else:
+    samples = None
+    if not is_stream(data.dataset):
         collates = data.collate is not None
         samples = check_samples(
             data.dataset, seed=seed, batch_size=sizes.batch_size, collates=collates
         )
+
+    def step_size(earlier: RunSettings) -> StepSize:
+        of_earlier = data.with_batch_size(earlier.batch_size)
+        sizes = data_pipeline.planned_sizes(of_earlier, earlier.micro_batch_size)
+        if samples is None:
+            return StepSize(sizes.batch_size, None)
+        plan = data_pipeline.data_plan(
+            of_earlier.dataset, order=of_earlier.order, seed=seed, samples=samples, sizes=sizes
+        )
+        return StepSize(sizes.batch_size, plan.steps)
+
+    passed, earlier_sizes = passed_in(history.segments, step_size)
+    tape = data_pipeline.tape_of(
+        settings, data, world, run_dir=out, sizes=sizes, passed=passed, behavior=behavior
+    )
+    if tape is not None:
+        unless_built.callback(tape.abandon)
+        data = replace(data, dataset=tape)
+        samples = tape.samples
+    assert samples is not None
     order = data_pipeline.data_plan(
         data.dataset,
         order=data.order,
         seed=seed,
         samples=samples,
         sizes=sizes,
-        offset=history.offset,
+        passed=passed,
         weights_from=history.weights_from,
     )
     splits = data_pipeline.taped_splits(
@@ -321,7 +336,7 @@ def read_data(
         settings.exact_sums and beginning.exact_sums,
         passes_step=behavior >= STEP_OF_SAMPLES,
     )
-    return RunData(pipeline, splits, values)
+    return RunData(pipeline, splits, values, earlier_sizes)
 
 
 def steering_of(settings: RunSettings, splits: Mapping[str, Split], *, behavior: int) -> Steering:

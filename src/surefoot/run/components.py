@@ -15,6 +15,7 @@ from surefoot.data.pipeline import DataPipeline, OpenedBySession
 from surefoot.errors import ConfigError, Setting, first_line
 from surefoot.optim.build import TrainingPlan
 from surefoot.run.checkpointing import Checkpointing
+from surefoot.run.history import StepSize
 from surefoot.tracking.console import RankLog
 from surefoot.train.components import Components
 from surefoot.train.evaluate import Split
@@ -102,6 +103,7 @@ class RunData:
     pipeline: DataPipeline
     splits: Mapping[str, Split]  # those of the settings, with rows in the place of streams
     values: DataValues
+    earlier: tuple[StepSize, ...]  # the sizes of steps before each change of settings
 
 
 @dataclass(frozen=True)

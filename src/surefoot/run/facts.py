@@ -2,7 +2,7 @@
 
 import sys
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
@@ -23,6 +23,7 @@ from surefoot.optim.build import (
     every_group,
     optimizer_identity,
 )
+from surefoot.run.history import StepSize
 from surefoot.train.compile import sole_or_all
 from surefoot.train.evaluate import Split
 from surefoot.train.plan import DataFacts, ModelFacts, SizeFacts, WorldFacts
@@ -44,13 +45,26 @@ def world_facts(world: World) -> WorldFacts:
     return WorldFacts(**world.from_main(asdict(own)))
 
 
-def size_facts(pipeline: DataPipeline) -> SizeFacts:
-    """Return the sizes of the training data."""
-    order, sizes = pipeline.plan, pipeline.sizes
-    varied = varied_batches(order, pipeline.data)
-    if order.steps is None:
-        return SizeFacts(sizes, epoch=order.samples, step=sizes.batch_size, varied=varied)
-    return SizeFacts(sizes, epoch=order.steps, step=1, varied=varied)  # the samples of a step vary
+def size_facts(pipeline: DataPipeline, earlier: Sequence[StepSize] = ()) -> SizeFacts:
+    """Return the sizes of the training data. `earlier` has those of steps before changes of
+    settings.
+    """
+    order = pipeline.plan
+    sizes = pipeline.sizes
+    sizes_of_segments = []  # of an epoch and of a step
+    for size in [*earlier, StepSize(sizes.batch_size, order.steps)]:
+        if size.steps is None:
+            sizes_of_segments.append((order.samples, size.batch_size))
+        else:
+            sizes_of_segments.append((size.steps, 1))  # the samples of a step vary
+    epoch, step = sizes_of_segments.pop()
+    return SizeFacts(
+        sizes,
+        epoch=epoch,
+        step=step,
+        varied=varied_batches(order, pipeline.data),
+        earlier=tuple(sizes_of_segments),
+    )
 
 
 def data_facts(

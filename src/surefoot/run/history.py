@@ -1,6 +1,6 @@
 """The settings of a run up to the step from which a session goes on, by its journal of changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,9 +11,10 @@ from surefoot.config.paths import absolute_path, run_path
 from surefoot.config.setting_change import SettingChange
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.mixture import Mixture
-from surefoot.data.pipeline import DataPipeline, TrainData
+from surefoot.data.order import NOTHING_PASSED, Passed
+from surefoot.data.pipeline import TrainData
 from surefoot.distributed.world import World
-from surefoot.errors import CheckpointError, ConfigError, Setting
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.numbered import rebuilt_run
 from surefoot.train.changed_settings import (
@@ -73,18 +74,6 @@ class SettingsHistory:
             if change.from_step <= begin:
                 names |= {change.setting.partition(".")[0], *change.follows}
         return names
-
-    @property
-    def offset(self) -> int:
-        """The position in the order of samples at which step 0 would begin if all steps had the
-        present batch size.
-        """
-        offset = 0
-        for previous, segment in pairwise(self.segments):
-            before = batching(previous.settings.batch_size, None).batch_size
-            after = batching(segment.settings.batch_size, None).batch_size
-            offset += segment.begin * (before - after)
-        return offset
 
     @property
     def weights_from(self) -> list[tuple[int, list[float]]]:
@@ -147,21 +136,58 @@ def _changes_of_run(settings: RunSettings, world: World) -> tuple[SettingChange,
     return tuple(SettingChange(**values) for values in world.from_main(read))
 
 
-def refuse_other_batches(pipeline: DataPipeline, segments: Sequence[SegmentSettings]) -> None:
-    """Raise `ConfigError` if the size of a step has changed, and the data cannot be cut into other
-    steps while the run goes on.
+@dataclass(frozen=True)
+class StepSize:
+    """The samples of a step, and the steps of an epoch if every epoch begins with a step."""
+
+    batch_size: int
+    steps: int | None
+
+
+def passed_in(
+    segments: Sequence[SegmentSettings], step_size: Callable[[RunSettings], StepSize]
+) -> tuple[Passed, tuple[StepSize, ...]]:
+    """Return what the steps before the last change of the batch size have read, and the sizes of
+    the steps before each change of settings; no sizes if they are the present ones.
+
+    Raises `ConfigError` if the size of a step changes within an epoch, and every epoch begins with
+    a step.
     """
-    sizes = {segment.settings.batch_size for segment in segments}
-    if len(sizes) == 1 or (pipeline.tape is None and pipeline.plan.steps is None):
-        return
-    what = "the rows of a stream"
-    if pipeline.tape is None:
-        what = "lanes, batches by tokens and batches of a sampler"
-    raise ConfigError(
-        "batch-size-cannot-change",
-        problem=f"batch_size cannot change while this run goes on: {what} are cut into steps from the"
-        " beginning",
-        remedy=("change it back:", Setting("batch_size", segments[0].settings.batch_size)),
+    passed = NOTHING_PASSED
+    sizes: list[StepSize] = []
+    if len({_cut(segment.settings) for segment in segments}) == 1:
+        return passed, ()
+    for previous, segment in pairwise(segments):
+        size = step_size(previous.settings)
+        sizes.append(size)
+        if _cut(previous.settings) == _cut(segment.settings):
+            continue
+        steps = segment.begin - passed.steps
+        epochs = 0
+        if size.steps is not None:
+            epochs, rest = divmod(steps, size.steps)
+            if rest > 0:
+                raise _within_epoch(segment, next_epoch=segment.begin + size.steps - rest)
+        passed = Passed(
+            segment.begin, passed.samples + steps * size.batch_size, passed.epochs + epochs
+        )
+    return passed, tuple(sizes)
+
+
+def _cut(settings: RunSettings) -> tuple[int | str | None, ...]:
+    """Return the settings that decide which samples share a step."""
+    if isinstance(settings.batch_size, str):  # tokens: of a micro-batch
+        return settings.batch_size, settings.micro_batch_size
+    return (settings.batch_size,)
+
+
+def _within_epoch(segment: SegmentSettings, *, next_epoch: int) -> ConfigError:
+    return ConfigError(
+        "batch-size-changes-within-epoch",
+        problem=f"batch_size changes from step {segment.begin} on, in the middle of an epoch",
+        reason="in this order every epoch begins with a step, and is cut into steps as a whole",
+        remedy=f"let it change from step {next_epoch} on, where the next epoch begins",
         setting="batch_size",
-        value=segments[-1].settings.batch_size,
+        step=segment.begin,
+        next_epoch=next_epoch,
     )

@@ -15,11 +15,12 @@ from surefoot.schedules.joined import AnySchedule, Continued, continued
 class Leg:
     """The settings from step `begin` on that decide how long a run is, and its learning rates.
 
-    batch_size: samples, or 1 if the size of an epoch is in steps.
+    samples_per_epoch and batch_size: samples, or steps and 1 if every epoch begins with a step.
     """
 
     begin: int
     length: str
+    samples_per_epoch: int
     batch_size: int
     schedule: AnySchedule
 
@@ -37,12 +38,16 @@ def course_of(
     schedule = first_schedule
     for previous, leg in pairwise(legs):
         before = length.before
-        if leg.batch_size != length.batch_size:
+        sizes = (leg.samples_per_epoch, leg.batch_size)
+        if sizes != (length.samples_per_epoch, length.batch_size):
             steps, samples = before
-            before = (leg.begin, samples + (leg.begin - steps) * length.batch_size)
+            samples += (leg.begin - steps) * length.batch_size
+            # as many epochs as before, of the size that they have now
+            samples = samples * leg.samples_per_epoch // length.samples_per_epoch
+            before = (leg.begin, samples)
         changed = planned(
             leg.length,
-            samples_per_epoch=length.samples_per_epoch,
+            samples_per_epoch=leg.samples_per_epoch,
             batch_size=leg.batch_size,
             before=before,
         )

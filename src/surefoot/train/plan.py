@@ -17,7 +17,7 @@ from surefoot.config.averaging import (
     averaging_in_identity,
     averaging_of_settings,
 )
-from surefoot.config.batch_size import Batching, batching
+from surefoot.config.batch_size import Batching
 from surefoot.config.behavior import behavior_in_identity
 from surefoot.config.parallel import Strategy
 from surefoot.config.setting import identity_of
@@ -57,12 +57,14 @@ class SizeFacts:
 
     epoch and step: the sizes of an epoch and of a step in samples, or in steps if the samples per
     step vary. varied: a name of the batches if they change shape in almost every step, else "".
+    earlier: the sizes of an epoch and of a step before each change of settings, if they are others.
     """
 
     sizes: Batching
     epoch: int
     step: int
     varied: str = ""
+    earlier: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,9 @@ def resolve_timeline(
     sizes_at_beginning = data
     if history:
         at_beginning = history[0].settings
-        sizes_at_beginning = replace(data, step=_samples_per_step(history[0].settings, data))
+    if data.earlier:
+        epoch, step = data.earlier[0]
+        sizes_at_beginning = replace(data, epoch=epoch, step=step)
     times, schedule = _as_it_began(at_beginning, sizes_at_beginning, beginning)
     averaging = averaging_of_settings(settings, times.length, behavior=beginning.behavior)
     if len(history) > 1:
@@ -254,15 +258,12 @@ def _as_it_went_on(
     those with which it began.
     """
     legs = []
-    for segment in history:
+    present = (data.epoch, data.step)
+    sizes = [*data.earlier, present] if data.earlier else [present] * len(history)
+    for segment, (epoch, step) in zip(history, sizes, strict=True):
         settings = segment.settings
-        leg = Leg(
-            segment.begin,
-            settings.length,
-            _samples_per_step(settings, data),
-            settings.schedule or constant(),
-        )
-        legs.append(leg)
+        schedule_of_leg = settings.schedule or constant()
+        legs.append(Leg(segment.begin, settings.length, epoch, step, schedule_of_leg))
     length, schedule = course_of(legs, first_length=times.length, first_schedule=schedule)
     times = timetable(
         history[-1].settings,
@@ -272,14 +273,6 @@ def _as_it_went_on(
         before=length.before,
     )
     return times, schedule
-
-
-def _samples_per_step(settings: "RunSettings", data: SizeFacts) -> int:
-    """Return the samples of a step with these settings, or 1 if the sizes are in steps."""
-    is_in_steps = data.step != data.sizes.batch_size
-    if is_in_steps or settings.batch_size is None:
-        return data.step
-    return batching(settings.batch_size, None).batch_size
 
 
 def _refuse_varied(varied: str) -> None:

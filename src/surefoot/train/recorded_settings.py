@@ -68,7 +68,7 @@ class RecordedSettings:
             if batch_size.unit != "samples":
                 return None
             schedule = schedule_of(values["schedule"])
-            legs.append(Leg(begin, values["length"], batch_size.batch_size, schedule))
+            legs.append(Leg(begin, values["length"], samples, batch_size.batch_size, schedule))
             lr_at[begin] = values.get("optimizer.lr")
         first = planned(legs[0].length, samples_per_epoch=samples, batch_size=legs[0].batch_size)
         began = replace(first, steps=self.identity["schedule_of_steps"])

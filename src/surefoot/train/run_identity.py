@@ -50,6 +50,8 @@ _FOLLOWING = {
     "ema": OF_AVERAGE,
 }
 """What changes in the identity of a run besides a setting that was changed."""
+_SIZES = ("batch_size", "micro_batch_size")
+_CUT_BY_SIZES = ("batches", "sha256")  # in the description of an order
 
 
 def with_changed(
@@ -65,6 +67,10 @@ def with_changed(
         if name.startswith("optimizer."):
             names.add(f"{name.rpartition('.')[0]}.learning_rates")
     changed = dict(saved)
+    if isinstance(now.get("micro_batch_size"), str) and "micro_batch_size" in names:
+        names |= set(_FOLLOWING["batch_size"])  # it decides the number of batches
+    if names & set(_SIZES) and "plan" in saved.get("data", {}):
+        changed["data"] = {**saved["data"], "plan": _recut(saved["data"], now["data"])}
     for name in sorted(names):
         if name == WEIGHTS:
             changed["data"] = _with_weights(changed["data"], now["data"])
@@ -95,6 +101,15 @@ def _with_weights(saved: Described, now: Described) -> dict[str, Any]:
         parts[name] = {**parts[name], "weight": now["parts"][name]["weight"]}
     plan = {**saved["plan"], "weights": now["plan"]["weights"]}
     return {**saved, "plan": plan, "parts": parts}
+
+
+def _recut(saved: Described, now: Described) -> dict[str, Any]:
+    """Return the description of the saved order after another size has cut it into other steps."""
+    plan = dict(saved["plan"])
+    for name in _CUT_BY_SIZES:
+        if name in plan and name in now["plan"]:
+            plan[name] = now["plan"][name]
+    return plan
 
 
 def _was_not_recorded(key: str, settings: Mapping[str, str]) -> bool:

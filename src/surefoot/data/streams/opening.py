@@ -19,6 +19,7 @@ from surefoot.config.behavior import STREAM_OF_ONE_RANK
 from surefoot.config.durations import planned
 from surefoot.config.paths import absolute_path, local_path
 from surefoot.data.dataset_checks import check_samples
+from surefoot.data.order import NOTHING_PASSED, Passed
 from surefoot.data.streams.own_source import check_own_sources
 from surefoot.data.streams.reader import HowToRead
 from surefoot.data.streams.recorder import Recorder
@@ -41,10 +42,11 @@ def build_tape(
     *,
     run_dir: Path | None,
     sizes: Batching,
+    passed: Passed,
     behavior: int,
 ) -> Tape:
     """Return the tape of a run: the recorded one, read only, or a new one in a temporary directory.
-    Collective.
+    `passed` is what steps of other batch sizes have read. Collective.
 
     Raises `ConfigError` for a length in epochs if the stream declares no number of rows, and
     `DataError` if its first rows cannot be recorded, or differ when they are read again.
@@ -72,8 +74,9 @@ def build_tape(
         world,
         how=how,
         batch_size=batch_size,
-        samples=stream.samples or planned_length.steps * batch_size,
+        samples=stream.samples or passed.position(planned_length.steps, batch_size),
         workers=data.workers,
+        passed=passed,
     )
     is_new = tape.is_live
     with ExitStack() as unless_complete:
@@ -123,11 +126,14 @@ def begin_tape(
     batch_size: int,
     samples: int,
     workers: int,
+    passed: Passed = NOTHING_PASSED,
 ) -> Tape:
     """Return the tape in the directory `run_tape`, read only, or a new one in a temporary
     directory, which rank 0 records. Collective.
     """
-    record_in = partial(Recorder, stream, batch_size=batch_size, how=how, workers=workers)
+    record_in = partial(
+        Recorder, stream, batch_size=batch_size, how=how, workers=workers, passed=passed
+    )
     recorder: Recorder | None = None
 
     def begin() -> tuple[str, bool, int]:
@@ -148,8 +154,7 @@ def begin_tape(
 
     name, is_live, head = of_main(world, begin)
     directory = Path(name)
-    head = min(head, batch_size)
-    tape = Tape(stream, directory, head=head, samples=samples, is_live=is_live)
+    tape = Tape(stream, directory, head=head, samples=samples, is_live=is_live, passed=passed)
     tape.record_in = record_in
     if recorder is not None:
         tape.recorder = recorder
@@ -202,7 +207,7 @@ def open_tape(
             recorder.cut_damaged(0 if facts is None else facts["rows"])
         recorder.writer.disk = disk
         recorder.saved_step = saved_step
-        recorder.stop = steps * recorder.batch_size
+        recorder.stop = tape.passed.position(steps, recorder.batch_size)
         declared = tape.stream.samples
         recorder.is_repeated = declared is not None and recorder.stop > declared
         return str(directory)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from surefoot.data.order import NOTHING_PASSED, Passed
 from surefoot.data.streams.reader import COMPARED, HowToRead, SourcePosition, failure_of
-from surefoot.data.streams.shards import ENTRY, Shards, chained
+from surefoot.data.streams.shards import ENTRY, Shards, chained, recorded_head
 from surefoot.data.streams.source_reader import SourceReader
 from surefoot.data.streams.stream import Stream
 from surefoot.data.streams.writer import TapeWriter
@@ -34,14 +35,23 @@ class Recorder:
     """
 
     def __init__(
-        self, stream: Stream, directory: Path, *, batch_size: int, how: HowToRead, workers: int
+        self,
+        stream: Stream,
+        directory: Path,
+        *,
+        batch_size: int,
+        how: HowToRead,
+        workers: int,
+        passed: Passed = NOTHING_PASSED,
     ) -> None:
         self.stream = stream
         self.batch_size = batch_size
+        self.passed = passed
         self.how = how
         self.pid = os.getpid()
         self.ahead_steps = max(_AHEAD_STEPS, 2 * workers + 2)
-        self.writer = TapeWriter(directory, head=batch_size, limit_bytes=stream.tape_bytes)
+        head = recorded_head(directory) or batch_size  # a run may begin with another batch size
+        self.writer = TapeWriter(directory, head=head, limit_bytes=stream.tape_bytes)
         self.stop: int | None = None  # the rows that the run needs
         self.is_repeated = False  # a later epoch reads every row again, so none is dropped
         # of the newest checkpoint; None: no checkpoints
@@ -142,7 +152,7 @@ class Recorder:
             writer.digest,
             tail=tail,
             states=writer.states(),
-            head=self.batch_size,
+            head=writer.head,
         )
         self.reader = SourceReader(self.stream, self.how, position)
         atexit.register(self.close)  # otherwise Python would wait for the reader
@@ -235,7 +245,7 @@ class Recorder:
     def _needed_from(self) -> int:
         if self.saved_step is None:
             return self.demanded - (1 + _LATE_STEPS) * self.batch_size
-        return (self.saved_step() or 0) * self.batch_size
+        return self.passed.position(self.saved_step() or 0, self.batch_size)
 
     def _fail(self, error: DataError) -> None:
         self._note_failure(failure_of(error))

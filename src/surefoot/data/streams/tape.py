@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import Subset
 
 from surefoot.data.loader import StoppedError
-from surefoot.data.order import Ids
+from surefoot.data.order import NOTHING_PASSED, Ids, Passed
 from surefoot.data.streams.recorder import HALTED, Recorder
 from surefoot.data.streams.rows import decode
 from surefoot.data.streams.shards import ZERO, Shards, damaged, json_of, not_of_checkpoint
@@ -31,7 +31,8 @@ class Arrival:
     """Order of a stream: rows as they arrive. An epoch has `samples` rows, or all rows until the
     stream ends.
 
-    `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream
+    A step before the present batch size is only looked at: it has rows of the first step, `head`
+    rows, which stay on the tape. `end_of_stream(row)` waits for a row, and returns the number of rows of an epoch if the stream
     has ended before it.
 
     >>> Arrival(lambda row: 5, samples=5, batch_size=3).ids(1)
@@ -39,14 +40,25 @@ class Arrival:
     """
 
     def __init__(
-        self, end_of_stream: Callable[[int], int | None], *, samples: int, batch_size: int
+        self,
+        end_of_stream: Callable[[int], int | None],
+        *,
+        samples: int,
+        batch_size: int,
+        head: int = 1,
+        passed: Passed = NOTHING_PASSED,
     ) -> None:
         self.end_of_stream = end_of_stream
         self.samples = samples
         self.batch_size = batch_size
+        self.head = head
+        self.passed = passed
 
     def ids(self, step: int) -> tuple[Ids, Ids]:
-        positions = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+        rows_of_step = np.arange(self.batch_size, dtype=np.int64)
+        if step < self.passed.steps:
+            return rows_of_step % self.head, np.zeros_like(rows_of_step)
+        positions = self.passed.position(step, self.batch_size) + rows_of_step
         rows = self.end_of_stream(int(positions[-1]))
         if rows is None:
             return positions, np.zeros_like(positions)
@@ -63,10 +75,18 @@ class Tape:
     """
 
     def __init__(
-        self, stream: Stream, directory: Path, *, head: int, samples: int, is_live: bool
+        self,
+        stream: Stream,
+        directory: Path,
+        *,
+        head: int,
+        samples: int,
+        is_live: bool,
+        passed: Passed = NOTHING_PASSED,
     ) -> None:
         self.stream = stream
         self.head = head  # rows of the first step
+        self.passed = passed  # by steps of other batch sizes
         self.samples = samples  # of an epoch: as declared, or all that the run reads
         self.recorder: Recorder | None = None  # in the one process that records
         self.record_in: Callable[[Path], Recorder]  # set for training
@@ -104,7 +124,13 @@ class Tape:
         return recorded if decode_fn is None else decode_fn(recorded)
 
     def arrival(self, batch_size: int) -> Arrival:
-        return Arrival(self.end_of_stream, samples=self.samples, batch_size=batch_size)
+        return Arrival(
+            self.end_of_stream,
+            samples=self.samples,
+            batch_size=batch_size,
+            head=self.head,
+            passed=self.passed,
+        )
 
     def end_of_stream(self, last: int) -> int | None:
         """Wait until row `last` has arrived; return the rows of an epoch if the stream ended before
@@ -255,7 +281,7 @@ class Tape:
         """Return the number of rows that the first `step` steps have read (at least the first
         step's), and their hash.
         """
-        rows = max(step, 1) * batch_size
+        rows = self.passed.position(max(step, 1), batch_size)
         if self.stream.samples is not None:
             rows = min(rows, self.stream.samples)
         if self.length is not None:
@@ -286,7 +312,10 @@ class Tape:
 
     def first_step(self, batch_size: int) -> int:
         """Return the step from which on all rows are on the tape."""
-        return -(-self.first_kept() // batch_size)
+        dropped = self.first_kept()
+        if dropped < self.passed.samples:
+            return self.passed.steps if dropped > 0 else 0
+        return self.passed.steps - (self.passed.samples - dropped) // batch_size
 
     def in_words(self) -> str:
         """Describe the stream in a few words."""

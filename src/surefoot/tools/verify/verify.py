@@ -21,7 +21,7 @@ from surefoot.tools.verify import text as sentences
 from surefoot.tools.verify.files import Files
 from surefoot.tools.verify.rerun import STEPS, plan_windows, replay_window
 from surefoot.tools.verify.verdict import Outcome, Problem, Verdict, Window
-from surefoot.train.run_identity import differences
+from surefoot.train.run_identity import differences, with_changed
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
@@ -170,9 +170,11 @@ def _why_not_replayed(parts: RunComponents, files: Files, problems: list[Problem
 
 def _changed_data(parts: RunComponents, files: Files) -> list[Problem]:
     saved = files.newest.state
-    data, scored = json.loads(json.dumps([parts.plan.identity["data"], parts.plan.splits]))
+    now, scored = json.loads(json.dumps([parts.plan.identity, parts.plan.splits]))
     problems = []
-    lines = differences({"data": saved.identity["data"]}, {"data": data})
+    since = parts.changes_since(files.newest.checkpoint)
+    of_training = with_changed(saved.identity, now, since)["data"]
+    lines = differences({"data": of_training}, {"data": now["data"]})
     if lines:
         problems.append(_data_problem(lines[:3], "training data"))
     for name, before in saved.splits.items():

@@ -1,0 +1,280 @@
+"""Law 19 for orders whose epochs begin with a step, and for streams: a change of the batch size is
+exact there too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
+
+import surefoot as sf
+from rank_processes import forks, on_ranks
+from refused import refused
+from surefoot.checkpoint.reader import read
+from surefoot.config.setting_change import SettingChange
+from surefoot.run.run import Run
+from surefoot.tracking.change_journal import append_changes
+
+SAMPLES = 60
+
+
+def loss(model: nn.Module, batch: Any) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+    return inputs, inputs.sum(1, keepdim=True)
+
+
+class Sentences(Dataset[Any]):
+    """Samples of several lengths."""
+
+    lengths = torch.arange(SAMPLES).remainder(7).add(2).numpy()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = data()
+        return inputs[index], targets[index]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class Shuffle(Sampler[int]):
+    """A sampler of a user: another order in each epoch."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.epoch)
+        return iter(torch.randperm(SAMPLES, generator=generator).tolist())
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def listed(batch_size: int = 8) -> DataLoader[Any]:
+    batches = BatchSampler(Shuffle(), batch_size, drop_last=False)
+    return DataLoader(Sentences(), batch_sampler=batches)
+
+
+def rows() -> Iterator[tuple[Tensor, Tensor]]:
+    number = 0
+    while True:
+        inputs = torch.tensor([number % 7, number % 5, number % 3, 1.0])
+        yield inputs, inputs.sum()[None]
+        number += 1
+
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "lanes": {"order": "lanes"},
+    "buckets": {
+        "train_data": Sentences(),
+        "batch_size": "64 tokens",
+        "micro_batch_size": "32 tokens",
+    },
+    "lists": {"train_data": listed(), "batch_size": None},
+}
+LARGER: dict[str, Any] = {"lanes": 12, "buckets": "128 tokens", "lists": 12, "stream": 12}
+
+
+def run_in(run_dir: Path, name: str, **settings: Any) -> Run:
+    chosen: dict[str, Any] = {
+        "model": model,
+        "loss": loss,
+        "train_data": data(),
+        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+        "schedule": sf.schedules.cosine("10%"),
+        "batch_size": 8,
+        "length": "4 epochs",
+        "device": "cpu",
+        "console": False,
+        "report": False,
+        "log_every": "1 steps",
+        "run_dir": run_dir,
+    }
+    if name == "stream":
+        chosen |= {"train_data": sf.data.Stream(rows, start="thread"), "length": "20 steps"}
+    return sf.Run(**(chosen | ORDERS.get(name, {}) | settings))
+
+
+def steps_per_epoch(name: str, tmp_path: Path) -> int:
+    steps = run_in(tmp_path / "unused", name).parts.pipeline.plan.steps
+    assert steps is not None
+    return steps
+
+
+def changed_run(run_dir: Path, name: str, *, at: int, **settings: Any) -> Run:
+    """Return a run that was stopped after `at` steps and then changed, to go on with."""
+    run_in(run_dir, name, stop_after=f"{at} steps").train()
+    before = run_in(run_dir, name).parts.of_program
+    for setting, value in settings.items():
+        append_changes(run_dir, [SettingChange(0, at, setting, before[setting], value)])
+    return run_in(run_dir, name)
+
+
+def weights(run: Run) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in run.state.model.parameters()]
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", [*ORDERS, "stream"])
+def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
+    name: str, tmp_path: Path
+) -> None:
+    at = 10 if name == "stream" else 2 * steps_per_epoch(name, tmp_path)
+    changed = changed_run(tmp_path / "changed", name, at=at, batch_size=LARGER[name])
+    changed.train()
+    assert changed.state.step > at
+
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
+    given = run_in(tmp_path / "given", name)
+    given.train()
+    assert same(weights(given), weights(changed))
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_sample_is_seen_once_an_epoch_before_and_after(name: str, tmp_path: Path) -> None:
+    steps = steps_per_epoch(name, tmp_path)
+    before = run_in(tmp_path / "before", name).parts.pipeline.plan
+    run = changed_run(tmp_path / "run", name, at=2 * steps, batch_size=LARGER[name])
+    after = run.parts.pipeline.plan
+    length = run.parts.length
+
+    assert length.steps == 2 * steps + 2 * after.steps
+    assert length.epochs == 4.0
+    for epoch in range(4):
+        plan = before if epoch < 2 else after
+        begin = epoch * steps if epoch < 2 else 2 * steps + (epoch - 2) * after.steps
+        seen = read_by(plan, range(begin, begin + plan.steps))
+        assert sorted(sample for sample, _ in seen) == list(range(SAMPLES))
+        assert {number for _, number in seen} == {epoch}
+
+
+def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
+    """Return the samples of some steps with their epochs, in order."""
+    read: list[tuple[int, int]] = []
+    for step in steps:
+        for ids, epochs in plan.micro_batches(step):
+            read += zip(ids.tolist(), epochs.tolist(), strict=True)
+    return read
+
+
+def test_a_record_ends_each_epoch_before_and_after(tmp_path: Path) -> None:
+    changed_run(tmp_path, "lanes", at=16, batch_size=12).train()
+    ends = [record["step"] for record in sf.load(tmp_path).records("epoch")]
+    assert ends == [8, 16, 21, 26]
+
+
+def test_rows_of_a_stream_that_were_read_are_read(tmp_path: Path) -> None:
+    run = changed_run(tmp_path, "stream", at=5, batch_size=12)
+    plan = run.parts.pipeline.plan
+    run.train()
+    read_rows = [row for row, _ in read_by(plan, range(5, 20))]
+    assert read_rows == list(range(5 * 8, 5 * 8 + 15 * 12))
+    saved = read(tmp_path / "checkpoints" / "step-00000020").saved
+    assert saved.tape is not None
+    assert saved.tape["rows"] == 220
+
+
+@pytest.mark.parametrize("batch_size", [4, 60])
+@pytest.mark.parametrize("name", ["lanes", "stream"])
+def test_a_changed_run_that_stops_in_each_epoch_resumes_to_the_same_bits(
+    name: str, batch_size: int, tmp_path: Path
+) -> None:
+    at = 8
+    whole = changed_run(tmp_path / "whole", name, at=at, batch_size=batch_size)
+    whole.train()
+    stopped = changed_run(tmp_path / "stopped", name, at=at, batch_size=batch_size)
+    for step in range(at, whole.state.step + 1):
+        stopped = run_in(tmp_path / "stopped", name, stop_after=f"{step} steps")
+        stopped.train()
+    assert stopped.state.step == whole.state.step
+    assert same(weights(stopped), weights(whole))
+
+
+@forks
+@pytest.mark.parametrize("name", ["lanes", "stream"])
+def test_two_ranks_that_are_given_the_journal_train_as_those_that_were_changed(
+    name: str, tmp_path: Path
+) -> None:
+    of_ranks: dict[str, Any] = {"micro_batch_size": 4}
+    if name == "stream":
+        of_ranks["train_data"] = sf.data.Stream(rows)
+    changed = tmp_path / "changed"
+    train_on_two_ranks(changed, name, stop_after="8 steps", **of_ranks)
+    append_changes(changed, [SettingChange(0, 8, "batch_size", 8, 12)])
+    train_on_two_ranks(changed, name, stop_after="11 steps", **of_ranks)
+    train_on_two_ranks(changed, name, **of_ranks)
+
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(changed / "changes.jsonl", given)
+    train_on_two_ranks(given, name, **of_ranks)
+
+    last = max(sf.load(given).checkpoints)
+    of_changed = saved_tensors(changed, step=last)
+    of_given = saved_tensors(given, step=last)
+    assert of_changed.keys() == of_given.keys()
+    assert [name for name in of_given if not torch.equal(of_given[name], of_changed[name])] == []
+
+
+def train_on_two_ranks(run_dir: Path, name: str, **settings: Any) -> None:
+    statuses = on_ranks(2, lambda _: run_in(run_dir, name, **settings).train())
+    assert statuses == [0, 0]
+
+
+def saved_tensors(run_dir: Path, *, step: int) -> dict[str, Tensor]:
+    checkpoint = read(run_dir / "checkpoints" / f"step-{step:08d}")
+    tensors = {}
+    for file in ("model", "optimizer"):
+        for name, tensor in checkpoint.tensors(file).items():
+            tensors[f"{file}/{name}"] = tensor
+    return tensors
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_change_within_an_epoch_is_refused_with_the_next_one(name: str, tmp_path: Path) -> None:
+    steps = steps_per_epoch(name, tmp_path)
+    with refused("batch-size-changes-within-epoch", step=steps + 1, next_epoch=2 * steps):
+        changed_run(tmp_path / "run", name, at=steps + 1, batch_size=LARGER[name])
+
+
+class OwnBatches(Sampler[list[int]]):
+    """A batch sampler of a user."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([list(range(first, first + 6)) for first in range(0, SAMPLES, 6)])
+
+    def __len__(self) -> int:
+        return SAMPLES // 6
+
+
+def test_batches_that_a_sampler_lists_keep_their_size(tmp_path: Path) -> None:
+    own: dict[str, Any] = {
+        "train_data": DataLoader(Sentences(), batch_sampler=OwnBatches()),
+        "batch_size": None,
+    }
+    run_in(tmp_path, "", stop_after="10 steps", **own).train()
+    append_changes(tmp_path, [SettingChange(0, 10, "batch_size", 6, 12)])
+    with refused("batch-size-cannot-change", value=12):
+        run_in(tmp_path, "", **own)
