@@ -11,7 +11,8 @@ class SettingChange:
 
     number: from 1. from_step: the number of finished steps when the value first holds. was and now:
     JSON values. follows: other settings that change with this one, each with its two values.
-    sha256: of the line before and of this one.
+    sha256: of the line before and of this one. origins: where `was` and `now` come from: "given",
+    "default", "auto" (chosen for the user), "beginning" or "changed"; () if it is not known.
     """
 
     number: int
@@ -23,3 +24,4 @@ class SettingChange:
     because: str = ""
     when: str = ""
     sha256: str = ""
+    origins: Sequence[str] = ()

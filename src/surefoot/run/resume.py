@@ -37,7 +37,7 @@ from surefoot.tracking.run_reader import (
 )
 from surefoot.train import state_dict
 from surefoot.train.buffer_check import BufferCheck
-from surefoot.train.changed_settings import assignments, described
+from surefoot.train.changed_settings import assignments, described, origins_of
 from surefoot.train.model_weights import file_name, model_state, refuse_lossy
 from surefoot.train.run_identity import differences, with_changed
 
@@ -156,7 +156,10 @@ def _record_session(
         "workers": parts.pipeline.workers,
         "count_unit": parts.settings.count_unit,
         "settings": parts.of_program,
+        "origins": origins_of(parts.of_program, parts.plan.origins),
     }
+    if parts.plan.auto_precision is not None:
+        session["auto"] = {"precision": parts.plan.auto_precision}
     if directory.numbered is not None:
         session["numbered"] = directory.numbered
     if accepted:

@@ -60,7 +60,7 @@ def append_changes(run: Path, changes: Iterable[SettingChange]) -> tuple[Setting
         file.seek(whole)
         try:
             for change in written:
-                file.write((_text(asdict(change)) + "\n").encode())
+                file.write((_text(_values(change)) + "\n").encode())
             file.flush()
             DISK.flush(file.fileno())
         except OSError:
@@ -119,11 +119,19 @@ def _parsed(line: bytes, *, number: int, before: str) -> SettingChange | None:
 
 def _completed(change: SettingChange, *, number: int, before: str) -> SettingChange:
     """Return a change with its number and its hash."""
-    values = asdict(change)
+    values = _values(change)
     values["number"] = number
     del values["sha256"]
     digest = sha256((before + _text(values)).encode()).hexdigest()
     return SettingChange(**values, sha256=digest)
+
+
+def _values(change: SettingChange) -> dict[str, Any]:
+    """Return the values of a line, which has origins only if they are known."""
+    values = asdict(change)
+    if not change.origins:
+        del values["origins"]
+    return values
 
 
 def _last_hash(changes: Sequence[SettingChange]) -> str:

@@ -58,6 +58,8 @@ class SessionEntry(TypedDict, total=False):
     count_unit: str
     workers: int
     settings: dict[str, Any]  # of the program, of those that can change
+    origins: dict[str, str]  # of these settings
+    auto: dict[str, str]  # what "auto" is for this run
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.averaging import average_of_average
@@ -44,6 +45,7 @@ class Wish:
     setting: str
     value: Any
     because: str = ""
+    origin: str = "given"  # "auto" if the value was chosen for the user
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,16 @@ def changeable(settings: "RunSettings") -> dict[str, Any]:
             values[f"early_stopping.{name}"] = getattr(rule, name)
     as_json: dict[str, Any] = json.loads(json.dumps(values))
     return as_json
+
+
+def origins_of(values: Values, of_settings: Mapping[str, str]) -> dict[str, str]:
+    """Return where the values of settings that can change come from. The origin of a whole, such as
+    `optimizer`, is that of its parts.
+
+    >>> origins_of({"optimizer.lr": 0.1}, {"optimizer": "given", "clip": "default"})
+    {'optimizer.lr': 'given'}
+    """
+    return {name: of_settings[name.partition(".")[0]] for name in values}
 
 
 def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
@@ -280,12 +292,18 @@ def values_at(values: Values, changes: Iterable[SettingChange], step: int) -> di
 
 
 def changes_of(
-    values: Values, wishes: Sequence[Wish], *, from_step: int, sizes: Batching
+    values: Values,
+    wishes: Sequence[Wish],
+    *,
+    from_step: int,
+    sizes: Batching,
+    origins: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SettingChange]:
     """Return the changes that a user's wishes make of the present values. A wish for the present
     value is none.
 
-    `sizes` are those of the present steps. Raises `ConfigError` for a setting that is unknown or
+    `sizes` are those of the present steps, and `origins` says where the present values come from, as
+    far as it is known. Raises `ConfigError` for a setting that is unknown or
     cannot change, and for a value that it cannot have.
     """
     changes = []
@@ -304,9 +322,10 @@ def changes_of(
             other.setting == "micro_batch_size" for other in wishes
         ):
             follows = _micro_batches_of(sizes, now)
-        changes.append(
-            SettingChange(0, from_step, name, was, now, follows=follows, because=wish.because)
-        )
+        change = SettingChange(0, from_step, name, was, now, follows=follows, because=wish.because)
+        if name in origins:
+            change = replace(change, origins=[origins[name], wish.origin])
+        changes.append(change)
     changed = values_at(values, changes, from_step)
     if changed["micro_batch_size"] is not None:
         batching(changed["batch_size"], changed["micro_batch_size"])  # raises if it does not divide
@@ -389,12 +408,12 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         weight_decay = of_optimizer.pop("weight_decay")
         named(kind, lr=lr, weight_decay=weight_decay, settings=of_optimizer)
     elif name in PLAIN:
-        if name == "precision" and value in ("auto", "fp8"):
+        if name == "precision" and value == "auto":
             raise ConfigError(
-                "precision-begins-with-run",
-                problem=f"precision cannot change to {value}",
-                reason="auto is a choice for a whole run, and fp8 needs other layers",
-                remedy="change it to fp32, tf32, bf16 or fp16",
+                "precision-auto-unknown",
+                problem="precision cannot change to auto",
+                reason="no session of this run has recorded which precision that is",
+                remedy="name a precision, such as bf16",
                 setting="precision",
                 value=value,
             )
@@ -492,7 +511,8 @@ def described(change: SettingChange) -> str:
     >>> described(SettingChange(2, 300, "optimizer.lr", 0.001, 0.0001, because="spikes"))
     'change 2, from step 300 on: optimizer.lr 0.001 -> 0.0001 (spikes)'
     """
-    parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}"]
+    chosen = " (auto)" if [*change.origins][1:] == ["auto"] else ""
+    parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}{chosen}"]
     for name, (was, now) in change.follows.items():
         parts.append(f"{name} {in_words(was)} -> {in_words(now)}")
     reason = f" ({change.because})" if change.because else ""

@@ -354,6 +354,9 @@ class Components:
         """
         if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # its modules may have another repr
+        for change in self.changes_since(checkpoint):
+            if change.setting == "precision" and "fp8" in (change.was, change.now):
+                return  # it has layers of its own, with the same parameters
         for name, text in self.architecture.items():
             lines = text.splitlines()
             lines_before = checkpoint.saved.architecture.get(name, "").splitlines()

@@ -167,6 +167,13 @@ class Plan:
     def behavior(self) -> int:
         return self.timeline.behavior
 
+    @property
+    def auto_precision(self) -> str | None:
+        """What "auto" is for this run; None if this session did not look it up."""
+        if self.reasons.auto is not None:
+            return self.reasons.auto.precision
+        return self.precision if self.origins["precision"] == "auto" else None
+
     def segment_of(self, step: int) -> int:
         """Return the index of the segment with this step; that of the last step for a later one."""
         last = len(self.segments) - 1

@@ -15,7 +15,7 @@ from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
-from surefoot.train.changed_settings import PLAIN, WEIGHTS, schedule_of, values_at
+from surefoot.train.changed_settings import PLAIN, WEIGHTS, Wish, schedule_of, values_at
 from surefoot.train.course import Leg, course_of
 
 
@@ -119,6 +119,34 @@ def values_of_program(run: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
     with suppress(OSError, ValueError):
         sessions = read_sessions(run)
     return _newest_values(sessions, identity)
+
+
+def origins_of_present(run: Path, changes: Sequence[SettingChange]) -> dict[str, str]:
+    """Return where the present values of the settings come from, as far as sessions recorded it."""
+    origins: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        for session in read_sessions(run):
+            origins |= session.get("origins", {})
+    for change in changes:
+        for name in (change.setting, *change.follows):
+            if name in origins:
+                origins[name] = "changed"
+    return origins
+
+
+def with_auto(run: Path, wishes: Sequence[Wish]) -> list[Wish]:
+    """Return the wishes with what "auto" is for a run, as far as one of its sessions recorded it."""
+    auto: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        for session in read_sessions(run):
+            auto |= session.get("auto", {})
+    resolved = []
+    for wish in wishes:
+        is_known = wish.value == "auto" and wish.setting in auto
+        resolved.append(
+            replace(wish, value=auto[wish.setting], origin="auto") if is_known else wish
+        )
+    return resolved
 
 
 def _newest_values(sessions: Sequence[SessionEntry], identity: Mapping[str, Any]) -> dict[str, Any]:

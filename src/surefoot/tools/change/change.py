@@ -21,8 +21,10 @@ from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described
 from surefoot.train.recorded_settings import (
     Course,
     RecordedSettings,
+    origins_of_present,
     samples_per_epoch,
     values_of_program,
+    with_auto,
 )
 
 _SHOWN = 4  # significant digits of a rate
@@ -143,7 +145,9 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
     present = recorded.at(step)
     micro_batch_size = present["micro_batch_size"] or identity["micro_batch_size"]
     sizes = batching(present["batch_size"], micro_batch_size)
-    changes = changes_of(present, wishes, from_step=step, sizes=sizes)
+    wishes = with_auto(run, wishes)
+    origins = origins_of_present(run, earlier)
+    changes = changes_of(present, wishes, from_step=step, sizes=sizes, origins=origins)
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
     steps = state.planned_steps if then is None else then.length.steps
