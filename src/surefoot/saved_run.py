@@ -544,6 +544,9 @@ class SavedRun:
             return verify(
                 run,
                 files,
+                rebuild=lambda step: self.rebuild(
+                    one_process=True, sharded=shards_one_process, step=step
+                ),
                 steps=steps,
                 windows=WINDOWS if windows is None else windows,
                 seed=seed,
@@ -602,7 +605,7 @@ class SavedRun:
         shard, unless `sharded`.
         """
         if self.built is not None:
-            return self.built
+            return _with_settings_of(self.built, step, run_dir=self.path)
         from surefoot.program import build_run, for_one_process, in_directory, program_and_config
 
         if self.read_program is not None:
@@ -614,3 +617,26 @@ class SavedRun:
         else:
             config = in_directory(config, self.path)
         return build_run(program, config, of=self.path, step=step)
+
+
+def _with_settings_of(run: Run, step: int | None, *, run_dir: Path) -> Run:
+    """Return a run with the settings that it had after `step` steps: itself, or one that is built
+    like it if functions build its models.
+    """
+    from dataclasses import fields
+
+    from surefoot.run.model_kinds import are_built_by_functions
+    from surefoot.run.run import Run
+    from surefoot.tracking.numbered import built_again
+    from surefoot.train.run_settings import RunSettings
+
+    parts = run.parts
+    if step is None or parts.plan.segment_at(step).begin == parts.settings_begin:
+        return run
+    if not are_built_by_functions(run.model):
+        return run
+    with built_again(run_dir, step=step):
+        earlier = Run(**{field.name: getattr(run, field.name) for field in fields(RunSettings)})
+    for name, registered in parts.run_state.user_state.objects.items():
+        earlier.register_state(name, registered)
+    return earlier

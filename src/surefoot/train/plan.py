@@ -179,6 +179,10 @@ class Plan:
         last = len(self.segments) - 1
         return next((i for i, each in enumerate(self.segments) if step < each.end), last)
 
+    def segment_at(self, step: int) -> Segment:
+        """Return the segment with this step; the last one for a later step."""
+        return self.segments[self.segment_of(step)]
+
 
 def resolve_timeline(
     settings: "RunSettings",

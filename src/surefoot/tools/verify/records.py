@@ -162,9 +162,9 @@ def rates(log: Log, rate: Callable[[int, float], float]) -> Iterator[Problem]:
             yield _at(line, why, kind="differs", name=name, computed=planned)
 
 
-def targets(log: Log, each: float, *, since: int = 0) -> Iterator[Problem]:
+def targets(log: Log, each: float, *, since: int, until: int) -> Iterator[Problem]:
     """Yield records whose steps do not have `each` targets, counted since the last record or since
-    a resume after divergence. Steps before `since` had other sizes.
+    a resume after divergence. Steps before `since` and after `until` have other sizes.
     """
     name = "targets"
     before = 0
@@ -176,9 +176,9 @@ def targets(log: Log, each: float, *, since: int = 0) -> Iterator[Problem]:
             continue
         steps = line.step - before
         since_resume = line.step - max(before, resumed)
-        had_other_sizes = before < since
+        has_other_sizes = before < since or line.step > until
         before = line.step
-        if had_other_sizes:
+        if has_other_sizes:
             continue
         if "skipped_samples" in line.record:  # fewer targets, which a repetition counts
             continue

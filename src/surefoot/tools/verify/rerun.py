@@ -2,9 +2,11 @@
 window.
 """
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,27 +36,31 @@ def plan_windows(
     steps: int | None,
     windows: int,
     seed: int | None = None,
+    begins: Sequence[int] = (0,),
 ) -> list[Window]:
     """Return at most `windows` windows of about `steps` steps, or one window to the end if `steps`
-    is None.
+    is None; and one from each of the steps `begins` on, at which settings change.
 
     `starts` are the steps of usable checkpoints. `points` are the steps with a record or a
     checkpoint to compare. A window ends at the last point at most `steps` steps after its start, or
-    else at the first later point. Windows never overlap. `seed` selects windows at random. Without
+    else at the first later point. Windows never overlap, and no window crosses a change of settings. `seed` selects windows at random. Without
     `seed`, the first, the last and evenly spaced windows are selected.
 
     >>> plan_windows([0, 80, 90, 100], range(10, 101, 10), steps=20, windows=2)
     [Window(start=0, stop=20), Window(start=80, stop=100)]
     >>> plan_windows([0, 80], [10, 80, 85], steps=None, windows=5)
     [Window(start=0, stop=85)]
+    >>> plan_windows([0, 40, 60], [10, 40, 60, 85], steps=None, windows=5, begins=[0, 40])
+    [Window(start=0, stop=40), Window(start=40, stop=85)]
     """
-    usable = [start for start in sorted(starts) if any(point > start for point in points)]
-    if not usable or windows < 1:
+    if windows < 1:
         return []
-    if steps is None:
-        return [Window(usable[0], max(points))]
-    possible = _without_overlap([_from(start, points, steps) for start in usable], end=max(points))
-    if len(possible) <= windows:
+    possible: list[Window] = []
+    for begin, end in pairwise([*begins, math.inf]):
+        of_segment = [point for point in points if begin < point <= end]
+        starts_of_segment = [start for start in starts if begin <= start < end]
+        possible += _windows_of(starts_of_segment, of_segment, steps)
+    if steps is None or len(possible) <= windows:
         return possible
     if seed is not None:
         chosen = random.Random(seed).sample(possible, windows)
@@ -64,6 +70,16 @@ def plan_windows(
     last = len(possible) - 1
     # one division, since a rounded quotient times the index could select another window
     return [possible[round(index * last / (windows - 1))] for index in range(windows)]
+
+
+def _windows_of(starts: Sequence[int], points: Sequence[int], steps: int | None) -> list[Window]:
+    """Return the possible windows between two changes of settings."""
+    usable = [start for start in sorted(starts) if any(point > start for point in points)]
+    if not usable:
+        return []
+    if steps is None:
+        return [Window(usable[0], max(points))]
+    return _without_overlap([_from(start, points, steps) for start in usable], end=max(points))
 
 
 def gaps(windows: Sequence[Window], *, end: int) -> list[Window]:

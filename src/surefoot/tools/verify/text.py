@@ -1,6 +1,7 @@
 """Sentences of the verdict: proved and unproved facts, and the likely cause of differences."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from surefoot.memory import in_words
 from surefoot.tools.verify.files import Files
@@ -105,15 +106,24 @@ def window_facts(outcome: Outcome) -> list[str]:
 
 
 def unproved_steps(
-    outcomes: Sequence[Outcome], files: Files, *, since: int, end: int, step_s: float | None
+    outcomes: Sequence[Outcome],
+    files: Files,
+    *,
+    explained: Sequence[Window],
+    begins: Sequence[int],
+    end: int,
+    step_s: float | None,
 ) -> list[str]:
-    """Return the steps from `since` on that were not replayed, the cost of their replay, and the
-    facts that no replay proves.
+    """Return the steps that were not replayed, except the `explained` ones, with the cost of their
+    replay, and the facts that no replay proves. `begins` are the steps at which settings change.
     """
-    starts = sorted(files.checkpoints)
     lines = []
-    for gap in gaps([Window(0, since), *(_reached(outcome) for outcome in outcomes)], end=end):
-        lines.append(_gap(gap, starts, step_s))
+    for gap in gaps([*explained, *(_reached(outcome) for outcome in outcomes)], end=end):
+        for begin, next_begin in pairwise([*begins, max(end, *begins) + 1]):
+            of_segment = Window(max(gap.start, begin), min(gap.stop, next_begin))
+            if of_segment.steps > 0:
+                starts = sorted(step for step in files.checkpoints if begin <= step < next_begin)
+                lines.append(_gap(of_segment, starts, files, step_s))
     for outcome in outcomes:
         if outcome.lost is not None:
             lines.append(
@@ -196,9 +206,10 @@ def _reached(outcome: Outcome) -> Window:
     return Window(start, max([start, *outcome.records, *outcome.checkpoints]))
 
 
-def _gap(gap: Window, starts: Sequence[int], step_s: float | None) -> str:
+def _gap(gap: Window, starts: Sequence[int], files: Files, step_s: float | None) -> str:
+    """Describe steps that were not replayed. `starts` are the checkpoints with their settings."""
     takes = cost_steps(gap, starts)
-    at_end = f" and the checkpoint of step {gap.stop:,}" if gap.stop in starts else ""
+    at_end = f" and the checkpoint of step {gap.stop:,}" if gap.stop in files.checkpoints else ""
     what = f"steps {gap.start:,} to {gap.stop:,}{at_end}: not repeated"
     if takes is None:
         return f"{what}, because no checkpoint precedes them"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from surefoot.checkpoint.reader import interpreted
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.accepted_changes import CHANGES
-from surefoot.errors import CheckpointError, DataError, first_line
+from surefoot.errors import CheckpointError, DataError, SurefootError, first_line
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import kind_of
 from surefoot.run.components import RunComponents
@@ -21,11 +21,14 @@ from surefoot.tools.verify import text as sentences
 from surefoot.tools.verify.files import Files
 from surefoot.tools.verify.rerun import STEPS, plan_windows, replay_window
 from surefoot.tools.verify.verdict import Outcome, Problem, Verdict, Window
+from surefoot.train.plan import Segment
 from surefoot.train.run_identity import differences, with_changed
 
 Steps = int | Literal["auto", "all"]
 Watching = Callable[[int, int], None]
 """A callback for each replayed step, with the number of replayed steps and the total."""
+Rebuild = Callable[[int], Run]
+"""A function that builds the run with the settings that it had after so many steps."""
 
 _SOON_S = 120.0  # maximum time of a complete replay with "auto"
 
@@ -34,6 +37,7 @@ def verify(
     run: Run,
     files: Files,
     *,
+    rebuild: Rebuild,
     steps: Steps,
     windows: int,
     seed: int | None,
@@ -44,7 +48,7 @@ def verify(
     """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
     `run` is built like the run in the directory and must not be open; its state is restored at the
-    end. `files` is the result of `check_files`. See `SavedRun.verify` for the other arguments.
+    end. Steps before a change of settings are repeated by a run that `rebuild` builds. `files` is the result of `check_files`. See `SavedRun.verify` for the other arguments.
     Raises `ConfigError` for a run on several ranks.
     """
     # replay also from checkpoints older than a change
@@ -66,12 +70,6 @@ def verify(
             verdict.not_proved.append(
                 f"steps 0 to {changed_at:,}: trained by another program, before the change that was accepted at step {changed_at:,}"
             )
-        began_at = parts.settings_begin
-        if began_at > changed_at:
-            verdict.not_proved.append(
-                f"steps {changed_at:,} to {began_at:,}: trained with other settings, before the change of settings at step {began_at:,}"
-            )
-            changed_at = began_at
         dropped_until = _check_tape(verdict, parts, files)
         # those that the current program computes from rows that are still there
         starts = [step for step in files.checkpoints if step >= max(changed_at, dropped_until)]
@@ -89,25 +87,45 @@ def verify(
             steps=None if steps == "all" else int(steps),
             windows=windows,
             seed=seed,
+            begins=[segment.begin for segment in parts.plan.segments],
         )
         with interpreted(files.newest.path):
             chosen = _without_body_changes(verdict, parts, chosen, files)
         if chosen and say is not None:
             say(sentences.cost(chosen, files, end=end, step_s=step_s))
         outcomes: list[Outcome] = []
-        try:
-            outcomes = _replay_windows(parts, files, chosen, tolerance=tolerance, watch=progress_fn)
-        except CheckpointError as problem:  # tensors that do not fit the rebuilt run
-            verdict.problems.append(Problem("inconsistent", first_line(problem)))
-        for outcome in outcomes:
-            verdict.problems.extend(outcome.problems)
-            verdict.proved.extend(sentences.window_facts(outcome))
-        known = {(problem.step, problem.quantity) for problem in verdict.problems}
-        for found in _check_targets(parts, files, outcomes):
-            if (found.step, found.quantity) not in known:
-                verdict.problems.append(found)
+        explained = [Window(0, max(changed_at, dropped_until))]  # why they are not repeated
+        watch = _counting(progress_fn, sum(window.steps for window in chosen))
+        for segment in parts.plan.segments:
+            of_segment = [
+                window for window in chosen if parts.plan.segment_at(window.start) == segment
+            ]
+            if not of_segment:
+                continue
+            repeated, why = _parts_of(segment, parts, rebuild)
+            if repeated is None:
+                explained.append(Window(segment.begin, segment.end))
+                verdict.not_proved.append(f"steps {segment.begin:,} to {segment.end:,}: {why}")
+                continue
+            _replay_segment(
+                repeated,
+                segment,
+                files,
+                of_segment,
+                verdict,
+                outcomes,
+                tolerance=tolerance,
+                watch=watch,
+            )
         verdict.not_proved.extend(
-            sentences.unproved_steps(outcomes, files, since=dropped_until, end=end, step_s=step_s)
+            sentences.unproved_steps(
+                outcomes,
+                files,
+                explained=explained,
+                begins=[segment.begin for segment in parts.plan.segments],
+                end=end,
+                step_s=step_s,
+            )
         )
     covered = sum(outcome.window.steps for outcome in outcomes if outcome.lost is None)
     complete = bool(outcomes) and covered == end and end in files.checkpoints
@@ -285,35 +303,70 @@ def _group_values(saved: SavedState, parts: RunComponents) -> dict[str, Any]:
     return values
 
 
-def _replay_windows(
-    parts: RunComponents,
-    files: Files,
-    chosen: Sequence[Window],
-    *,
-    tolerance: float,
-    watch: Watching | None,
-) -> list[Outcome]:
+def _parts_of(
+    segment: Segment, parts: RunComponents, rebuild: Rebuild
+) -> tuple[RunComponents | None, str]:
+    """Return a run with the settings of a segment of steps, or None and why there is none."""
+    if segment.begin == parts.settings_begin:
+        return parts, ""
+    try:
+        earlier = rebuild(segment.begin).parts
+    except SurefootError as problem:
+        return (
+            None,
+            f"the run cannot be built with the settings of these steps: {first_line(problem)}",
+        )
+    if earlier.settings_begin != segment.begin:
+        return None, "trained with other settings, and only functions build models a second time"
+    return replace(earlier, accept_change=CHANGES), ""
+
+
+def _counting(progress_fn: Watching | None, total: int) -> Callable[[], None]:
+    """Return a function to call after each repeated step."""
     done = count(1)
-    total = sum(window.steps for window in chosen)
 
     def step_is_done() -> None:
-        if watch is not None:
-            watch(next(done), total)
+        if progress_fn is not None:
+            progress_fn(next(done), total)
 
-    outcomes = []
-    for window in chosen:
-        outcomes.append(
-            replay_window(parts, files, window, tolerance=tolerance, watch=step_is_done)
-        )
-    return outcomes
+    return step_is_done
+
+
+def _replay_segment(
+    parts: RunComponents,
+    segment: Segment,
+    files: Files,
+    windows: Sequence[Window],
+    verdict: Verdict,
+    outcomes: list[Outcome],
+    *,
+    tolerance: float,
+    watch: Callable[[], None],
+) -> None:
+    """Repeat windows of a segment, and add what they prove to the verdict and to the outcomes."""
+    of_segment = []
+    try:
+        for window in windows:
+            outcome = replay_window(parts, files, window, tolerance=tolerance, watch=watch)
+            of_segment.append(outcome)
+    except CheckpointError as problem:  # tensors that do not fit the rebuilt run
+        verdict.problems.append(Problem("inconsistent", first_line(problem)))
+    for outcome in of_segment:
+        verdict.problems.extend(outcome.problems)
+        verdict.proved.extend(sentences.window_facts(outcome))
+    known = {(problem.step, problem.quantity) for problem in verdict.problems}
+    for found in _check_targets(parts, segment, files, of_segment):
+        if (found.step, found.quantity) not in known:
+            verdict.problems.append(found)
+    outcomes += of_segment
 
 
 def _check_targets(
-    parts: RunComponents, files: Files, outcomes: Sequence[Outcome]
+    parts: RunComponents, segment: Segment, files: Files, outcomes: Sequence[Outcome]
 ) -> list[Problem]:
     of_samples = parts.pipeline.count is None and parts.pipeline.plan.steps is None
     if not outcomes or not of_samples or any(outcome.loss_counts for outcome in outcomes):
         return []
     batch_size = float(parts.pipeline.sizes.batch_size)
-    since = parts.settings_begin
-    return consistency.shortened(consistency.targets(files.log, batch_size, since=since))
+    wrong = consistency.targets(files.log, batch_size, since=segment.begin, until=segment.end)
+    return consistency.shortened(wrong)
