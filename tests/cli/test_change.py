@@ -145,10 +145,34 @@ def test_a_journal_is_for_a_run_that_has_not_begun(run: Path, tmp_path: Path) ->
         command(*begin, "--changes", str(tmp_path / "missing.jsonl"))
 
 
-def test_a_change_before_one_that_is_to_come_is_refused(run: Path) -> None:
+def test_a_change_before_one_that_is_to_come_leaves_it_as_it_is(run: Path) -> None:
     append_changes(run, [SettingChange(0, 9, "clip", "norm 1.0", "off")])
-    with refused("change-before-another", step=4):
-        command("change", str(run), "optimizer.lr=1e-4")
+    command("change", str(run), "optimizer.lr=1e-4")
+    command("resume", str(run), "--stop-after", "9 steps")  # up to a change, and from one on
+    command("resume", str(run))
+    saved = sf.load(run)
+    assert [(change.from_step, change.setting) for change in read_changes(run)] == [
+        (9, "clip"),
+        (4, "optimizer.lr"),
+    ]
+    settings = [(saved.settings_at(step)["clip"], saved.settings_at(step)["optimizer.lr"])
+                for step in (3, 4, 8, 9)]  # fmt: skip
+    lr = settings[0][1]
+    assert settings == [("norm 1.0", lr), ("norm 1.0", 1e-4), ("norm 1.0", 1e-4), ("off", 1e-4)]
+    clipped = ["clip_fraction" in record for record in saved.records("train")]
+    assert clipped == [True] * 9 + [False] * 3
+
+
+@pytest.mark.parametrize("clip", ["value 0.1", "norm 1.0"])
+def test_a_change_supersedes_what_was_to_come_of_its_setting(clip: str, run: Path) -> None:
+    append_changes(run, [SettingChange(0, 9, "clip", "norm 1.0", "off")])
+    command("change", str(run), f"clip={clip}")
+    command("change", str(run), f"clip={clip}")
+    assert len(read_changes(run)) == 2
+    command("resume", str(run))
+    saved = sf.load(run)
+    assert saved.step == 12
+    assert saved.settings_at(9)["clip"] == clip
 
 
 def test_a_journal_of_another_run_is_refused(run: Path) -> None:

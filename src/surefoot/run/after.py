@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.setting_change import in_effect
 from surefoot.config.toml import program
 from surefoot.run.components import RunComponents
 from surefoot.tracking.commands import diagnose_command
@@ -120,7 +121,9 @@ def live_findings_of(
         memory_bytes=machine_memory_bytes(),
         keeps_best=parts.run_state.best is not None,
         monitored=None if watched is None else (watched.direction, watched.score),
-        changes=tuple(each for each in parts.changes if each.from_step <= parts.settings_begin),
+        changes=tuple(
+            each for each in in_effect(parts.changes) if each.from_step <= parts.settings_begin
+        ),
         in_force=changeable(parts.settings),
         goes_on=directory is not None,
         planned_steps=parts.length.steps,

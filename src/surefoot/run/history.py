@@ -8,7 +8,7 @@ from typing import Any
 from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.batch_size import batching
 from surefoot.config.paths import absolute_path, run_path
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.mixture import Mixture
 from surefoot.data.order import NOTHING_PASSED, Passed
@@ -70,7 +70,7 @@ class SettingsHistory:
         """The names of the settings whose present value is by the journal."""
         begin = self.segments[-1].begin
         names = set()
-        for change in self.changes:
+        for change in in_effect(self.changes):
             if change.from_step <= begin:
                 names |= {change.setting.partition(".")[0], *change.follows}
         return names

@@ -17,7 +17,7 @@ from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.mixture_weights import quotas
 from surefoot.config.setting import names_that_change
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting, out_of_range
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
@@ -202,11 +202,10 @@ def history_of(
     present. Raises `ConfigError` for another value.
     """
     of_program = changeable(settings)
-    at_beginning: dict[str, Any] = {}
-    at_present: dict[str, Any] = {}
-    for change in changes:
-        for name, (was, now) in _values_of(change).items():
-            at_beginning.setdefault(name, was)
+    at_beginning = _at_beginning(changes)
+    at_present = dict(at_beginning)
+    for change in in_effect(changes):
+        for name, (_, now) in _values_of(change).items():
             at_present[name] = now
     for name, value in at_beginning.items():
         if name not in of_program:
@@ -219,7 +218,7 @@ def history_of(
         if not is_open and _in_full(of_program[name]) not in allowed:
             raise _neither(name, of_program[name], value, at_present[name])
     history = [SegmentSettings(0, with_values(settings, at_beginning))]
-    for change in changes:
+    for change in in_effect(changes):
         values = {name: now for name, (_, now) in _values_of(change).items()}
         changed = with_values(history[-1].settings, values)
         if change.from_step == history[-1].begin and len(history) > 1:
@@ -274,18 +273,25 @@ def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> Confi
     )
 
 
-def values_at(values: Values, changes: Iterable[SettingChange], step: int) -> dict[str, Any]:
+def values_at(values: Values, changes: Sequence[SettingChange], step: int) -> dict[str, Any]:
     """Return the values of settings that hold in the step after `step` finished ones. `values` are
     those of the program.
     """
-    at_beginning: dict[str, Any] = {}
     at_step: dict[str, Any] = {}
-    for change in changes:
-        for name, (was, now) in _values_of(change).items():
-            at_beginning.setdefault(name, was)
-            if change.from_step <= step:
+    for change in in_effect(changes):
+        if change.from_step <= step:
+            for name, (_, now) in _values_of(change).items():
                 at_step[name] = now
-    return {**values, **at_beginning, **at_step}
+    return {**values, **_at_beginning(changes), **at_step}
+
+
+def _at_beginning(changes: Iterable[SettingChange]) -> dict[str, Any]:
+    """Return the values at the beginning of a run, of the settings that its changes change."""
+    values: dict[str, Any] = {}
+    for change in changes:
+        for name, (was, _) in _values_of(change).items():
+            values.setdefault(name, was)
+    return values
 
 
 # --- of a wish ------------------------------------------------------------------------------------
@@ -297,16 +303,18 @@ def changes_of(
     *,
     from_step: int,
     sizes: Batching,
+    earlier: Sequence[SettingChange] = (),
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SettingChange]:
     """Return the changes that a user's wishes make of the present values. A wish for the present
-    value is none.
+    value is none, unless the setting is to change later: then it keeps this value.
 
-    `sizes` are those of the present steps, and `origins` says where the present values come from, as
-    far as it is known. Raises `ConfigError` for a setting that is unknown or
-    cannot change, and for a value that it cannot have.
+    `sizes` are those of the present steps, `earlier` is the journal, and `origins` says where the
+    present values come from, as far as it is known. Raises `ConfigError` for a setting that is
+    unknown or cannot change, and for a value that it cannot have.
     """
-    changes = []
+    to_come = {change.setting for change in in_effect(earlier) if change.from_step > from_step}
+    changes: list[SettingChange] = []
     for wish in _with_whole_weights(values, _with_whole_schedules(values, wishes)):
         name = wish.setting
         if name not in values or _is_optimizer_name(name):
@@ -315,7 +323,7 @@ def changes_of(
         was = values[name]
         now = json.loads(json.dumps(wish.value))
         _check_value(values, name, now)
-        if _in_full(now) == _in_full(was):
+        if _in_full(now) == _in_full(was) and name not in to_come:
             continue
         follows = {}
         if name == "batch_size" and not any(
@@ -326,9 +334,13 @@ def changes_of(
         if name in origins:
             change = replace(change, origins=[origins[name], wish.origin])
         changes.append(change)
-    changed = values_at(values, changes, from_step)
-    if changed["micro_batch_size"] is not None:
-        batching(changed["batch_size"], changed["micro_batch_size"])  # raises if it does not divide
+    lines = [*earlier, *changes]
+    for step in sorted({from_step, *(line.from_step for line in lines)}):
+        if step >= from_step:
+            changed = values_at(values, lines, step)
+            if changed["micro_batch_size"] is not None:
+                # raises if it does not divide
+                batching(changed["batch_size"], changed["micro_batch_size"])
     return changes
 
 
@@ -513,6 +525,8 @@ def described(change: SettingChange) -> str:
     """
     chosen = " (auto)" if [*change.origins][1:] == ["auto"] else ""
     parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}{chosen}"]
+    if change.was == change.now:
+        parts = [f"{change.setting} stays {in_words(change.now)}"]
     for name, (was, now) in change.follows.items():
         parts.append(f"{name} {in_words(was)} -> {in_words(now)}")
     reason = f" ({change.because})" if change.because else ""

@@ -16,7 +16,7 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, began_since
 from surefoot.config.tree import flat
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline
@@ -181,8 +181,8 @@ class Components:
                 number=number,
             ).inside(f"cannot resume {self.where(checkpoint)}")
         since = []
-        for change in self.changes[number:]:
-            if change.from_step <= checkpoint.step:
+        for change in began_since(last, checkpoint.step, self.changes):
+            if change.from_step <= checkpoint.step and change.was != change.now:
                 since.append(change)
         return since
 

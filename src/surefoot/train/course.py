@@ -37,6 +37,8 @@ def course_of(
     length = first_length
     schedule = first_schedule
     for previous, leg in pairwise(legs):
+        if leg.begin > length.steps:  # the run ends before
+            break
         before = length.before
         sizes = (leg.samples_per_epoch, leg.batch_size)
         if sizes != (length.samples_per_epoch, length.batch_size):

@@ -10,7 +10,7 @@ from typing import Any
 
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length, planned
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.tracking.change_journal import read_changes
@@ -60,7 +60,7 @@ class RecordedSettings:
             return None
         legs = []
         lr_at = {}
-        for begin in sorted({0, *(change.from_step for change in self.changes)}):
+        for begin in sorted({0, *(change.from_step for change in in_effect(self.changes))}):
             values = self.at(begin)
             if values["schedule"]["shape"] not in SHAPES:
                 return None

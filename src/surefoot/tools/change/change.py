@@ -131,23 +131,15 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
             remedy="restore the file from a copy of the run",
             number=0 if state.changes is None else state.changes["number"],
         )
-    if earlier and earlier[-1].from_step > step:
-        raise ConfigError(
-            "change-before-another",
-            problem=f"the newest checkpoint of {run} is of step {step}, and its journal has a change"
-            f" from step {earlier[-1].from_step} on",
-            reason="lines of a journal are in the order of their steps",
-            remedy="resume the run until it has reached that step",
-            run=str(run),
-            step=step,
-        )
     recorded = RecordedSettings(values_of_program(run, identity), earlier, identity)
     present = recorded.at(step)
     micro_batch_size = present["micro_batch_size"] or identity["micro_batch_size"]
     sizes = batching(present["batch_size"], micro_batch_size)
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
-    changes = changes_of(present, wishes, from_step=step, sizes=sizes, origins=origins)
+    changes = changes_of(
+        present, wishes, from_step=step, sizes=sizes, earlier=earlier, origins=origins
+    )
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
     steps = state.planned_steps if then is None else then.length.steps

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from surefoot.config.paths import run_path
+from surefoot.config.setting_change import in_effect
 from surefoot.tools.diagnose.history import History
 from surefoot.tools.diagnose.run_settings import RunDescription, kinds_of_models
 from surefoot.tracking.run_reader import (
@@ -72,7 +73,7 @@ def description_of(run: Path, step: int = 0) -> RunDescription:
     description = replace(
         description,
         identity=state.identity,
-        changes=tuple(change for change in files.changes if change.from_step <= step),
+        changes=tuple(each for each in in_effect(files.changes) if each.from_step <= step),
         in_force=recorded.at(step),
         planned_steps=length,
         goes_on=not state.stopped_early and files.step < (length or state.planned_steps),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from surefoot.config.setting_change import in_effect
 from surefoot.tools.report.curves import Curve, curve_of
 from surefoot.tools.report.followed import FollowedRun
 from surefoot.tracking.record import BY_OPTIMIZER, OWN
@@ -67,7 +68,9 @@ class ReportedRun:
         """What the records tell beside curves, and the changes of settings, in the order of their
         steps.
         """
-        changes = [RunEvent(each.from_step, described(each)) for each in self.files.changes]
+        changes = [
+            RunEvent(each.from_step, described(each)) for each in in_effect(self.files.changes)
+        ]
         return tuple(sorted([*self.records.events, *changes], key=lambda event: event.step))
 
     @property

@@ -15,7 +15,7 @@ from surefoot.checkpoint.reader import interpreted, open_checkpoint, read_manife
 from surefoot.checkpoint.reader import verify as wrong_in
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.checkpoint.store import Store, without_checkpoint
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, began_since
 from surefoot.config.toml import without_none
 from surefoot.config.user_code import digest as digest_of
 from surefoot.errors import CheckpointError, ConfigError, first_line
@@ -167,8 +167,7 @@ def _other_runs(
     problems = []
     newest = checkpoints[max(checkpoints)]
     for step, checkpoint in sorted(checkpoints.items()):
-        last = checkpoint.state.changes or {"number": 0}
-        since = changes[int(last["number"]) :]
+        since = began_since(checkpoint.state.changes, step, changes)
         changed = with_changed(checkpoint.state.identity, newest.state.identity, since)
         then = _lasting(changed)
         now = _lasting(newest.state.identity)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from surefoot.checkpoint.reader import interpreted
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.accepted_changes import CHANGES
+from surefoot.config.setting_change import in_effect
 from surefoot.errors import CheckpointError, DataError, SurefootError, first_line
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import kind_of
@@ -235,7 +236,7 @@ def _check_tape(verdict: Verdict, parts: RunComponents, files: Files) -> int:
 
 def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
     initial = next(iter(parts.state.optimizers.values())).rates.initial[0]
-    rates = [change for change in parts.changes if change.setting == "optimizer.lr"]
+    rates = [change for change in in_effect(parts.changes) if change.setting == "optimizer.lr"]
 
     def planned(step: int, plateau_factor: float) -> float:
         rate = initial
