@@ -190,10 +190,16 @@ class SavedRun:
         setting that cannot change or cannot have the value.
         """
         from surefoot.tools.change.change import plan_changes
+        from surefoot.tools.change.while_training import ask_for_changes
+        from surefoot.tracking.run_reader import is_running
         from surefoot.train.changed_settings import Wish
 
+        run = self._directory()
         wishes = [Wish(name, value, because) for name, value in settings.items()]
-        plan_changes(self._directory(), wishes).write()
+        if is_running(run):
+            ask_for_changes(run, wishes)
+        else:
+            plan_changes(run, wishes).write()
 
     @at_boundary
     def records(self, kind: str | None = None) -> list[Record]:

@@ -114,10 +114,12 @@ def test_a_change_without_an_assignment_is_refused(run: Path) -> None:
         command("change", str(run))
 
 
-def test_a_run_that_trains_takes_no_change(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_trains_is_not_changed_by_a_resume(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("surefoot.tools.change.change.is_running", lambda run: True)
     with refused("change-of-training-run"):
-        command("change", str(run), "clip=off")
+        command("resume", str(run), "--change", "clip=off")
 
 
 def test_a_run_that_begins_with_a_journal_ends_as_the_one_that_was_changed(

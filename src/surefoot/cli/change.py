@@ -9,6 +9,7 @@ from pathlib import Path
 from surefoot.cli.options import RunOption, by_flag, find_run, only_options, target
 from surefoot.distributed.environment import placed
 from surefoot.errors import ConfigError
+from surefoot.tracking.run_reader import is_running, newest_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,9 @@ class Change(BecauseOption, RunOption):
     its patience. Each change is a line of changes.jsonl in the run's directory, with
     the reason, and holds from the next step on; the steps before keep their settings.
     config.toml and your program stay as they are. Nothing is trained: surefoot resume
-    goes on, or your script. What the change does is printed before it is written.
+    goes on, or your script. A process that trains the run makes the change at its next
+    record, and the answer names the step. What the change does is printed before it
+    is written.
 
       surefoot change latest optimizer.lr=1e-4 --because "the loss spikes"
       surefoot change runs/mine length="30 epochs" batch_size=128
@@ -52,6 +55,14 @@ def change(arguments: list[str]) -> None:
             problem="which setting is to change?",
             remedy="write SETTING=VALUE, such as optimizer.lr=1e-4",
         )
+    if is_running(run) and not options.dry_run:
+        from surefoot.tools.change.change import wish_of
+        from surefoot.tools.change.while_training import answer, ask_for_changes
+
+        wishes = [wish_of(text, because=options.because) for text in assignments]
+        for line in answer(run, ask_for_changes(run, wishes)):
+            print(line)
+        return
     make_changes(run, assignments, because=options.because, writes=not options.dry_run)
 
 
@@ -65,7 +76,10 @@ def make_changes(
 
     if placed(os.environ).rank != 0:
         return
-    plan = plan_changes(run, [wish_of(text, because=because) for text in assignments])
+    step = None
+    if not writes and is_running(run):
+        step, _ = newest_state(run)
+    plan = plan_changes(run, [wish_of(text, because=because) for text in assignments], step=step)
     for line in plan.lines:
         print(line)
     if not plan.changes:

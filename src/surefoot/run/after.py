@@ -41,6 +41,25 @@ def look_at_diverged_step(parts: RunComponents, bad: Sequence[int]) -> "Divergen
     return inspect_diverged_step(parts, bad)
 
 
+def change_settings(run: Path, setting: str, value: Any, *, because: str, step: int) -> bool:
+    """Add a change to the journal of a run that trains, from `step` finished steps on. Return False
+    if the setting has the value already.
+    """
+    from surefoot.tools.change.while_training import change_settings
+    from surefoot.train.changed_settings import Wish
+
+    return change_settings(run, Wish(setting, value, because), step=step)
+
+
+def take_request(run: Path, *, step: int) -> str | None:
+    """Make the changes that another process has asked for. Return a line about a request that is
+    refused, or None.
+    """
+    from surefoot.tools.change.while_training import take_request
+
+    return take_request(run, step=step)
+
+
 def write_page(parts: RunComponents) -> None:
     """Write the report page of a closed session, unless `report` is False. A failure is printed."""
     if parts.directory is None or not parts.settings.report:

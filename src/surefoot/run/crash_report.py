@@ -104,7 +104,7 @@ def stop_cause(parts: RunComponents, stop_requests: StopRequests) -> str:
     if stop_requests.stopped_by is not None:
         return stop_requests.stopped_by
     causes = {
-        AT_CHANGE: parts.is_at_change,
+        AT_CHANGE: parts.is_at_change or stop_requests.has_change,
         "stop_after": parts.state.step >= parts.plan.times.stop_step,
         "time_limit": stop_requests.out_of_time,
         "run.stop()": stop_requests.run_stop,

@@ -198,6 +198,7 @@ class PeriodicWork:
         if self.rank_checks is not None:
             self.rank_checks.check(step)
         self.refuse_divergence()
+        self.stop_requests.look_for_change()
 
     def _watch_training(self, values: dict[str, Any]) -> None:
         """Show a training record's values to the rules that monitor them. If a rule ends the run,

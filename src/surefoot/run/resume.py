@@ -25,6 +25,7 @@ from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
 from surefoot.run.history import OtherSettings
+from surefoot.run.model_kinds import are_built_by_functions
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
@@ -157,6 +158,7 @@ def _record_session(
         "count_unit": parts.settings.count_unit,
         "settings": parts.of_program,
         "origins": origins_of(parts.of_program, parts.plan.origins),
+        "takes_changes": are_built_by_functions(parts.settings.model),
     }
     if parts.plan.auto_precision is not None:
         session["auto"] = {"precision": parts.plan.auto_precision}

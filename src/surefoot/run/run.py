@@ -16,6 +16,7 @@ from surefoot.config.user_code import refuse_training_at_import
 from surefoot.data.dataset_checks import check_split
 from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, ending_scripts
 from surefoot.run import messages
+from surefoot.run.after import change_settings
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
 from surefoot.run.history import OtherSettings
@@ -164,10 +165,12 @@ class Run(RunSettings):
         again with the new ones. Collective.
         """
         session = self._open("for step in run")
-        if self.parts.finished or not session.takes_changes:
+        has_change = self.parts.is_at_change or session.stop_requests.has_change
+        if not session.takes_changes or (self.parts.finished and not has_change):
             return False
         # only one rank may know that the time is over
-        return bool(self.parts.world.from_main(session.is_at_change()))
+        world = self.parts.world
+        return bool(world.from_main(world.is_main and session.begin_change()))
 
     def _begin_next_session(self, before: Session) -> None:
         """Close a session, and open another one with the settings of the next step. Collective."""
@@ -206,6 +209,31 @@ class Run(RunSettings):
         If only some ranks call the method, all ranks stop after the next step.
         """
         self._open("run.stop()").stop_requests.run_stop = True
+
+    @at_boundary
+    def change(self, setting: str, value: Any, *, because: str = "") -> None:
+        """Change a setting from the next step on, as `surefoot change` does: `run.change(
+        "optimizer.lr", 1e-4, because="plateau")`. Collective: call it in the body of the loop.
+
+        The change is a line of the run's journal. After this step the run is saved and built again,
+        and the loop goes on with the new value; if the model was passed as an object, the loop
+        ends, and a restart goes on. A call with the present value does nothing, so a step that is
+        repeated after a crash may call it again. Raises `ConfigError` for a setting that cannot
+        change or cannot have the value.
+        """
+        session = self._open("run.change()")
+        directory = self.parts.directory
+        if directory is None:
+            raise without_directory()
+        step = session.finished_steps
+        has_changed = False
+        with self._together(f"run.change({setting!r})"):
+            if self.parts.world.is_main:
+                has_changed = change_settings(
+                    directory.path, setting, value, because=because, step=step
+                )
+            has_changed = bool(self.parts.world.from_main(has_changed))
+        session.stop_requests.change |= has_changed
 
     @at_boundary
     def register_state(self, name: str, obj: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
@@ -28,6 +29,8 @@ from surefoot.run.step_watches import StepWatches, checks_weights, layers_of
 from surefoot.run.stop_requests import StopRequests
 from surefoot.run.training_check import SessionNotes
 from surefoot.seeding import hold_generators
+from surefoot.tracking.change_journal import read_changes
+from surefoot.tracking.change_request import REQUEST
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import Phase, Record, scores_in
@@ -76,6 +79,8 @@ class Session:
         self.stop_requests = StopRequests(
             parts.world, self.signals, parts.checkpointing, limit_s=parts.plan.times.limit_s
         )
+        if parts.world.is_main and parts.directory is not None and self.takes_changes:
+            self.stop_requests.change_file = parts.directory.path / REQUEST
         if parts.pipeline.tape is not None:
             parts.pipeline.tape.stop_requested = self.stop_requests.on_this_rank
         self.journal = Journal(parts.console, parts.text_log)
@@ -390,9 +395,27 @@ class Session:
             self.parts.settings.model
         )
 
-    def is_at_change(self) -> bool:
-        """Return True on rank 0 if the loop has ended because settings change."""
-        return crash_report.stop_cause(self.parts, self.stop_requests) == crash_report.AT_CHANGE
+    @property
+    def finished_steps(self) -> int:
+        """The number of finished steps after that whose body calls."""
+        if self.running is None or getgeneratorstate(self.running) != GEN_SUSPENDED:
+            return self.state.step
+        return self.state.step + int(self.is_opened)
+
+    def begin_change(self) -> bool:
+        """Return True on rank 0 if the loop has ended because settings change. Changes that another
+        process has asked for become lines of the journal.
+        """
+        parts = self.parts
+        if crash_report.stop_cause(parts, self.stop_requests) != crash_report.AT_CHANGE:
+            return False
+        assert parts.directory is not None  # else nobody can ask for a change
+        run = parts.directory.path
+        refusal = after.take_request(run, step=self.state.step)
+        if refusal is not None:
+            parts.say(f"note: {refusal}")
+        has_changed = len(read_changes(run)) > len(parts.changes)
+        return has_changed or parts.is_at_change or not parts.finished
 
     # --- the loop ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ requests between two steps, and a rank without a request does not wait for the r
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from surefoot.distributed.world import Consensus, World
 from surefoot.run.checkpointing import Checkpointing
@@ -27,18 +28,21 @@ class StopRequests:
         self.world = world
         self.signals = signals
         self.checkpointing = checkpointing
-        self.agreement = Consensus(world, names=("signal", "stop", "save", "trainable"))
+        self.agreement = Consensus(world, names=("signal", "stop", "save", "change", "trainable"))
         self.deadline = None if limit_s is None else Deadline(limit_s)
         # of this rank
         self.run_stop = False  # by user code
         self.run_save = False  # by user code
         self.out_of_time = False
         self.save_sent = False  # a request remains until the save, and is sent once
+        self.change = False  # of settings after this step
+        self.change_file: Path | None = None  # the request of another process, on rank 0
         # of all ranks
         self.agreed_signal: int | None = None
         self.signal_rank = 0  # the lowest rank that received the signal
         self.stop_agreed = False
         self.save_agreed = False
+        self.change_agreed = False
 
     @property
     def ended_by(self) -> int | None:
@@ -56,21 +60,32 @@ class StopRequests:
         """Return True if `step` does not follow. All ranks call this once per step with a
         fingerprint of their trained parameters.
         """
-        if self.ended_by is not None or self.stop_agreed:
+        if self.ended_by is not None or self.stop_agreed or self.change_agreed:
             return True
         stop_requested = self.on_this_rank()
         if self.world.size == 1:
-            return stop_requested
+            return stop_requested or self.change
         save_requested = self._save_wanted and not self.save_sent
         self.save_sent = self.save_sent or save_requested
         requests = self._requests(stop=stop_requested, save=save_requested)
         call = f"at the beginning of step {step}"
         self._receive(self.agreement.exchange(call=call, **requests, trainable=trainable))
-        if stop_requested or save_requested:
+        if stop_requested or save_requested or self.change:
             of_ranks = self.agreement.peek()
             self.stop_agreed |= all(of_ranks["stop"])
             self.save_agreed |= all(of_ranks["save"])
-        return self.ended_by is not None or self.stop_agreed
+            self.change_agreed |= all(of_ranks["change"])
+        return self.ended_by is not None or self.stop_agreed or self.change_agreed
+
+    def look_for_change(self) -> None:
+        """Stop after this step if another process has asked for a change of settings."""
+        if self.change_file is not None and self.change_file.exists():
+            self.change = True
+
+    @property
+    def has_change(self) -> bool:
+        """True if the loop ends because settings change."""
+        return self.change or self.change_agreed
 
     def on_this_rank(self) -> bool:
         """Return True if this rank has received a signal or a request to stop, without
@@ -127,7 +142,12 @@ class StopRequests:
         return self.signals.save or self.run_save or self.checkpointing.wanted()
 
     def _requests(self, *, stop: bool, save: bool) -> dict[str, int]:
-        return {"signal": self.signals.stop or 0, "stop": int(stop), "save": int(save)}
+        return {
+            "signal": self.signals.stop or 0,
+            "stop": int(stop),
+            "save": int(save),
+            "change": int(self.change),
+        }
 
     def _receive(self, agreed: Mapping[str, Sequence[int]]) -> None:
         number = max(agreed["signal"])
@@ -137,5 +157,6 @@ class StopRequests:
                 self.signal_rank = rank
             self.agreed_signal = number
         self.stop_agreed |= any(agreed["stop"])
+        self.change_agreed |= any(agreed["change"])
         # what every rank has requested is saved already
         self.save_agreed |= any(agreed["save"]) and not all(agreed["save"])

@@ -60,6 +60,7 @@ class SessionEntry(TypedDict, total=False):
     settings: dict[str, Any]  # of the program, of those that can change
     origins: dict[str, str]  # of these settings
     auto: dict[str, str]  # what "auto" is for this run
+    takes_changes: bool  # the run can be built again while it trains
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, first_of_next_block
 from surefoot.config.setting_change import SettingChange
-from surefoot.errors import CheckpointError, ConfigError
+from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
 from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
@@ -38,19 +38,21 @@ class ChangePlan:
     changes: list[SettingChange]
     lines: list[str]
     earlier: tuple[SettingChange, ...]  # the journal for which they were planned
-    step: int  # of the newest checkpoint then
+    saved_step: int | None  # of the newest checkpoint then; None: the run itself has planned them
 
     def write(self) -> tuple[SettingChange, ...]:
         """Add the changes to the journal of the run, and return them. Raises `CheckpointError` if
         the file cannot be written, and `ConfigError` if the run has gone on since they were planned.
         """
-        if newest_state(self.run)[0] != self.step or read_changes(self.run) != self.earlier:
+        step, _ = newest_state(self.run)
+        has_gone_on = self.saved_step is not None and step != self.saved_step
+        if has_gone_on or read_changes(self.run) != self.earlier:
             raise ConfigError(
                 "change-planned-before",
                 problem=f"{self.run} has gone on or was changed since this change was planned",
                 remedy="make the change again",
                 run=str(self.run),
-                step=self.step,
+                step=step,
             )
         if not self.changes:
             return ()
@@ -98,22 +100,28 @@ def _parsed(name: str, text: str) -> Any:
     return text
 
 
-def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
+def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) -> ChangePlan:
     """Return the changes that wishes make of a run, from its newest checkpoint on. Nothing is
-    written.
+    written. `step` is that from which they hold in a run that trains.
 
     Raises `ConfigError` for a run that trains, for a setting that cannot change, for a value that
     it cannot have, and for a finished run that would have nothing left to do.
     """
-    if is_running(run):
+    if step is None and is_running(run):
         raise ConfigError(
             "change-of-training-run",
             problem=f"a process is training {run}",
-            reason="a change holds from a checkpoint on, and the next one is not known yet",
-            remedy="stop it with Ctrl-C or SIGTERM, change it, and resume it",
+            reason="no other process can resume it",
+            remedy=[
+                "stop it with Ctrl-C or SIGTERM",
+                ("change it while it trains:", Command(f"surefoot change {run} SETTING=VALUE")),
+            ],
             run=str(run),
         )
-    step, state = newest_state(run)
+    saved_step, state = newest_state(run)
+    trains = step is not None
+    if step is None:
+        step = saved_step
     if state is None:
         raise CheckpointError(
             "change-without-checkpoint",
@@ -122,10 +130,10 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
         )
     identity = state.identity
     earlier = read_changes(run)
-    if not is_journal_of(state.changes, step, earlier):
+    if not is_journal_of(state.changes, saved_step, earlier):
         raise CheckpointError(
             "journal-of-another-checkpoint",
-            problem=f"the newest checkpoint of {run}, of step {step}, was saved after other changes than"
+            problem=f"the newest checkpoint of {run}, of step {saved_step}, was saved after other changes than"
             f" {CHANGES} has",
             reason="the journal says which settings the run had at which step",
             remedy="restore the file from a copy of the run",
@@ -179,7 +187,7 @@ def plan_changes(run: Path, wishes: Sequence[Wish]) -> ChangePlan:
         lines += _comparison(now, then, step)
         if WEIGHTS in names:
             lines += _lines_about_weights(then.length, step)
-    return ChangePlan(run, changes, lines, earlier, step)
+    return ChangePlan(run, changes, lines, earlier, None if trains else saved_step)
 
 
 def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list[str]:

@@ -1,0 +1,115 @@
+"""Changes of settings of a run that trains: by its own process, or at the request of another one.
+Imports no torch.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from surefoot.config.setting_change import SettingChange
+from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.tools.change.change import plan_changes
+from surefoot.tracking.change_journal import read_changes
+from surefoot.tracking.change_request import end_request, request_changes, requested_changes
+from surefoot.tracking.run_reader import is_running, newest_state, read_sessions
+from surefoot.train.changed_settings import Wish, described
+
+_POLL_S = 0.2
+
+
+# --- in the process that trains -------------------------------------------------------------------
+
+
+def change_settings(run: Path, wish: Wish, *, step: int) -> bool:
+    """Add what a body wishes to the journal, from `step` finished steps on. Return False if the
+    setting has the value already. Raises `ConfigError` if it has another one since the same step.
+    """
+    plan = plan_changes(run, [wish], step=step)
+    for change in plan.changes:
+        for earlier in plan.earlier:
+            if earlier.setting == change.setting and earlier.from_step == step:
+                raise ConfigError(
+                    "changed-otherwise-already",
+                    problem=f"{change.setting} is {change.was} from step {step} on by the journal, and"
+                    f" run.change() wants {change.now}",
+                    reason="a body that is repeated changes what it changed the first time",
+                    remedy="call run.change() with the same value, or once in a step",
+                    setting=change.setting,
+                    value=change.now,
+                    step=step,
+                )
+    return bool(plan.write())
+
+
+def take_request(run: Path, *, step: int) -> str | None:
+    """Add what another process has asked for to the journal, from `step` finished steps on. Return
+    a line about a request that is refused, or None.
+    """
+    try:
+        wishes = [Wish(**values) for values in requested_changes(run)]
+        if wishes:
+            plan_changes(run, wishes, step=step).write()
+        return None
+    except (SurefootError, OSError, TypeError, ValueError) as problem:
+        return f"a change of settings was asked for, and is refused: {first_line(problem)}"
+    finally:
+        with suppress(OSError):
+            end_request(run)
+
+
+# --- in another process ---------------------------------------------------------------------------
+
+
+def ask_for_changes(run: Path, wishes: Sequence[Wish]) -> tuple[SettingChange, ...]:
+    """Ask a run that trains for changes, wait until it has made them, and return them. If it ends
+    before it takes them, they are made as those of a run that nobody trains.
+
+    Raises `ConfigError` for what `plan_changes` refuses, for a run whose process cannot build it
+    again, and for one that has refused them.
+    """
+    earlier = read_changes(run)
+    if not _takes_changes(run):
+        raise ConfigError(
+            "change-of-model-in-training",
+            problem=f"a process is training {run}, and cannot build its model again",
+            reason="the model was passed as an object",
+            remedy="stop it with Ctrl-C or SIGTERM, change it, and resume it",
+            run=str(run),
+        )
+    if not plan_changes(run, wishes, step=newest_state(run)[0]).changes:
+        return ()
+    request_changes(run, [asdict(wish) for wish in wishes])
+    try:
+        while requested_changes(run):
+            if not is_running(run):
+                if end_request(run):
+                    return plan_changes(run, wishes).write()
+                break
+            time.sleep(_POLL_S)
+    except BaseException:
+        end_request(run)  # the user has no answer, so nothing is to happen
+        raise
+    changes = read_changes(run)[len(earlier) :]
+    if not changes:
+        raise ConfigError(
+            "change-refused-by-run",
+            problem=f"the process that trains {run} has refused the change",
+            reason="its console says why",
+            run=str(run),
+        )
+    return changes
+
+
+def _takes_changes(run: Path) -> bool:
+    with suppress(OSError, ValueError, LookupError):
+        return bool(read_sessions(run)[-1]["takes_changes"])
+    return False
+
+
+def answer(run: Path, changes: Sequence[SettingChange]) -> list[str]:
+    """Return lines about changes that a run has made while it trains."""
+    if not changes:
+        return [f"{run} has these values already: nothing changes"]
+    return [described(change) for change in changes]

@@ -1,0 +1,307 @@
+"""Law 19: a run whose settings change while it trains is the run that had its journal from the
+start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import surefoot as sf
+from rank_processes import forks, on_ranks
+from refused import refused
+from surefoot.run.run import Run
+from surefoot.tools.change.while_training import ask_for_changes
+from surefoot.tracking.change_journal import read_changes
+from surefoot.tracking.change_request import REQUEST, request_changes
+from surefoot.train.changed_settings import Wish
+from waiting import HANG_S, HangLimit
+
+SAMPLES = 60
+
+
+def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def run_in(run_dir: Path | None, **settings: Any) -> Run:
+    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
+    chosen: dict[str, Any] = {
+        "model": model,
+        "loss": loss,
+        "train_data": (inputs, inputs.sum(1, keepdim=True)),
+        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
+        "schedule": sf.schedules.cosine("10%"),
+        "batch_size": 8,
+        "length": "20 steps",
+        "device": "cpu",
+        "console": False,
+        "report": False,
+        "log_every": "1 steps",
+        "run_dir": run_dir,
+    }
+    return sf.Run(**(chosen | settings))
+
+
+def weights(run: Run) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in run.state.parameters]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+def given_journal_of(run_dir: Path, **settings: Any) -> list[Tensor]:
+    """Return the weights of a run that has the journal of another from the start."""
+    given = run_dir.with_name("given")
+    given.mkdir()
+    shutil.copy(run_dir / "changes.jsonl", given)
+    run = run_in(given, **settings)
+    run.train()
+    return weights(run)
+
+
+# --- in the body of a loop ------------------------------------------------------------------------
+
+
+def train_with_changes(run: Run, *, leave_at: int | None = None) -> list[int]:
+    """Train with a body that changes two settings; return the steps of the loop."""
+    steps = []
+    with run:
+        for step in run:
+            steps.append(step.index)
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3, because="a test")
+            if step.index == 9:
+                run.change("batch_size", 12)
+            if step.index == leave_at:
+                raise LeftError
+    return steps
+
+
+class LeftError(Exception):
+    """What ends a body as a crash does."""
+
+
+def test_a_change_in_the_body_holds_from_the_next_step_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    assert train_with_changes(run) == list(range(20))
+    first, second = read_changes(tmp_path / "run")
+    assert (first.from_step, first.setting, first.now) == (5, "optimizer.lr", 1e-3)
+    assert (second.from_step, second.setting, second.now) == (10, "batch_size", 12)
+    assert first.because == "a test"
+    rates = {record["step"]: record["lr"] for record in sf.load(tmp_path / "run").records("train")}
+    assert list(rates) == list(range(1, 21))
+    assert rates[6] < rates[5] / 5
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+def test_a_change_in_an_own_body_holds_from_the_next_step_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    with run:
+        for step in run.steps():
+            sf.forward_backward(step)
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+            sf.update(step)
+    (change,) = read_changes(tmp_path / "run")
+    assert change.from_step == 5
+    assert run.state.step == 20
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+def test_a_change_before_the_loop_holds_from_its_first_step_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    with run:
+        run.change("optimizer.lr", 1e-3)
+        steps = [step.index for step in run]
+    (change,) = read_changes(tmp_path / "run")
+    assert change.from_step == 0
+    assert steps == list(range(20))
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("leave_at", [3, 4, 5, 9, 10, 15])
+def test_a_body_that_is_repeated_after_a_crash_changes_nothing_more(
+    tmp_path: Path, leave_at: int
+) -> None:
+    with pytest.raises(LeftError):
+        train_with_changes(run_in(tmp_path / "run"), leave_at=leave_at)
+    run = run_in(tmp_path / "run")
+    train_with_changes(run)
+    assert [change.from_step for change in read_changes(tmp_path / "run")] == [5, 10]
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+def test_a_repeated_body_that_wants_another_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LeftError):
+        train_with_changes(run_in(tmp_path), leave_at=4)
+    run = run_in(tmp_path)
+    with refused("changed-otherwise-already", setting="optimizer.lr", step=5), run:
+        for step in run:
+            if step.index == 4:
+                run.change("optimizer.lr", 2e-3)
+
+
+def test_registered_state_and_the_factor_of_a_body_go_on_across_a_change(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    seen = run.register_state("seen", {"steps": 0})
+    with run:
+        for step in run:
+            seen["steps"] += 1
+            if step.index == 2:
+                for group in run.state.optimizers["model"].optimizer.param_groups:
+                    group["lr"] = group["lr"] * 0.5
+            if step.index == 4:
+                run.change("batch_size", 12)
+    assert seen["steps"] == 20
+
+
+def test_a_run_of_a_model_that_was_passed_ends_at_its_change(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    given = model()
+    run = run_in(tmp_path, model=given)
+    with run:
+        steps = []
+        for step in run:
+            steps.append(step.index)
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+    assert steps == [0, 1, 2, 3, 4]
+    run_in(tmp_path, model=given).train()
+    assert sf.load(tmp_path).step == 20
+
+
+def test_a_change_without_a_directory_or_an_open_run_is_refused(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    with refused("run-not-open"):
+        run.change("optimizer.lr", 1e-3)
+    without_directory = run_in(None)
+    with refused("run-without-directory"), without_directory:
+        without_directory.change("optimizer.lr", 1e-3)
+
+
+def test_a_longer_length_in_the_last_body_goes_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    with run:
+        for step in run:
+            if step.index == 19:
+                run.change("length", "25 steps")
+    assert run.state.step == 25
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+# --- at the request of another process ------------------------------------------------------------
+
+
+def wish(setting: str, value: Any) -> dict[str, Any]:
+    return {"setting": setting, "value": value, "because": "a request"}
+
+
+def test_a_request_is_taken_at_the_next_record(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    with run:
+        for step in run:
+            if step.index == 6:
+                request_changes(tmp_path / "run", [wish("optimizer.lr", 1e-3)])
+    (change,) = read_changes(tmp_path / "run")
+    assert change.from_step == 7
+    assert change.because == "a request"
+    assert not (tmp_path / "run" / REQUEST).exists()
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+def test_a_request_that_cannot_be_is_taken_away_and_the_run_goes_on(tmp_path: Path) -> None:
+    run = run_in(tmp_path)
+    with run:
+        for step in run:
+            if step.index == 6:
+                request_changes(tmp_path, [wish("optimizer.momentum", 1e-3)])
+    assert run.state.step == 20
+    assert read_changes(tmp_path) == ()
+    assert not (tmp_path / REQUEST).exists()
+
+
+def test_a_second_request_waits_for_the_first(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="1 steps").train()
+    request_changes(tmp_path, [wish("optimizer.lr", 1e-3)])
+    with refused("change-requested-already"):
+        request_changes(tmp_path, [wish("optimizer.lr", 1e-4)])
+
+
+@forks
+def test_another_process_asks_and_is_told_the_step(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run = run_in(run_dir)
+    with run:
+        for step in run:
+            if step.index == 5:
+                process = ask_in_another_process(run_dir)
+                wait_for_request(run_dir)
+    _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == 6
+    (change,) = read_changes(run_dir)
+    assert change.from_step == 6
+    assert same(weights(run), given_journal_of(run_dir))
+
+
+def ask_in_another_process(run_dir: Path) -> int:
+    """Ask for a change in another process; it leaves with the step of the answer."""
+    process = os.fork()
+    if process == 0:
+        try:
+            (change,) = ask_for_changes(run_dir, [Wish("optimizer.lr", 1e-3)])
+        except BaseException:
+            traceback.print_exc()
+            os._exit(99)
+        os._exit(change.from_step)
+    return process
+
+
+def wait_for_request(run_dir: Path) -> None:
+    limit = HangLimit(HANG_S)
+    while not (run_dir / REQUEST).exists():
+        assert not limit.is_over
+        time.sleep(0.01)
+
+
+@forks
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_change_at_the_same_step(tmp_path: Path, parallel: str) -> None:
+    def train(_: int) -> None:
+        run = run_in(tmp_path / "run", parallel=parallel)
+        steps = []
+        with run:
+            for step in run:
+                steps.append(step.index)
+                if step.index == 4:
+                    run.change("optimizer.lr", 1e-3)
+                if step.index == 9 and run.rank == 0:
+                    request_changes(tmp_path / "run", [wish("batch_size", 12)])
+        assert steps == list(range(20))
+
+    def train_given(_: int) -> None:
+        run_in(tmp_path / "given", parallel=parallel).train()
+
+    assert on_ranks(2, train) == [0, 0]
+    first, second = read_changes(tmp_path / "run")
+    assert first.from_step == 5
+    assert second.from_step in (10, 11)
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "run" / "changes.jsonl", tmp_path / "given")
+    assert on_ranks(2, train_given) == [0, 0]
+    one = sf.load(tmp_path / "run").load_model(model)
+    other = sf.load(tmp_path / "given").load_model(model)
+    assert same(list(one.parameters()), list(other.parameters()))
