@@ -19,9 +19,9 @@ import surefoot as sf
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.run.run import Run
-from surefoot.tools.change.while_training import ask_for_changes
+from surefoot.tools.change.while_training import ask_for_changes, request_half_rates
 from surefoot.tracking.change_journal import read_changes
-from surefoot.tracking.change_request import REQUEST, request_changes
+from surefoot.tracking.change_request import REQUEST, request_changes, requested_changes
 from surefoot.train.changed_settings import Wish
 from waiting import HANG_S, HangLimit
 
@@ -239,6 +239,37 @@ def test_a_second_request_waits_for_the_first(tmp_path: Path) -> None:
     request_changes(tmp_path, [wish("optimizer.lr", 1e-3)])
     with refused("change-requested-already"):
         request_changes(tmp_path, [wish("optimizer.lr", 1e-4)])
+
+
+def test_a_request_that_waits_when_the_loop_is_left_holds_when_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    run = run_in(tmp_path / "run", log_every="5 steps")
+    with run:
+        for step in run:
+            if step.index == 6:
+                request_changes(tmp_path / "run", [wish("optimizer.lr", 1e-3)])
+                break
+    (change,) = read_changes(tmp_path / "run")
+    assert change.from_step == 7
+    assert not (tmp_path / "run" / REQUEST).exists()
+    run = run_in(tmp_path / "run", log_every="5 steps")
+    run.train()
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+def test_the_button_of_the_page_asks_for_half_of_the_rates(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="3 steps", optimizer=sf.optim.muon(lr=1e-2, adamw_lr=3e-3)).train()
+    request_half_rates(tmp_path)
+    asked = {each["setting"]: each["value"] for each in requested_changes(tmp_path)}
+    assert asked == pytest.approx({"optimizer.lr": 5e-3, "optimizer.adamw_lr": 1.5e-3})
+
+
+def test_a_button_asks_nothing_of_a_model_that_cannot_be_built_again(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="3 steps", model=model()).train()
+    with refused("change-of-model-in-training"):
+        request_half_rates(tmp_path)
+    assert requested_changes(tmp_path) == []
 
 
 @forks

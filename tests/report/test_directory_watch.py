@@ -372,11 +372,12 @@ def test_a_button_needs_a_run_of_the_page(
     assert requests == []
 
 
+@pytest.mark.parametrize("request_of_button", ["stop", "half-rates"])
 def test_a_request_for_a_run_that_nobody_trains_is_refused_and_says_so(
-    watch: DirectoryWatch, client: Client
+    watch: DirectoryWatch, client: Client, request_of_button: str
 ) -> None:
     key = run_named(watch, "killed").key
-    answer = client.post(f"{PAGE}stop", key, Origin=client.origin)
+    answer = client.post(f"{PAGE}{request_of_button}", key, Origin=client.origin)
     assert answer.status == 409
     assert answer.text.endswith("[run-not-training]")
     sentence, *_ = answer.text.splitlines()

@@ -271,6 +271,7 @@ class Session:
         if parts.world.size > 1:
             self._leave_loop()
         self.periodic.catch_up()
+        self._take_request()  # it holds when the run goes on
         if evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first, because the evaluation may take minutes
             self.clock.enter("evaluating")
@@ -410,12 +411,17 @@ class Session:
         if crash_report.stop_cause(parts, self.stop_requests) != crash_report.AT_CHANGE:
             return False
         assert parts.directory is not None  # else nobody can ask for a change
-        run = parts.directory.path
-        refusal = after.take_request(run, step=self.state.step)
-        if refusal is not None:
-            parts.say(f"note: {refusal}")
-        has_changed = len(read_changes(run)) > len(parts.changes)
+        self._take_request()
+        has_changed = len(read_changes(parts.directory.path)) > len(parts.changes)
         return has_changed or parts.is_at_change or not parts.finished
+
+    def _take_request(self) -> None:
+        """Make lines of the journal of what another process has asked for, on rank 0."""
+        change_file = self.stop_requests.change_file
+        if change_file is not None and change_file.exists():
+            refusal = after.take_request(change_file.parent, step=self.state.step)
+            if refusal is not None:
+                self.parts.say(f"note: {refusal}")
 
     # --- the loop ---------------------------------------------------------------------------------
 

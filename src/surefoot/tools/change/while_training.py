@@ -15,6 +15,7 @@ from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.change_request import end_request, request_changes, requested_changes
 from surefoot.tracking.run_reader import is_running, newest_state, read_sessions
 from surefoot.train.changed_settings import Wish, described
+from surefoot.train.recorded_settings import settings_at
 
 _POLL_S = 0.2
 
@@ -70,17 +71,8 @@ def ask_for_changes(run: Path, wishes: Sequence[Wish]) -> tuple[SettingChange, .
     again, and for one that has refused them.
     """
     earlier = read_changes(run)
-    if not _takes_changes(run):
-        raise ConfigError(
-            "change-of-model-in-training",
-            problem=f"a process is training {run}, and cannot build its model again",
-            reason="the model was passed as an object",
-            remedy="stop it with Ctrl-C or SIGTERM, change it, and resume it",
-            run=str(run),
-        )
-    if not plan_changes(run, wishes, step=newest_state(run)[0]).changes:
+    if not request(run, wishes):
         return ()
-    request_changes(run, [asdict(wish) for wish in wishes])
     try:
         while requested_changes(run):
             if not is_running(run):
@@ -100,6 +92,47 @@ def ask_for_changes(run: Path, wishes: Sequence[Wish]) -> tuple[SettingChange, .
             run=str(run),
         )
     return changes
+
+
+def request(run: Path, wishes: Sequence[Wish]) -> bool:
+    """Ask a run that trains for changes, and do not wait. Return False if its settings have the
+    values already. Raises `ConfigError` as `ask_for_changes` does.
+    """
+    if not _takes_changes(run):
+        raise ConfigError(
+            "change-of-model-in-training",
+            problem=f"a process is training {run}, and cannot build its model again",
+            reason="the model was passed as an object",
+            remedy="stop it with Ctrl-C or SIGTERM, change it, and resume it",
+            run=str(run),
+        )
+    step, _ = newest_state(run)
+    if not plan_changes(run, wishes, step=step).changes:
+        return False
+    request_changes(run, [asdict(wish) for wish in wishes])
+    return True
+
+
+def request_half_rates(run: Path) -> str:
+    """Ask a run that trains for half of its learning rates, as a button of its page does, and
+    return a line about it.
+    """
+    step, _ = newest_state(run)
+    wishes = []
+    lines = []
+    for name, value in settings_at(run, step).items():
+        if name.endswith("lr") and value is not None:
+            wishes.append(Wish(name, value / 2, "rate x 0.5 on the page"))
+            lines.append(f"{name} {value:g} -> {value / 2:g}")
+    if not wishes:
+        raise ConfigError(
+            "run-without-rates-to-change",
+            problem=f"{run} has no learning rate that its journal can name",
+            reason="its program builds the optimizer",
+            run=str(run),
+        )
+    request(run, wishes)
+    return f"{', '.join(lines)} is asked for, from the next record on"
 
 
 def _takes_changes(run: Path) -> bool:

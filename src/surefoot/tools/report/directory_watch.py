@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.errors import ConfigError, SurefootError, first_line
+from surefoot.tools.change.while_training import request_half_rates
 from surefoot.tools.diagnose.alert import Alert
 from surefoot.tools.diagnose.checks import findings
 from surefoot.tools.diagnose.finding import Finding
@@ -24,7 +25,7 @@ from surefoot.tools.report.followed import (
     read_head,
 )
 from surefoot.tools.report.page import render
-from surefoot.tools.report.run_signals import Request, signal_run
+from surefoot.tools.report.run_signals import Request, run_not_training, signal_run
 from surefoot.tools.report.series import ReportedRun
 from surefoot.tools.report.several_runs import overlaid_charts
 from surefoot.tools.report.watched_run import (
@@ -179,6 +180,19 @@ class DirectoryWatch:
                 run.stopped = number
                 what = "save and stop"
             run.note = f"process {number} was asked to {what} at {time.strftime('%H:%M:%S')}"
+            return run.note
+
+    def request_half_rates(self, key: str) -> str:
+        """Ask the process of a run for half of its learning rates, and return the answer."""
+        with self.asking:
+            run = self.runs[key]
+            try:
+                if not run.running:
+                    raise run_not_training(run.path)
+                run.note = request_half_rates(run.path)
+            except SurefootError as problem:
+                run.note = first_line(problem)
+                raise
             return run.note
 
     def _follow(self) -> None:

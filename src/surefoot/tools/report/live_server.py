@@ -32,6 +32,7 @@ EVERY_S = 3.0
 _PATIENCE_S = 10.0  # timeout of a request
 _MOST_POSTED = 100  # bytes
 _REQUESTS: dict[str, Request] = {"save": "save", "stop": "stop"}  # by the last part of the path
+_HALF_RATES = "half-rates"
 _SHOWN = {"metrics.jsonl", "config.toml", "environment.json", "panels.json", "crash", "checkpoints"}
 _SCRIPT = (
     (resources.files("surefoot.tools.report") / "live.js")
@@ -99,9 +100,11 @@ def create_directory_server(watch: DirectoryWatch, *, port: int = 0, token: str)
 
     def act(path: str, key: str) -> tuple[int, str]:
         request = _REQUESTS.get(path)
-        if request is None or key not in watch.runs:
+        if (request is None and path != _HALF_RATES) or key not in watch.runs:
             return 404, "no such run or request"
         try:
+            if request is None:
+                return 200, watch.request_half_rates(key)
             return 200, watch.request(key, request)
         except SurefootError as problem:
             return 409, str(problem)

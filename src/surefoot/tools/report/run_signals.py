@@ -33,7 +33,7 @@ def signal_run(run: Path, request: Request) -> int:
         )
     number = lock_holder(run)
     if not number:
-        raise ConfigError("run-not-training", problem=f"no process trains {run}", path=run)
+        raise run_not_training(run)
     if number < 0:
         raise _trained_elsewhere(run)
     try:
@@ -50,6 +50,11 @@ def signal_run(run: Path, request: Request) -> int:
             pid=number,
         ) from problem
     return number
+
+
+def run_not_training(run: Path) -> ConfigError:
+    """Return the error of a request to a run that no process trains."""
+    return ConfigError("run-not-training", problem=f"no process trains {run}", path=run)
 
 
 def _signal(handle: int, number: int, run: Path, request: Request) -> None:

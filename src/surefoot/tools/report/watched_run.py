@@ -49,6 +49,13 @@ class WatchedRun:
         return bool(self.stamp) and self.stamp[-1] is True
 
     @property
+    def has_rates(self) -> bool:
+        """True if the run takes changes of its learning rates while it trains."""
+        session = self.files.sessions[-1] if self.files and self.files.sessions else {}
+        rates = [name for name in session.get("settings", {}) if name.endswith("lr")]
+        return bool(session.get("takes_changes")) and bool(rates)
+
+    @property
     def state(self) -> str:
         """The state of the last row, corrected by the current holder of the lock."""
         if self.running and self.read != self.stamp:
