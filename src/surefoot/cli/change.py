@@ -24,13 +24,13 @@ class BecauseOption:
 class Change(BecauseOption, RunOption):
     """Change settings of a run from its newest checkpoint on: its length, batch
     size, clipping, precision, learning rate, weight decay and other numbers of its
-    optimizer, its schedule, its average, the weights of a mixture of data sets, or
-    its patience. Each change is a line of changes.jsonl in the run's directory, with
-    the reason, and holds from the next step on; the steps before keep their settings.
-    config.toml and your program stay as they are. Nothing is trained: surefoot resume
-    goes on, or your script. A process that trains the run makes the change at its next
-    record, and the answer names the step. What the change does is printed before it
-    is written.
+    optimizer, its schedule, its average, its dropout, the weights of a mixture of
+    data sets, or its patience. Each change is a line of changes.jsonl in the run's
+    directory, with the reason, and holds from the next step on; the steps before keep
+    their settings. config.toml and your program stay as they are. Nothing is trained:
+    surefoot resume goes on, or your script. A process that trains the run makes the
+    change at its next record, and the answer names the step. What the change does is
+    printed before it is written.
 
       surefoot change latest optimizer.lr=1e-4 --because "the loss spikes"
       surefoot change runs/mine length="30 epochs" batch_size=128

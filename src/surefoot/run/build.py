@@ -369,7 +369,11 @@ def build_models(
     optimizer = settings.optimizer
     device = world.device
     models, compiled_names = assembly.built_models(
-        settings.model, seed=settings.seed, device=device, precision=settings.precision
+        settings.model,
+        settings=settings.model_settings,
+        seed=settings.seed,
+        device=device,
+        precision=settings.precision,
     )
     if behavior >= BUFFERS_IN_ORDER:
         refuse_max_norm(models)

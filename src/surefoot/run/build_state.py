@@ -35,6 +35,7 @@ from surefoot.run.model_kinds import (
     needs_arguments,
     refuse_kind,
     refuse_other_than_model,
+    takes_no_settings,
     uncompiled,
 )
 from surefoot.schedules.joined import AnySchedule
@@ -52,14 +53,27 @@ if TYPE_CHECKING:
 
 
 def built_models(
-    model: Model | Mapping[str, Model], *, seed: int, device: torch.device, precision: str
+    model: Model | Mapping[str, Model],
+    *,
+    settings: Mapping[str, Any] | None,
+    seed: int,
+    device: torch.device,
+    precision: str,
 ) -> tuple[dict[str, nn.Module], list[str]]:
     """Return the models by name ("model" for a single model) on their device and in their dtype,
     and the names of compiled ones.
 
-    Factories run with seeded generators. Models are returned without the wrappers of
+    Factories run with seeded generators, and the one of a single model with `settings`. Models are returned without the wrappers of
     `torch.compile`.
     """
+    if settings and (isinstance(model, Mapping | nn.Module) or not callable(model)):
+        raise ConfigError(
+            "model-settings-without-factory",
+            problem=f"model_settings = {dict(settings)}, and model is no factory that takes them",
+            remedy="pass the class or the function that builds the model",
+            setting="model_settings",
+            value=dict(settings),
+        )
     on_meta = device.type == "meta"
     convert = None
     if precision in FORMATS and not on_meta:
@@ -73,7 +87,7 @@ def built_models(
             seed_generators(fold(stream_key(seed, "model"), index))
             module: Any = source
             if callable(source) and not isinstance(source, nn.Module):
-                module = _called(source)
+                module = _called(source, settings or {})
         if not isinstance(module, nn.Module):
             refuse_other_than_model(name, module)
         module, was_compiled = uncompiled(module)
@@ -86,12 +100,14 @@ def built_models(
     return built, compiled_names
 
 
-def _called(build: Callable[[], nn.Module]) -> nn.Module:
+def _called(build: Callable[..., nn.Module], settings: Mapping[str, Any]) -> nn.Module:
     try:
-        return build()
+        return build(**settings)
     except TypeError as problem:
         if problem.__traceback__ is None or problem.__traceback__.tb_next is not None:
             raise  # raised inside the call
+        if settings:
+            raise takes_no_settings(build, settings, problem) from None
         raise needs_arguments(build, problem) from None
 
 

@@ -59,6 +59,21 @@ def needs_arguments(build: Callable[..., Any], problem: TypeError) -> ConfigErro
     )
 
 
+def takes_no_settings(
+    build: Callable[..., Any], settings: Mapping[str, Any], problem: TypeError
+) -> ConfigError:
+    """Return the error of a class or function that cannot be called with `model_settings`."""
+    called = getattr(build, "__name__", type(build).__name__)
+    return ConfigError(
+        "model-settings-not-taken",
+        problem=f"model: {called} cannot be called with the keywords {', '.join(settings)}:"
+        f" {first_line(problem)}",
+        remedy="let the factory of the model take the keywords of model_settings",
+        setting="model_settings",
+        value=dict(settings),
+    )
+
+
 def are_built_by_functions(model: Any) -> bool:
     """Return True if functions build the model or models of a run, so that it can be built again."""
     sources = model.values() if isinstance(model, Mapping) else [model]

@@ -493,7 +493,8 @@ def _comparable(
     names: set[str] = set()
     for change in parts.changes_since(checkpoint):
         names |= {change.setting, *change.follows}
-    if not names & _OF_FIRST_PASS:
+    has_other_model = any(name.startswith("model.") for name in names)
+    if not has_other_model and not names & _OF_FIRST_PASS:
         return before
     if not parts.finished:
         parts.say(

@@ -16,7 +16,7 @@ from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.mixture_weights import quotas
-from surefoot.config.setting import names_that_change
+from surefoot.config.setting import names_that_change, number
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting, out_of_range
@@ -70,6 +70,8 @@ def changeable(settings: "RunSettings") -> dict[str, Any]:
         values[f"{prefix}weight_decay"] = spec.weight_decay
         for name, value in spec.settings.items():
             values[f"{prefix}{name}"] = value
+    for name, value in (settings.model_settings or {}).items():
+        values[f"model.{name}"] = value
     values["schedule"] = (settings.schedule or constant()).to_dict()
     if isinstance(settings.train_data, Mixture):
         values[WEIGHTS] = settings.train_data.weights_by_name()
@@ -104,6 +106,10 @@ def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
     if of_rule:
         rule: Any = settings.early_stopping  # one: `changeable` has its numbers
         keywords["early_stopping"] = replace(rule, **of_rule)
+    of_model = _parts(changed, "model.")
+    if of_model:
+        keywords["model_settings"] = {**(settings.model_settings or {}), **of_model}
+        keywords["identity"] = _with_model(settings.identity or {}, of_model)
     specs = {}
     for prefix, spec in specs_of(settings.optimizer).items():
         parts = _parts(changed, prefix)
@@ -116,6 +122,15 @@ def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
     if WEIGHTS in changed:
         keywords["train_data"] = settings.train_data.with_weights(changed[WEIGHTS])
     return replace(settings, **keywords)
+
+
+def _with_model(identity: Mapping[str, Any], of_model: Values) -> dict[str, Any]:
+    """Return what a program says of itself, with the present settings of its model."""
+    described = identity.get("model")
+    if not isinstance(described, Mapping):
+        return dict(identity)
+    present = {name: value for name, value in of_model.items() if name in described}
+    return {**identity, "model": {**described, **present}}
 
 
 def _parts(values: Values, prefix: str) -> dict[str, Any]:
@@ -412,6 +427,8 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         schedule_of(value)
     elif name == WEIGHTS:
         _check_weights(values[WEIGHTS], value)
+    elif name.startswith("model."):
+        _check_of_model(name, values[name], value)
     elif name.startswith("optimizer."):
         prefix, _, part = name.rpartition(".")
         of_optimizer = _parts(values, f"{prefix}.") | {part: value}
@@ -435,6 +452,16 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         optimizer = values.get("optimizer.name")
         if name == "ema" and value is not None and optimizer in AVERAGING:
             raise average_of_average(value, optimizer=optimizer)
+
+
+def _check_of_model(name: str, present: Any, value: Any) -> None:
+    """Raise `ConfigError` for a value that a setting of the model surely cannot have."""
+    if "dropout" in name:
+        number(min_value=0, below=1, kind=int | float)(value, setting=name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    was_number = isinstance(present, int | float) and not isinstance(present, bool)
+    if not (is_number and was_number) and type(value) is not type(present):
+        raise out_of_range(name, value, f"of the type of {in_words(present)}")
 
 
 def _check_weights(present: Values, weights: Any) -> None:

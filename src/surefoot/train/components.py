@@ -37,6 +37,7 @@ from surefoot.train.plan import Plan
 from surefoot.train.run_identity import (
     has_same_samples,
     machine_changes,
+    printed_through,
     refuse_another_length,
     refuse_differences,
     refuse_other_data,
@@ -354,12 +355,13 @@ class Components:
         """
         if checkpoint.saved.machine["torch"] != torch.__version__:
             return  # its modules may have another repr
-        for change in self.changes_since(checkpoint):
-            if change.setting == "precision" and "fp8" in (change.was, change.now):
-                return  # it has layers of its own, with the same parameters
+        changes = self.changes_since(checkpoint)
         for name, text in self.architecture.items():
+            text_before = checkpoint.saved.architecture.get(name, "")
+            if printed_through(changes, text) == printed_through(changes, text_before):
+                continue
             lines = text.splitlines()
-            lines_before = checkpoint.saved.architecture.get(name, "").splitlines()
+            lines_before = text_before.splitlines()
             for line_before, line in zip_longest(lines_before, lines, fillvalue="nothing"):
                 if line_before != line:
                     layer_before = line_before.strip().removesuffix("(")

@@ -2,6 +2,7 @@
 the run.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -64,6 +65,9 @@ def with_changed(
     for change in changes:
         name = change.setting
         names |= {name, *change.follows, *_FOLLOWING.get(name, ())}
+        if name.startswith("model."):
+            part = name.removeprefix("model.")
+            names |= {f"model_settings.{part}", f"identity.model.{part}"}
         if name.startswith("optimizer."):
             names.add(f"{name.rpartition('.')[0]}.learning_rates")
     changed = dict(saved)
@@ -87,7 +91,7 @@ def _with_present(saved: Described, now: Described, name: str) -> dict[str, Any]
         changed.pop(group, None)
     elif not rest:
         changed[group] = now[group]
-    elif isinstance(now[group], Mapping):
+    elif isinstance(now[group], Mapping) and isinstance(saved.get(group), Mapping):
         changed[group] = _with_present(saved[group], now[group], rest)
     return changed
 
@@ -112,8 +116,25 @@ def _recut(saved: Described, now: Described) -> dict[str, Any]:
     return plan
 
 
+def printed_through(changes: Iterable[SettingChange], text: str) -> str:
+    """Return the part of a model's printed form that changes of settings leave as it is. Layers in 8
+    bits are others, with the same parameters; a setting of a model may be a number that it prints.
+
+    >>> printed_through([SettingChange(1, 3, "model.dropout", 0.5, 0.1)], "Dropout(p=0.5)")
+    'Dropout(p=#)'
+    """
+    for change in changes:
+        if change.setting == "precision" and "fp8" in (change.was, change.now):
+            return ""
+        if change.setting.startswith("model."):
+            text = re.sub(r"(?<=[=( ])[0-9][0-9.e+-]*", "#", text)
+    return text
+
+
 def _was_not_recorded(key: str, settings: Mapping[str, str]) -> bool:
     """Return True for a setting that 0.1.0 had without recording it."""
+    if key.startswith("model_settings."):
+        return True
     if key == "exact_sums":
         return settings[key] == "False"
     kind = settings.get(f"{key.removesuffix('sha256')}type")

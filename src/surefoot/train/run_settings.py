@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Makes = Callable[[Any], "Iterable[Panel]"]
 
-Model = nn.Module | Callable[[], nn.Module]
+Model = nn.Module | Callable[..., nn.Module]
 
 
 def _schedule(value: Any, *, setting: str) -> None:
@@ -76,6 +76,16 @@ def _rule(value: Any, *, setting: str) -> None:
         if not isinstance(each, rule):
             meaning = f'such as sf.{rule.__name__}("min val/loss", patience=3)'
             raise out_of_range(setting, value, meaning)
+
+
+def _model_settings(value: Any, *, setting: str) -> None:
+    is_plain = isinstance(value, Mapping)
+    if is_plain:
+        for name, of_name in value.items():
+            if not isinstance(name, str) or not isinstance(of_name, bool | int | float | str):
+                is_plain = False
+    if not is_plain:
+        raise out_of_range(setting, value, 'numbers or texts by name, such as {"dropout": 0.1}')
 
 
 def _unit(value: Any, *, setting: str) -> None:
@@ -125,6 +135,16 @@ class RunSettings(TrainSettings):
     )
     """A model or, preferably, a factory that is called under the run's seed; or a dictionary of
     these by name. The loss then gets a dictionary of models.
+    """
+    model_settings: Mapping[str, Any] | None = setting(
+        None,
+        check=_model_settings,
+        identity=True,
+        absent_by_default=True,
+        changes_at="step",
+    )
+    """Keywords with which the factory of the model is called, such as {"dropout": 0.1}. They may
+    change while the run goes on (`model.dropout`), so none of them may decide a parameter.
     """
     loss: Loss | None = setting(
         None, check=check_loss, identity=True, by_fingerprint=True, changes_at="step"

@@ -5,7 +5,7 @@ Imports no torch.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,8 @@ def build(config: Config) -> "sf.Run":
 
     splits = _splits(config, corpus)
     return sf.Run(
-        model=lambda: sf.models.GPT(network),
+        model=lambda dropout: sf.models.GPT(replace(network, dropout=dropout)),
+        model_settings={"dropout": network.dropout},
         loss=_loss,
         count_unit="tokens",
         train_data=sf.data.TrainWindows(corpus.train, context=context, seed=config.seed),

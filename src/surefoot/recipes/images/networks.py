@@ -128,15 +128,15 @@ def note_changed(name: str, *, was: str | None) -> None:
 
 def builder(
     model: Model, name: str, *, channels: int, classes: int, size: int
-) -> Callable[[], Any]:
+) -> Callable[..., Any]:
     """Return the function that builds the network, and import the file or timm now. `name` is a
-    result of `recorded_name`.
+    result of `recorded_name`. The function takes other values of `changing_settings`.
     """
     kind = _kind(name)
     shape: dict[str, Any] = {"channels": channels, "classes": classes}
     settings = _settings_of(model, kind, size=size)
     if kind == "simple_cnn":
-        return lambda: sf.models.SimpleCNN(**shape, **settings)
+        return lambda **changed: sf.models.SimpleCNN(**shape, **(settings | changed))
     if kind == "resnet":
         return lambda: sf.models.ResNet(RESNETS[name], **shape, **settings)
     if kind == "timm":
@@ -150,6 +150,15 @@ def builder(
         return network
 
     return build_checked
+
+
+def changing_settings(model: Model, name: str) -> dict[str, Any] | None:
+    """Return the settings of a network that can change while a run goes on."""
+    if _kind(name) != "simple_cnn":
+        return None
+    return {
+        "dropout": _DEFAULTS["simple_cnn"]["dropout"] if model.dropout is None else model.dropout
+    }
 
 
 def refuse_lone_pixels(model: Model, name: str, *, size: int, micro_batch_size: int) -> None:

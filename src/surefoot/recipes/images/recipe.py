@@ -139,6 +139,7 @@ def build(config: Config) -> "sf.Run":
         example = str(Path(config.run_dir) / pictures.EXAMPLE)
     return sf.Run(
         model=model,
+        model_settings=networks.changing_settings(config.model, network),
         loss=_loss_of(config, datasets.val),
         train_data=datasets.train,
         optimizer=optimizer,

@@ -94,7 +94,12 @@ def build(config: Config) -> "sf.Run":
     if corpus.test is not None:
         splits["test"] = _split(corpus, corpus.test, at_end, language=language, at_end=True)
     return sf.Run(
-        model=lambda: sf.models.Seq2Seq(network),
+        model=lambda **dropout: sf.models.Seq2Seq(replace(network, **dropout)),
+        model_settings={
+            "dropout": network.dropout,
+            "attention_dropout": network.attention_dropout,
+            "activation_dropout": network.activation_dropout,
+        },
         loss=texts.cross_entropy(config.label_smoothing, with_scores=with_scores),
         count_unit="tokens",
         count_fn=texts.targets_of,

@@ -24,7 +24,7 @@ from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
 from surefoot.tracking.change_journal import CHANGES, read_changes
 from surefoot.tracking.run_reader import SessionEntry, read_sessions, read_settings
-from surefoot.train.run_identity import differences, with_changed
+from surefoot.train.run_identity import differences, printed_through, with_changed
 
 _MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
 
@@ -158,6 +158,11 @@ def _checkpoints(store: Store) -> tuple[dict[int, StoredStep], list[Problem]]:
     return checkpoints, problems
 
 
+def _printed(state: SavedState, changes: Sequence[SettingChange]) -> dict[str, str]:
+    """Return the printed forms of models as far as changes leave them as they are."""
+    return {name: printed_through(changes, text) for name, text in state.architecture.items()}
+
+
 def _other_runs(
     checkpoints: Mapping[int, StoredStep], changes: Sequence[SettingChange]
 ) -> list[Problem]:
@@ -175,8 +180,8 @@ def _other_runs(
             if "data" in accepted["changed"] and accepted["step"] >= step:
                 then["data"] = now["data"]
         if checkpoint.state.machine["torch"] == newest.state.machine["torch"]:
-            then["architecture"] = checkpoint.state.architecture
-            now["architecture"] = newest.state.architecture
+            then["architecture"] = _printed(checkpoint.state, since)
+            now["architecture"] = _printed(newest.state, since)
         what = f"{checkpoint.path.name} is from a different run than {newest.path.name}"
         for line in differences(then, now)[:1]:
             problems.append(Problem("inconsistent", f"{what}: {line}", step=step))
