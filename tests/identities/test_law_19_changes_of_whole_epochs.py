@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from refused import refused
 from surefoot.checkpoint.reader import read
 from surefoot.config.setting_change import SettingChange
 from surefoot.run.run import Run
-from surefoot.tracking.change_journal import append_changes
+from surefoot.tracking.change_journal import append_changes, read_changes
+from surefoot.tracking.run_reader import read_run
+from surefoot.train.next_epoch import next_epoch
+from surefoot.train.recorded_settings import recorded_settings
 
 SAMPLES = 60
 
@@ -122,9 +126,7 @@ def steps_per_epoch(name: str, tmp_path: Path) -> int:
 def changed_run(run_dir: Path, name: str, *, at: int, **settings: Any) -> Run:
     """Return a run that was stopped after `at` steps and then changed, to go on with."""
     run_in(run_dir, name, stop_after=f"{at} steps").train()
-    before = run_in(run_dir, name).parts.of_program
-    for setting, value in settings.items():
-        append_changes(run_dir, [SettingChange(0, at, setting, before[setting], value)])
+    sf.load(run_dir).change("a test", **settings)
     return run_in(run_dir, name)
 
 
@@ -253,10 +255,129 @@ def saved_tensors(run_dir: Path, *, step: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_change_within_an_epoch_is_refused_with_the_next_one(name: str, tmp_path: Path) -> None:
+def test_a_change_within_an_epoch_holds_from_the_next_one_on(name: str, tmp_path: Path) -> None:
     steps = steps_per_epoch(name, tmp_path)
+    later = changed_run(tmp_path / "later", name, at=steps + 1, batch_size=LARGER[name])
+    changes = read_changes(tmp_path / "later")
+    assert [change.from_step for change in changes] == [2 * steps]
+    assert later.parts.plan.timeline.until == 2 * steps
+    later.train()
+
+    there = changed_run(tmp_path / "there", name, at=2 * steps, batch_size=LARGER[name])
+    there.train()
+    assert same(weights(later), weights(there))
+
+
+def test_another_change_of_the_next_epoch_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    changed_run(tmp_path, "lanes", at=5, batch_size=12)
+    sf.load(tmp_path).change(batch_size=12)  # as it is then
+    assert len(read_changes(tmp_path)) == 1
+    sf.load(tmp_path).change(batch_size=20)
+    first, second = read_changes(tmp_path)
+    assert (first.was, first.now, second.was, second.now) == (8, 12, 12, 20)
+    assert first.from_step == second.from_step == 8
+    run = run_in(tmp_path, "lanes")
+    run.train()
+    assert run.state.step == 8 + 3 * 3
+
+
+def test_a_batch_size_that_is_taken_back_before_it_held_leaves_no_trace(tmp_path: Path) -> None:
+    changed_run(tmp_path / "run", "lanes", at=5, batch_size=12)
+    sf.load(tmp_path / "run").change(batch_size=8, micro_batch_size=8)
+    run = run_in(tmp_path / "run", "lanes")
+    run.train()
+    whole = run_in(tmp_path / "whole", "lanes")
+    whole.train()
+    assert same(weights(run), weights(whole))
+
+    sf.load(tmp_path / "run").change(batch_size=12, length="6 epochs")
+    assert read_changes(tmp_path / "run")[-1].from_step == 32
+
+
+def test_what_can_change_at_once_does_so(tmp_path: Path) -> None:
+    changed_run(tmp_path, "lanes", at=5, batch_size=12, **{"optimizer.lr": 1e-3})
+    assert [(change.setting, change.from_step) for change in read_changes(tmp_path)] == [
+        ("optimizer.lr", 5),
+        ("batch_size", 8),
+    ]
+    sf.load(tmp_path).change(clip="norm 0.5")  # before one that is still to come
+    run_in(tmp_path, "lanes").train()
+    assert [record["step"] for record in sf.load(tmp_path).records("epoch")] == [8, 13, 18, 23]
+
+
+def test_micro_batches_in_tokens_wait_too_and_others_do_not(tmp_path: Path) -> None:
+    steps = steps_per_epoch("buckets", tmp_path)
+    run = changed_run(tmp_path / "buckets", "buckets", at=1, micro_batch_size="64 tokens")
+    (change,) = read_changes(tmp_path / "buckets")
+    assert change.from_step == steps
+    run.train()
+    assert run.parts.length.epochs == 4.0
+
+    changed_run(tmp_path / "lanes", "lanes", at=1, micro_batch_size=4).train()
+    (change,) = read_changes(tmp_path / "lanes")
+    assert change.from_step == 1
+
+
+def test_a_change_behind_the_last_step_is_refused(tmp_path: Path) -> None:
+    run_in(tmp_path, "lanes", stop_after="25 steps").train()
+    with refused("change-after-last-step", step=32):
+        sf.load(tmp_path).change(batch_size=12)
+    assert read_changes(tmp_path) == ()
+    sf.load(tmp_path).change(batch_size=12, length="5 epochs")
+    run = run_in(tmp_path, "lanes")
+    run.train()
+    assert run.state.step == 32 + 5
+
+
+def test_a_second_change_counts_its_epochs_from_the_first_one_on(tmp_path: Path) -> None:
+    changed_run(tmp_path, "lanes", at=7, batch_size=12, length="5 epochs")
+    run_in(tmp_path, "lanes", stop_after="10 steps").train()
+    sf.load(tmp_path).change(batch_size=30)
+    assert [change.from_step for change in read_changes(tmp_path)] == [7, 8, 13]
+    run = run_in(tmp_path, "lanes")
+    run.train()
+    assert run.state.step == 8 + 5 + 3 * 2
+    assert run.parts.length.epochs == 5.0
+
+
+def test_a_run_without_a_checkpoint_since_the_change_does_not_know_its_next_epoch(
+    tmp_path: Path,
+) -> None:
+    changed_run(tmp_path, "buckets", at=1, batch_size="128 tokens")
+    files = read_run(tmp_path)
+    assert files.state is not None
+    begin = files.changes[-1].from_step
+    recorded = recorded_settings(files)
+    assert next_epoch(recorded, files.state, 1) == begin
+    assert next_epoch(recorded, files.state, begin) == begin
+    with refused("epochs-not-saved-yet", begin=begin):
+        next_epoch(recorded, files.state, begin + 1)
+
+
+@pytest.mark.parametrize("name", ["lanes", "buckets"])
+def test_the_epochs_of_an_older_checkpoint_follow_from_its_settings(
+    name: str, tmp_path: Path
+) -> None:
+    run_in(tmp_path, name, stop_after="3 steps").train()
+    files = read_run(tmp_path)
+    assert files.state is not None
+    steps = files.state.whole_epochs
+    assert steps is not None
+    older = replace(files.state, whole_epochs=None)
+    assert next_epoch(recorded_settings(files), older, 3) == steps["steps"]
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_journal_that_changes_within_an_epoch_is_refused_with_the_next_one(
+    name: str, tmp_path: Path
+) -> None:
+    steps = steps_per_epoch(name, tmp_path)
+    run = run_in(tmp_path / "run", name, stop_after=f"{steps + 1} steps")
+    was = run.parts.of_program["batch_size"]
+    run.train()
+    append_changes(tmp_path / "run", [SettingChange(0, steps + 1, "batch_size", was, LARGER[name])])
     with refused("batch-size-changes-within-epoch", step=steps + 1, next_epoch=2 * steps):
-        changed_run(tmp_path / "run", name, at=steps + 1, batch_size=LARGER[name])
+        run_in(tmp_path / "run", name)
 
 
 class OwnBatches(Sampler[list[int]]):
@@ -275,6 +396,8 @@ def test_batches_that_a_sampler_lists_keep_their_size(tmp_path: Path) -> None:
         "batch_size": None,
     }
     run_in(tmp_path, "", stop_after="10 steps", **own).train()
+    with refused("batch-size-fixed"):
+        sf.load(tmp_path).change(batch_size=12)
     append_changes(tmp_path, [SettingChange(0, 10, "batch_size", 6, 12)])
     with refused("batch-size-cannot-change", value=12):
         run_in(tmp_path, "", **own)

@@ -211,6 +211,7 @@ _OPTIONAL = {
     "buffers",
     "epoch",
     "changes",
+    "whole_epochs",
 }
 
 
@@ -253,6 +254,9 @@ class SavedState:
     epoch: Epoch | None = None  # of a run whose length is in epochs
     # the last change of a setting that held in the last step: its number, and the hash of its line
     changes: dict[str, int | str] | None = None
+    # where each epoch begins with a step: the steps of an epoch, and the step from which on epochs
+    # have so many; absent if a sampler of the user lists the batches
+    whole_epochs: dict[str, int] | None = None
 
     @property
     def planned_steps(self) -> int:

@@ -32,6 +32,9 @@ class Change(BecauseOption, RunOption):
     change at its next record, and the answer names the step. What the change does is
     printed before it is written.
 
+    In an order that cuts whole epochs into steps, such as lanes or batches in
+    tokens, another batch size holds from the next epoch on.
+
       surefoot change latest optimizer.lr=1e-4 --because "the loss spikes"
       surefoot change runs/mine length="30 epochs" batch_size=128
       surefoot change runs/mine schedule.name=wsd schedule.cooldown=10%

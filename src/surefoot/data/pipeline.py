@@ -309,6 +309,7 @@ class DataPipeline:
     parallel: Strategy
     exact_sums: bool  # the setting; False for a run of 0.1.0
     passes_step: bool  # to `__getitem__(index, step)`; False for a run that began earlier
+    passed: Passed  # by steps of other batch sizes
 
     @property
     def exact(self) -> bool:
@@ -345,6 +346,16 @@ class DataPipeline:
     def batch_lists(self) -> BatchLists | None:
         """The plan, if it takes the lists of a sampler."""
         return self.plan if isinstance(self.plan, BatchLists) else None
+
+    @property
+    def whole_epochs(self) -> dict[str, int] | None:
+        """The steps of an epoch, and the step from which on epochs have so many. None if epochs
+        begin within a step, or if the batch size cannot change.
+        """
+        lists = self.batch_lists
+        if self.plan.steps is None or (lists is not None and not lists.has_torch_batches):
+            return None
+        return {"steps": self.plan.steps, "begin": self.passed.steps}
 
     def plan_with(self, sizes: Batching) -> MicroBatches:
         """Return the plan of the same data and order with other sizes."""

@@ -335,6 +335,7 @@ def read_data(
         parallel,
         settings.exact_sums and beginning.exact_sums,
         passes_step=behavior >= STEP_OF_SAMPLES,
+        passed=passed,
     )
     return RunData(pipeline, splits, values, earlier_sizes)
 

@@ -349,6 +349,8 @@ def changes_of(
         if name in origins:
             change = replace(change, origins=[origins[name], wish.origin])
         changes.append(change)
+    if not any(change.setting in ("batch_size", "micro_batch_size") for change in changes):
+        return changes
     lines = [*earlier, *changes]
     for step in sorted({from_step, *(line.from_step for line in lines)}):
         if step >= from_step:

@@ -151,6 +151,7 @@ class Components:
             stopped_early=self.out_of_patience,
             tape=tape,
             changes=self._last_change(),
+            whole_epochs=self.pipeline.whole_epochs,
         )
 
     def _last_change(self) -> dict[str, int | str] | None:

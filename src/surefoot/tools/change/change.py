@@ -3,13 +3,14 @@ no torch, and executes nothing of the run's author.
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, first_of_next_block
@@ -18,11 +19,11 @@ from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
 from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
+from surefoot.train.next_epoch import changes_with_epochs, next_epoch
 from surefoot.train.recorded_settings import (
     Course,
     RecordedSettings,
     origins_of_present,
-    samples_per_epoch,
     values_of_program,
     with_auto,
 )
@@ -140,26 +141,13 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
             number=0 if state.changes is None else state.changes["number"],
         )
     recorded = RecordedSettings(values_of_program(run, identity), earlier, identity)
-    present = recorded.at(step)
-    micro_batch_size = present["micro_batch_size"] or identity["micro_batch_size"]
-    sizes = batching(present["batch_size"], micro_batch_size)
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
-    changes = changes_of(
-        present, wishes, from_step=step, sizes=sizes, earlier=earlier, origins=origins
-    )
+    changes = _wished(recorded, wishes, state, step, origins)
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
     steps = state.planned_steps if then is None else then.length.steps
     names = {change.setting for change in changes}
-    if "batch_size" in names and samples_per_epoch(identity) is None:
-        raise ConfigError(
-            "batch-size-fixed",
-            problem=f"batch_size cannot change in {run}",
-            reason="streams, lanes, batches in tokens and batches of a sampler are cut into steps from"
-            " the beginning",
-            setting="batch_size",
-        )
     has_patience = any(name.startswith("early_stopping.") for name in names)
     if changes and state.stopped_early and not has_patience:
         raise ConfigError(
@@ -183,11 +171,75 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
     lines = _lines_about_present(wishes, names)
     for number, change in enumerate(changes, start=len(earlier) + 1):
         lines.append(described(replace(change, number=number)))
+    lines += _lines_about_next_epoch(changes, step, steps=None if is_longer else steps)
     if changes and now is not None and then is not None:
         lines += _comparison(now, then, step)
         if WEIGHTS in names:
             lines += _lines_about_weights(then.length, step)
     return ChangePlan(run, changes, lines, earlier, None if trains else saved_step)
+
+
+def _wished(
+    recorded: RecordedSettings,
+    wishes: Sequence[Wish],
+    state: SavedState,
+    step: int,
+    origins: Mapping[str, str],
+) -> list[SettingChange]:
+    """Return the changes that wishes make from a step on, or from the next epoch on where a setting
+    waits for it.
+    """
+    waiting = changes_with_epochs(recorded.identity)
+    if any(wish.setting in waiting for wish in wishes):
+        waiting = ("batch_size", "micro_batch_size")  # these two fit each other
+    at_once = [wish for wish in wishes if wish.setting not in waiting]
+    with_epoch = [wish for wish in wishes if wish.setting in waiting]
+    changes = _changes_from(recorded, step, at_once, origins)
+    if with_epoch:
+        begin = next_epoch(recorded, state, step)
+        then = replace(recorded, changes=(*recorded.changes, *changes))
+        changes += _changes_from(then, begin, with_epoch, origins)
+    return changes
+
+
+def _changes_from(
+    recorded: RecordedSettings, step: int, wishes: Sequence[Wish], origins: Mapping[str, str]
+) -> list[SettingChange]:
+    """Return the changes that wishes make of the settings from a step on."""
+    values = recorded.at(step)
+    if values["micro_batch_size"] is None:
+        values["micro_batch_size"] = recorded.identity["micro_batch_size"]
+    total = batching(values["batch_size"], None)
+    micro_batch_size = batching(values["micro_batch_size"], None).batch_size
+    sizes = replace(total, micro_batch_size=micro_batch_size)
+    return changes_of(
+        values, wishes, from_step=step, sizes=sizes, earlier=recorded.changes, origins=origins
+    )
+
+
+def _lines_about_next_epoch(
+    changes: Sequence[SettingChange], step: int, *, steps: int | None
+) -> list[str]:
+    """Return a line about a change that waits for the next epoch. Raises `ConfigError` if the run
+    has `steps` steps, and so ends before.
+    """
+    if not changes or changes[-1].from_step == step:
+        return []
+    last = changes[-1]
+    if steps is not None and last.from_step >= steps:
+        raise ConfigError(
+            "change-after-last-step",
+            problem=f"{last.setting} changes with the next epoch, from step {last.from_step} on, and"
+            f" the run has {steps} steps",
+            reason="no step is left in which the change would hold",
+            remedy="change its length too, such as length='NUMBER epochs'",
+            setting=last.setting,
+            step=last.from_step,
+        )
+    return [
+        f"{last.setting} changes with the next epoch, at step {last.from_step:,}: in this order, an"
+        " epoch is cut into steps as a whole"
+    ]
 
 
 def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list[str]:
