@@ -112,9 +112,25 @@ def _parsed(line: bytes, *, number: int, before: str) -> SettingChange | None:
     try:
         change = SettingChange(**json.loads(line))
         is_as_written = _completed(change, number=number, before=before) == change
+        is_as_written &= _has_its_types(change)
     except (TypeError, ValueError, RecursionError):
         return None
     return change if is_as_written else None
+
+
+def _has_its_types(change: SettingChange) -> bool:
+    """Return True if what readers compute with is of its type, and no value of another program."""
+    step = change.from_step
+    if not isinstance(change.origins, list | tuple) or not isinstance(change.follows, dict):
+        return False
+    texts = [change.setting, change.because, change.when, *change.origins, *change.follows]
+    pairs = change.follows.values()
+    return (
+        type(step) is int
+        and step >= 0
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
+    )
 
 
 def _completed(change: SettingChange, *, number: int, before: str) -> SettingChange:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from surefoot.tracking.change_journal import CHANGES
 from surefoot.tracking.run_reader import RunFiles, SessionEntry
 
 # program names of an interactive session or a notebook
@@ -98,7 +99,9 @@ def commands(run: RunFiles, *, finished: bool) -> dict[str, str]:
     path = shlex.quote(str(run.path))
     is_of_subcommand = first_command[0] == "surefoot" and not run.config.script
     again = first_command if "numbered" in first else _without_out(first_command)
-    texts = {"Train it again": _with_place(_again(again), first)}
+    if run.changes:
+        again = without_flag(again, "changes")
+    texts = {"Train it again": _with_place(_with_journal(_again(again), run, again), first)}
     if not finished and is_of_subcommand:
         texts["Continue from the newest checkpoint"] = f"surefoot resume {path}"
     elif not finished:
@@ -117,6 +120,16 @@ def _again(words: list[str]) -> str:
     if words[0].endswith(".py"):
         words = ["python", *words]
     return shlex.join(words)
+
+
+def _with_journal(line: str, run: RunFiles, words: list[str]) -> str:
+    """Return the command of a run with which its settings change at the same steps."""
+    if not run.changes:
+        return line
+    journal = shlex.quote(str((run.path / CHANGES).absolute()))
+    if words[0] == "surefoot":
+        return f"{line} --changes {journal}"
+    return f"# first copy {journal} into its new run_dir\n{line}"
 
 
 def _resume_line(words: list[str], session: SessionEntry, run: Path) -> str:

@@ -2,7 +2,7 @@
 its journal of changes says. Imports no torch, and executes nothing of the run's author.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,47 @@ class Course:
             if begin <= step:
                 lr = value
         return None if lr is None else lr * self.factors(step)
+
+
+Values = list[tuple[int, Any]]
+"""The values of a setting, each with the step from which on it holds."""
+
+
+def values_by_step(changes: Iterable[SettingChange]) -> dict[str, Values]:
+    """Return the settings that a journal changes, with all of their values. A schedule is its parts,
+    as a user names them.
+
+    >>> changes = [
+    ...     SettingChange(1, 300, "optimizer.lr", 0.1, 0.01),
+    ...     SettingChange(2, 500, "schedule", {"shape": "linear"}, {"shape": "wsd", "warmup": 0}),
+    ... ]
+    >>> values_by_step(changes)["optimizer.lr"]
+    [(0, 0.1), (300, 0.01)]
+    >>> values_by_step(changes)["schedule.name"], values_by_step(changes)["schedule.warmup"]
+    ([(0, 'linear'), (500, 'wsd')], [(0, None), (500, 0)])
+    """
+    settings: dict[str, Values] = {}
+    for change in in_effect(changes):
+        both = {name: (was, now) for name, (was, now) in change.follows.items()}
+        both[change.setting] = (change.was, change.now)
+        if all(isinstance(value, Mapping) for value in both.get("schedule", [None])):
+            both |= _parts_of_schedules(*both.pop("schedule"))
+        for name, (was, now) in both.items():
+            values = settings.setdefault(name, [(0, was)])
+            if values[-1][0] == change.from_step and len(values) > 1:
+                values.pop()
+            values.append((change.from_step, now))
+    return settings
+
+
+def _parts_of_schedules(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of each part of two schedules that differs."""
+    parts = {}
+    for name in {**was, **now}:
+        if was.get(name) != now.get(name):
+            typed = "name" if name == "shape" else name
+            parts[f"schedule.{typed}"] = (was.get(name), now.get(name))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -75,6 +116,15 @@ class RecordedSettings:
         first_schedule = legs[0].schedule.resolved(began)
         length, schedule = course_of(legs, first_length=first, first_schedule=first_schedule)
         return Course(length, schedule.factors(length), lr_at)
+
+    def known_course(self) -> Course | None:
+        """Return the course of the run as `course` does, and None too if its files do not allow
+        one, such as those of another program.
+        """
+        try:
+            return self.course()
+        except (ConfigError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
+            return None
 
 
 def recorded_settings(files: RunFiles) -> RecordedSettings:

@@ -68,7 +68,7 @@ def description_of(run: Path, step: int = 0) -> RunDescription:
         return description
     recorded = recorded_settings(files)
     step = max(step, files.step)
-    course = recorded.course()
+    course = recorded.known_course()
     length = None if course is None else course.length.steps
     description = replace(
         description,

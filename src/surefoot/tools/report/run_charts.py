@@ -1,12 +1,16 @@
 """The charts of a run and their marks."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from surefoot.config.setting_change import in_effect
 from surefoot.tools.report.charts import Chart, Line, Mark, Points, format_value
 from surefoot.tools.report.curves import Curve, smooth
 from surefoot.tools.report.headline import Headline, headline
 from surefoot.tools.report.series import ReportedRun
+from surefoot.train.changed_settings import described
+from surefoot.train.recorded_settings import recorded_settings
 
 _SMOOTHED = 40  # points; shorter curves are not smoothed
 _DOTS = 60
@@ -15,6 +19,8 @@ _MOST_USERS = 8  # charts of user values
 _MOST_LINES = 14  # lines of a chart
 _LATE = 8  # points in the second half that justify a separate chart
 _LOG_X = 12  # points that justify logarithmic axes
+_MOST_CHANGES = 40  # steps with a mark
+_PLANNED = 200  # points of the rates to come
 
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
@@ -123,7 +129,8 @@ def _metric_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         title = score
         if len(splits) == 1:
             title = f"{next(iter(splits))}/{score}".lstrip("/")
-        charts.append(Chart(f"metric-{score}", title, tuple(lines), (*marks, *best)))
+        all_marks = (*_changes(run), *marks, *best)
+        charts.append(Chart(f"metric-{score}", title, tuple(lines), all_marks))
     return charts
 
 
@@ -154,7 +161,11 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         momentum = ()  # constant, as most are
     step_times = lines(("ms_per_step", "milliseconds", 0))
     norms = lines(("grad_norm_max", "maximum", 1), ("grad_norm", "mean", 0))
-    strange = tuple(_strange(train.get("grad_norm_max", Curve()), "gradient norm"))
+    changes = _changes(run)
+    strange = (*_strange(train.get("grad_norm_max", Curve()), "gradient norm"), *changes)
+    planned = _planned_rates(run)
+    if len(rate) == 1 and planned:
+        rate = (*rate, Line("planned", planned, 1, faint=True))
     speed = lines(("targets_per_s", f"{run.count_unit} per second", 0))
     memory = lines(
         ("host_memory_bytes", "host", 0),
@@ -163,7 +174,7 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     )
     rate_note = "mean of each record, over training and waiting for data"
     return [
-        Chart("learning-rate", "Learning rate", rate, zero=True, scale="linear"),
+        Chart("learning-rate", "Learning rate", rate, changes, zero=True, scale="linear"),
         Chart("momentum", "Momentum", momentum, scale="linear", note="Adam's beta1, or momentum"),
         Chart(
             "grad_norm",
@@ -176,12 +187,21 @@ def _train_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
             "clip_fraction",
             "Clip fraction",
             clipped,
+            changes,
             unit="fraction",
             zero=True,
             scale="linear",
             note="mean of each record",
         ),
-        Chart("throughput", "Targets per second", speed, zero=True, scale="linear", note=rate_note),
+        Chart(
+            "throughput",
+            "Targets per second",
+            speed,
+            changes,
+            zero=True,
+            scale="linear",
+            note=rate_note,
+        ),
         Chart(
             "step-time",
             "Milliseconds per step",
@@ -214,6 +234,40 @@ def _strange(curve: Curve, name: str) -> list[Mark]:
         Mark("strange", step, None, f"{name} is not finite up to step {step:,}")
         for step in curve.strange[:20]
     ]
+
+
+def _changes(run: ReportedRun) -> tuple[Mark, ...]:
+    """Return a mark with its reason for each step at which settings changed."""
+    titles: dict[int, list[str]] = {}
+    for change in in_effect(run.files.changes):
+        titles.setdefault(change.from_step, []).append(described(change))
+    marks = []
+    for step, texts in list(titles.items())[:_MOST_CHANGES]:
+        if step <= run.last_step:
+            marks.append(Mark("event", step, None, "; ".join(texts)))
+    return tuple(marks)
+
+
+def _planned_rates(run: ReportedRun) -> Points:
+    """Return the learning rates of the steps to come, as settings and journal have them; () if
+    something else decides them too, such as a plateau.
+    """
+    last = run.train.get("lr", Curve()).last
+    course = recorded_settings(run.files).known_course()
+    if last is None or course is None:
+        return ()
+    step, recorded = last
+    planned = course.rate(step - 1)
+    if planned is None or not math.isclose(planned, recorded, rel_tol=1e-6):
+        return ()
+    end = course.length.steps
+    every = max(1, (end - step) // _PLANNED)
+    points = [(float(step), recorded)]
+    for later in range(step + every, end + 1, every):
+        rate = course.rate(later - 1)
+        if rate is not None:
+            points.append((float(later), rate))
+    return tuple(points) if len(points) > 1 else ()
 
 
 def _events(run: ReportedRun) -> list[Mark]:

@@ -9,20 +9,56 @@ from surefoot.tools.report.headline import Headline, State, headline
 from surefoot.tools.report.series import ReportedRun
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_reader import SessionEntry
+from surefoot.train.recorded_settings import Values, values_by_step
 
 _LONGEST = 400  # characters of a value
 _MOST = 300  # rows
 
 
 def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str, str, str]]:
-    """Return each setting as (dotted name, value, origin). The origin is "" if it is unknown."""
+    """Return each setting as (dotted name, value, origin). The origin is "" if it is unknown. One
+    that was changed has its value in force, and in parentheses those before and after.
+    """
     config = run.files.config
+    changed = {}
+    for name, values in values_by_step(run.files.changes).items():
+        # a script's configuration has the name of its schedule as `to_dict` has it
+        is_shape = name == "schedule.name" and "schedule.shape" in config.flat
+        changed["schedule.shape" if is_shape else name] = values
     rows: list[tuple[str, str, str]] = []
-    for name, value in config.flat.items():
-        if value is not None and len(rows) < limit:
+    for name in {**config.flat, **changed}:
+        value = config.flat.get(name)
+        if name in changed:
+            text = _with_other_values(changed[name], run.last_step, max_length=max_length)
+            row = (name, text, "changed")
+        elif value is not None:
             text = format_setting(value, max_length=max_length)
-            rows.append((name, text, config.origins.get(name, "")))
+            row = (name, text, config.origins.get(name, ""))
+        else:
+            continue
+        if len(rows) < limit:
+            rows.append(row)
     return rows
+
+
+def _with_other_values(values: Values, step: int, *, max_length: int) -> str:
+    """Return the value of a changed setting after `step` steps, with its other values.
+
+    >>> _with_other_values([(0, 0.1), (300, 0.01), (500, None)], 400, max_length=80)
+    '0.01 (0.1 until step 300, – from step 500)'
+    """
+    in_force = ""
+    others = []
+    for place, (begin, value) in enumerate(values):
+        text = format_setting(value, max_length=max_length)
+        end = values[place + 1][0] if place + 1 < len(values) else None
+        if begin > step:
+            others.append(f"{text} from step {begin:,}")
+        elif end is not None and end <= step:
+            others.append(f"{text} until step {end:,}")
+        else:
+            in_force = text
+    return f"{in_force} ({', '.join(others)})"
 
 
 def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
