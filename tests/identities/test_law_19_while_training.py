@@ -203,6 +203,18 @@ def test_a_longer_length_in_the_last_body_goes_on(tmp_path: Path) -> None:
     assert same(weights(run), given_journal_of(tmp_path / "run"))
 
 
+def test_a_directory_that_is_deleted_meanwhile_gets_its_journal_back(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    with run:
+        for step in run:
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+            if step.index == 9:
+                shutil.rmtree(tmp_path / "run")
+    (change,) = read_changes(tmp_path / "run")
+    assert change.from_step == 5
+
+
 # --- at the request of another process ------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
 from surefoot.run.history import OtherSettings
 from surefoot.run.model_kinds import are_built_by_functions
-from surefoot.tracking.change_journal import read_changes
+from surefoot.tracking.change_journal import CHANGES, read_changes
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.numbered import free_directory
@@ -103,7 +103,7 @@ def _open_directory(directory: RunDirectory, parts: RunComponents) -> None:
         raise _gone(directory)  # before it is made again
     directory.refuse_files_of_others(parts.files)
     directory.open()
-    directory.remember("config.toml", *parts.files)
+    directory.remember("config.toml", CHANGES, *parts.files)
     if not directory.is_locked:
         parts.say(
             f"note: the file system of {directory.shown} has no locks: do not start a second run"

@@ -175,16 +175,18 @@ class Run(RunSettings):
     def _begin_next_session(self, before: Session) -> None:
         """Close a session, and open another one with the settings of the next step. Collective."""
         self.session = None
+        before.is_followed = True
         before.close(None)
-        session = self._built_again(before.parts, step=None)
+        self._build_again(before.parts, step=None)
+        session = Session(self.parts, configuration=self.configuration, follows=True)
         session.stop_requests.deadline = before.stop_requests.deadline  # one for all of them
         session.open()
         session.periodic.alone = before.periodic.alone
         self.session = session
 
-    def _built_again(self, before: RunComponents, *, step: int | None) -> Session:
-        """Build the components with the settings that the run has after `step` steps (None: after
-        its newest checkpoint), and return a session that is not open yet. Collective.
+    def _build_again(self, before: RunComponents, *, step: int | None) -> None:
+        """Build the components with the settings that the run has after `step` steps, or after its
+        newest checkpoint. Collective.
         """
         assert before.directory is not None  # only there can settings change
         names = [field.name for field in fields(RunSettings)]
@@ -200,7 +202,6 @@ class Run(RunSettings):
             self.register_state(name, registered)
         self.parts.run_state.user_state.is_complete = user_state.is_complete
         refuse_calls(before.state.models.values(), but=self.parts.state.models.values())
-        return Session(self.parts, configuration=self.configuration)
 
     def stop(self) -> None:
         """Stop the run after this step and save the step, like `break`. Use this method outside the
@@ -272,7 +273,8 @@ class Run(RunSettings):
             # changed since the run was built, or the checkpoint at a change is damaged
             if not session.takes_changes:
                 raise problem.refusal from None
-            session = self._built_again(self.parts, step=problem.step)
+            self._build_again(self.parts, step=problem.step)
+            session = Session(self.parts, configuration=self.configuration)
             session.open()
         self.session = session
         return self

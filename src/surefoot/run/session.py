@@ -64,8 +64,11 @@ class Session:
     periodic: PeriodicWork
     watches: StepWatches
 
-    def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
+    def __init__(
+        self, parts: RunComponents, *, configuration: str | None, follows: bool = False
+    ) -> None:
         self.parts = parts
+        self.follows = follows  # a session with other settings, in this process
         self.run_state = parts.run_state
         self.clock = parts.run_state.clock
         self.state = parts.state
@@ -114,6 +117,7 @@ class Session:
         self.is_over = False  # the run has all that its end writes: nothing is written
         self.begun_end: BegunEnd | None = None  # of a complete run that lacks a part of its end
         self.is_opened = False  # the loop yields a step before its update
+        self.is_followed = False  # by a session with other settings, in this process
         self.live_findings: LiveFindings | None = None
 
     # --- opening and closing ----------------------------------------------------------------------
@@ -177,7 +181,8 @@ class Session:
         self.state.show = _ShownByBody(self.journal, self.notes, self.parts.world.is_main)
         if self.is_over:
             return
-        self.parts.say(messages.header(self.parts, resumed=opened.checkpoint is not None))
+        if not self.follows:
+            self.parts.say(messages.header(self.parts, resumed=opened.checkpoint is not None))
         if contract is not None and not contract.holds:
             self.parts.say(f"warning: {contract.warning}")
         elif contract is not None and self.parts.pipeline.sizes.pieces > 1:
@@ -300,7 +305,7 @@ class Session:
             # use this record
             self._record_event(crash_report.ended(parts, self.stop_requests))
         was_stopped = self.stop_requests.ended_by is not None or self.stop_requests.out_of_time
-        if went_on or was_stopped:
+        if (went_on or was_stopped) and not self.is_followed:
             self.journal.step_recorded()
             ending = messages.ending(
                 parts,

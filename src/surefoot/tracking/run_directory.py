@@ -25,6 +25,8 @@ from surefoot.checkpoint.manifest import MANIFEST
 from surefoot.config.paths import NO_LOCKS, absolute_path, open_no_follow, write_whole
 from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.tracking.appended_file import is_named
+from surefoot.tracking.change_journal import CHANGES
+from surefoot.tracking.change_request import REQUEST
 from surefoot.tracking.numbered import free_directory
 from surefoot.tracking.run_reader import (
     HELD,
@@ -296,7 +298,7 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, str | bytes]:
     """Return a recipe's small files; raise `ConfigError` for a file name with a path or a reserved
     file name.
     """
-    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, REPORT, TEXT_LOG}
+    ours = {*_DIRECTORIES, *_APPENDED_TO, *_REPLACED, REPORT, TEXT_LOG, CHANGES, REQUEST}
     for name in files:
         if not re.fullmatch(r"\w[\w.-]*", name) or name.lower() in ours:
             raise ConfigError(
