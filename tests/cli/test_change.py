@@ -192,3 +192,43 @@ def test_a_change_in_the_program_names_the_line_to_type(run: Path) -> None:
                 "--batch-size", "16")  # fmt: skip
     assert refusal.value.code == "settings-changed"
     assert f"surefoot change {run} batch_size=16" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["length=20 steps"], "the schedule goes on from its present rate"),
+        (["length=20 steps", "schedule=stretch"], "a run that had 20 steps from the start"),
+        (["length=20 steps", "schedule.name=linear"], "the new schedule begins at step 4"),
+    ],
+)
+def test_a_change_of_the_length_says_how_the_rate_goes_on_and_draws_it(
+    words: list[str], line: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("change", str(run), *words, "--dry-run")
+    *_, head, now, then, last = capsys.readouterr().out.splitlines()
+    assert line in last
+    assert head.split()[:3] == ["lr", "at", "4"]
+    assert [now.split()[0], then.split()[0]] == ["now", "then"]
+    assert [len(row.split()[-1]) for row in (now, then)] == [12, 20]  # one letter a step
+
+
+def test_the_rates_that_are_printed_are_those_of_the_steps(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("change", str(run), "length=20 steps", "schedule=stretch", "optimizer.lr=1e-3")
+    then = capsys.readouterr().out.splitlines()[-2].split()
+    command("resume", str(run))
+    rates = [record["lr"] for record in sf.load(run).records("train")]
+    assert then[1:3] == [f"{rates[4]:.4g}", f"{rates[-1]:.4g}"]
+
+
+def test_a_change_says_that_a_run_is_exactly_the_longer_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    command("train", "images", "--length", "12 steps", "--stop-after", "4 steps", "--batch-size", "8",
+            "--schedule.name", "wsd", "--report", "False", "--tensorboard", "False", "--run-dir", str(run))  # fmt: skip
+    capsys.readouterr()
+    command("change", str(run), "length=20 steps", "--dry-run")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("exact: ")

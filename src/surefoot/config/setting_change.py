@@ -13,6 +13,7 @@ class SettingChange:
     JSON values. follows: other settings that change with this one, each with its two values.
     sha256: of the line before and of this one. origins: where `was` and `now` come from: "given",
     "default", "auto" (chosen for the user), "beginning" or "changed"; () if it is not known.
+    stretches: of a schedule that stays, and runs over the whole length from here on.
     """
 
     number: int
@@ -25,6 +26,7 @@ class SettingChange:
     when: str = ""
     sha256: str = ""
     origins: Sequence[str] = ()
+    stretches: bool = False
 
 
 def in_effect(changes: Iterable[SettingChange]) -> list[SettingChange]:

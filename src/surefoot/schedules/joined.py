@@ -121,7 +121,7 @@ def _joined(first: Factors, second: Factors, at: int) -> Factors:
 @dataclass(frozen=True)
 class Continued:
     """The schedule of a run that was changed: `first`, as in a run of `first_steps` steps, before
-    step `at`; then `scale` times `second`, which begins at its own step 0.
+    step `at`; then `scale` times `second`, whose own step 0 is step `origin`, by default `at`.
     """
 
     first: "AnySchedule"
@@ -129,6 +129,7 @@ class Continued:
     second: "AnySchedule"
     at: int
     scale: float = 1.0
+    origin: int | None = None
 
     @property
     def warmup(self) -> str | int | None:
@@ -141,7 +142,7 @@ class Continued:
 
     def factors(self, length: Length) -> Factors:
         before, after = self._cut(length)
-        return self._join(self.first.factors(before), self.second.factors(after))
+        return self._join(self.first.factors(before), self.second.factors(after), self.scale)
 
     def group_factors(self, length: Length) -> list[Factors] | None:
         """Return the factors of each parameter group, or None if all have those of `factors`."""
@@ -149,7 +150,7 @@ class Continued:
         pairs = _pairs_of_groups(self.first, before, self.second, after)
         if pairs is None:
             return None
-        return [self._join(first, second) for first, second in pairs]
+        return [self._join(first, second, self.scale) for first, second in pairs]
 
     def momentum(self, length: Length) -> Factors | None:
         """Return the momentum as a function of the step. A part without one keeps that of the last
@@ -158,19 +159,23 @@ class Continued:
         before, after = self._cut(length)
         first = self.first.momentum(before)
         second = self.second.momentum(after)
+        if first is None and second is None:
+            return None
         if first is None:
-            return None if second is None else _joined(lambda _: second(0), second, self.at)
+            assert second is not None
+            begin = second(self.at - self._origin)
+            return self._join(lambda _: begin, second)
         if second is None:
             last = first(min(self.at, self.first_steps) - 1)
-            return _joined(first, lambda _: last, self.at)
-        return _joined(first, second, self.at)
+            return self._join(first, lambda _: last)
+        return self._join(first, second)
 
     def shared_steps(self, length: Length) -> int:
         _, after = self._cut(length)
-        return self.at + self.second.shared_steps(after)
+        return self._origin + self.second.shared_steps(after)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        values = {
             "shape": "continued",
             "first": self.first.to_dict(),
             "first_steps": self.first_steps,
@@ -178,16 +183,25 @@ class Continued:
             "at": self.at,
             "scale": self.scale,
         }
+        if self.origin is not None:
+            values["origin"] = self.origin
+        return values
+
+    @property
+    def _origin(self) -> int:
+        return self.at if self.origin is None else self.origin
 
     def _cut(self, length: Length) -> tuple[Length, Length]:
         before = replace(length, steps=self.first_steps)
-        return before, replace(length, steps=max(1, length.steps - self.at))
+        # one step has no room for a fall: it has the first factor of two
+        return before, replace(length, steps=max(2, length.steps - self._origin))
 
-    def _join(self, first: Factors, second: Factors) -> Factors:
-        scale = self.scale
+    def _join(self, first: Factors, second: Factors, scale: float = 1.0) -> Factors:
+        at = self.at
+        origin = self._origin
         if scale == 1.0:
-            return _joined(first, second, self.at)
-        return _joined(first, lambda step: scale * second(step), self.at)
+            return lambda step: first(step) if step < at else second(step - origin)
+        return lambda step: first(step) if step < at else scale * second(step - origin)
 
 
 AnySchedule = Schedule | Joined | Continued | Sampled
@@ -215,7 +229,7 @@ def continued(schedule: AnySchedule, *, before: Length, after: Length, at: int) 
         return schedule.resolved(after)
     last_step = min(at, before.steps - 1)  # a fall to 0 has nothing left at its end
     present = schedule.factors(before)(last_step)
-    fall = _fall_of(schedule, present=present, steps=after.steps - at)
+    fall = _fall_of(schedule, present=present, steps=max(2, after.steps - at))
     return Continued(schedule, before.steps, fall, at, scale=present)
 
 
@@ -236,7 +250,7 @@ def _fall_of(schedule: AnySchedule, *, present: float, steps: int) -> Schedule:
     settings = dict(schedule.to_dict())
     shape = settings.pop("shape")
     minimum = settings.get("min_lr_ratio") or 0.0
-    if present <= minimum or steps < 2:  # one step has no room for a fall
+    if present <= minimum:
         return Schedule("constant", warmup=0)
     kept: dict[str, Any] = {}
     for name in ("power", "cooldown_shape"):

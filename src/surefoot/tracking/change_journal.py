@@ -143,10 +143,12 @@ def _completed(change: SettingChange, *, number: int, before: str) -> SettingCha
 
 
 def _values(change: SettingChange) -> dict[str, Any]:
-    """Return the values of a line, which has origins only if they are known."""
+    """Return the values of a line, without those that say nothing."""
     values = asdict(change)
     if not change.origins:
         del values["origins"]
+    if not change.stretches:
+        del values["stretches"]
     return values
 
 

@@ -1,12 +1,13 @@
 """Formatting of values, times, sizes and names as text."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from surefoot.errors import visible
 
 _LETTERS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def in_line(name: str) -> str:
@@ -123,6 +124,19 @@ def counted(number: int, what: str) -> str:
     """
     plural = "" if number == 1 else "s"
     return f"{number:,} {what}{plural}"
+
+
+def drawn_in_line(values: Iterable[float], *, top: float) -> str:
+    """Draw values from 0 to `top` as blocks, one letter each.
+
+    >>> drawn_in_line([0.0, 0.25, 0.5, 1.0], top=1.0)
+    '▁▃▅█'
+    """
+    letters = ""
+    for value in values:
+        height = int(len(_BLOCKS) * value / top) if top > 0 else 0
+        letters += _BLOCKS[max(0, min(height, len(_BLOCKS) - 1))]
+    return letters
 
 
 def sample_block(record: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # imports torch
 Values = Mapping[str, Any]  # of settings that can change, by name
 _OF_OPTIMIZER = ("lr", "weight_decay")
 _OF_RULE = ("patience", "min_delta")
+STRETCH = "stretch"  # a wish for the schedule: the present one over the whole new length
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
 _CHOSEN_BY_RUN = ("batch_size", "micro_batch_size")  # where they are None
 PLAIN = names_that_change(TrainSettings)
@@ -50,10 +51,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class SegmentSettings:
-    """The settings that hold from step `begin` on."""
+    """The settings that hold from step `begin` on.
+
+    stretches: the schedule is from there on that of a run that had this length from the start.
+    """
 
     begin: int
     settings: "RunSettings"
+    stretches: bool = False
 
 
 # --- of settings ----------------------------------------------------------------------------------
@@ -236,9 +241,10 @@ def history_of(
     for change in in_effect(changes):
         values = {name: now for name, (_, now) in _values_of(change).items()}
         changed = with_values(history[-1].settings, values)
+        stretches = change.stretches
         if change.from_step == history[-1].begin and len(history) > 1:
-            history.pop()
-        history.append(SegmentSettings(change.from_step, changed))
+            stretches |= history.pop().stretches
+        history.append(SegmentSettings(change.from_step, changed, stretches))
     return tuple(history)
 
 
@@ -336,6 +342,11 @@ def changes_of(
             names = [each for each in values if not _is_optimizer_name(each)]
             raise _cannot_change(name, [*names, "schedule.name"])
         was = values[name]
+        if name == "schedule" and wish.value == STRETCH:
+            changes.append(
+                SettingChange(0, from_step, name, was, was, because=wish.because, stretches=True)
+            )
+            continue
         now = json.loads(json.dumps(wish.value))
         _check_value(values, name, now)
         if _in_full(now) == _in_full(was) and name not in to_come:
@@ -391,6 +402,17 @@ def _with_whole_schedules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     if not parts:
         return others
     shape = parts.pop("name", None)
+    if shape == STRETCH:
+        if parts:
+            raise ConfigError(
+                "stretch-with-other-settings",
+                problem=f"schedule={STRETCH} keeps the present schedule, and {', '.join(parts)} would"
+                " change it",
+                remedy=[("leave out", Setting(f"schedule.{name}")) for name in parts],
+                setting="schedule",
+                names=list(parts),
+            )
+        return [*others, Wish("schedule", STRETCH, because)]
     described = {"shape": shape}
     if shape is None:
         described = dict(values["schedule"])
@@ -554,7 +576,9 @@ def described(change: SettingChange) -> str:
     """
     chosen = " (auto)" if [*change.origins][1:] == ["auto"] else ""
     parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}{chosen}"]
-    if change.was == change.now:
+    if change.stretches:
+        parts = [f"schedule {in_words(change.was)} is stretched over the whole run"]
+    elif change.was == change.now:
         parts = [f"{change.setting} stays {in_words(change.now)}"]
     for name, (was, now) in change.follows.items():
         parts.append(f"{name} {in_words(was)} -> {in_words(now)}")

@@ -16,6 +16,7 @@ class Leg:
     """The settings from step `begin` on that decide how long a run is, and its learning rates.
 
     samples_per_epoch and batch_size: samples, or steps and 1 if every epoch begins with a step.
+    stretches: from here on the schedule is that of a run that had this length from the start.
     """
 
     begin: int
@@ -23,6 +24,7 @@ class Leg:
     samples_per_epoch: int
     batch_size: int
     schedule: AnySchedule
+    stretches: bool = False
 
 
 def course_of(
@@ -31,11 +33,13 @@ def course_of(
     """Return the length of a run, and its schedule in steps, after all its legs.
 
     `first_length` and `first_schedule` are those of the first leg. Percentages in a setting that
-    was not changed keep their steps. A new schedule runs over the steps left. Raises `ConfigError`
-    for a length that has passed, and for a schedule that cannot go on.
+    was not changed keep their steps. A new schedule runs over the steps left; one that is stretched
+    runs from its own step 0 to the new end. Raises `ConfigError` for a length that has passed, and
+    for a schedule that cannot go on.
     """
     length = first_length
     schedule = first_schedule
+    origin = 0  # where the schedule has its own step 0
     for previous, leg in pairwise(legs):
         if leg.begin > length.steps:  # the run ends before
             break
@@ -60,6 +64,11 @@ def course_of(
             of_the_rest = replace(changed, steps=steps_left, before=(0, 0))
             begun = leg.schedule.resolved(of_the_rest)
             schedule = Continued(schedule, length.steps, begun, leg.begin)
+            origin = leg.begin
+        elif steps_left > 0 and leg.stretches:
+            of_the_whole = replace(changed, steps=changed.steps - origin, before=(0, 0))
+            whole = leg.schedule.resolved(of_the_whole)
+            schedule = Continued(schedule, length.steps, whole, leg.begin, origin=origin)
         elif steps_left > 0 and changed.steps != length.steps:
             schedule = continued(schedule, before=length, after=changed, at=leg.begin)
         length = changed

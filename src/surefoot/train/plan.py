@@ -273,8 +273,15 @@ def _as_it_went_on(
     sizes = [*data.earlier, present] if data.earlier else [present] * len(history)
     for segment, (epoch, step) in zip(history, sizes, strict=True):
         settings = segment.settings
-        schedule_of_leg = settings.schedule or constant()
-        legs.append(Leg(segment.begin, settings.length, epoch, step, schedule_of_leg))
+        leg = Leg(
+            segment.begin,
+            settings.length,
+            epoch,
+            step,
+            settings.schedule or constant(),
+            stretches=segment.stretches,
+        )
+        legs.append(leg)
     length, schedule = course_of(legs, first_length=times.length, first_schedule=schedule)
     times = timetable(
         history[-1].settings,

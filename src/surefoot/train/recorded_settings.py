@@ -13,9 +13,16 @@ from surefoot.config.durations import Length, planned
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
+from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
-from surefoot.train.changed_settings import PLAIN, WEIGHTS, Wish, schedule_of, values_at
+from surefoot.train.changed_settings import (
+    PLAIN,
+    WEIGHTS,
+    Wish,
+    schedule_of,
+    values_at,
+)
 from surefoot.train.course import Leg, course_of
 
 
@@ -24,6 +31,7 @@ class Course:
     """How long a run is, and its learning rate at each step, if an optimizer of ours has one."""
 
     length: Length
+    schedule: AnySchedule
     factors: Factors
     lr_at: Mapping[int, float | None]  # from these steps on
 
@@ -101,21 +109,30 @@ class RecordedSettings:
             return None
         legs = []
         lr_at = {}
-        for begin in sorted({0, *(change.from_step for change in in_effect(self.changes))}):
+        changes = in_effect(self.changes)
+        stretched_at = {change.from_step for change in changes if change.stretches}
+        for begin in sorted({0, *(change.from_step for change in changes)}):
             values = self.at(begin)
             if values["schedule"]["shape"] not in SHAPES:
                 return None
             batch_size = batching(values["batch_size"], None)
             if batch_size.unit != "samples":
                 return None
-            schedule = schedule_of(values["schedule"])
-            legs.append(Leg(begin, values["length"], samples, batch_size.batch_size, schedule))
+            leg = Leg(
+                begin,
+                values["length"],
+                samples,
+                batch_size.batch_size,
+                schedule_of(values["schedule"]),
+                stretches=begin in stretched_at,
+            )
+            legs.append(leg)
             lr_at[begin] = values.get("optimizer.lr")
         first = planned(legs[0].length, samples_per_epoch=samples, batch_size=legs[0].batch_size)
         began = replace(first, steps=self.identity["schedule_of_steps"])
         first_schedule = legs[0].schedule.resolved(began)
         length, schedule = course_of(legs, first_length=first, first_schedule=first_schedule)
-        return Course(length, schedule.factors(length), lr_at)
+        return Course(length, schedule, schedule.factors(length), lr_at)
 
     def known_course(self) -> Course | None:
         """Return the course of the run as `course` does, and None too if its files do not allow

@@ -14,21 +14,19 @@ from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, first_of_next_block
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import CheckpointError, Command, ConfigError
+from surefoot.tools.change.preview import are_equal, preview
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
 from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
 from surefoot.train.next_epoch import changes_with_epochs, next_epoch
 from surefoot.train.recorded_settings import (
-    Course,
     RecordedSettings,
     origins_of_present,
     values_of_program,
     with_auto,
 )
-
-_SHOWN = 4  # significant digits of a rate
 
 
 @dataclass(frozen=True)
@@ -146,6 +144,8 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
     changes = _wished(recorded, wishes, state, step, origins)
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
+    if len(changes) == 1 and changes[0].stretches and are_equal(now, then, step):
+        changes = []
     steps = state.planned_steps if then is None else then.length.steps
     names = {change.setting for change in changes}
     has_patience = any(name.startswith("early_stopping.") for name in names)
@@ -172,10 +172,10 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
     for number, change in enumerate(changes, start=len(earlier) + 1):
         lines.append(described(replace(change, number=number)))
     lines += _lines_about_next_epoch(changes, step, steps=None if is_longer else steps)
-    if changes and now is not None and then is not None:
-        lines += _comparison(now, then, step)
-        if WEIGHTS in names:
-            lines += _lines_about_weights(then.length, step)
+    if changes:
+        lines += preview(now, then, step, in_effect([*earlier, *changes]))
+    if then is not None and WEIGHTS in names:
+        lines += _lines_about_weights(then.length, step)
     return ChangePlan(run, changes, lines, earlier, None if trains else saved_step)
 
 
@@ -249,26 +249,6 @@ def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list
         # a wish for a part, such as schedule.name, changes the whole
         if not any(f"{wish.setting}.".startswith(f"{name}.") for name in names):
             lines.append(f"{wish.setting} has this value already")
-    return lines
-
-
-def _comparison(now: Course, then: Course, step: int) -> list[str]:
-    """Return lines about the steps and the learning rates before and after changes."""
-    lines = []
-    if now.length.steps != then.length.steps:
-        lines.append(f"length: {now.length.steps:,} -> {then.length.steps:,} steps")
-    left = then.length.steps - step
-    samples = left * then.length.batch_size
-    lines.append(f"{left:,} steps with {samples:,} samples are left from step {step:,} on")
-    next_now = now.rate(min(step, now.length.steps - 1))
-    next_then = then.rate(step)
-    last_now = now.rate(now.length.steps - 1)
-    last_then = then.rate(then.length.steps - 1)
-    if None not in (next_now, next_then, last_now, last_then) and left > 0:
-        lines.append(
-            f"lr: {next_now:.{_SHOWN}g} -> {next_then:.{_SHOWN}g} in the next step,"
-            f" {last_now:.{_SHOWN}g} -> {last_then:.{_SHOWN}g} in the last"
-        )
     return lines
 
 
