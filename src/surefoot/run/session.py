@@ -181,8 +181,11 @@ class Session:
         self.state.show = _ShownByBody(self.journal, self.notes, self.parts.world.is_main)
         if self.is_over:
             return
+        self._say_beginning(contract, resumed=opened.checkpoint is not None)
+
+    def _say_beginning(self, contract: "LossContract | None", *, resumed: bool) -> None:
         if not self.follows:
-            self.parts.say(messages.header(self.parts, resumed=opened.checkpoint is not None))
+            self.parts.say(messages.header(self.parts, resumed=resumed))
         if contract is not None and not contract.holds:
             self.parts.say(f"warning: {contract.warning}")
         elif contract is not None and self.parts.pipeline.sizes.pieces > 1:
