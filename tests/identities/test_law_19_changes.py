@@ -36,7 +36,7 @@ def data() -> tuple[Tensor, Tensor]:
     return inputs, inputs.sum(1, keepdim=True)
 
 
-def run_in(run_dir: Path, **settings: Any) -> Run:
+def run_in(run_dir: Path | None, **settings: Any) -> Run:
     chosen: dict[str, Any] = {
         "model": model,
         "loss": loss,

@@ -13,6 +13,7 @@ from surefoot.cli.options import T, flag_text, target, verb_options, without
 from surefoot.config import parallel
 from surefoot.config.durations import seconds
 from surefoot.config.paths import run_path
+from surefoot.config.ramps import first_value
 from surefoot.config.setting import number
 from surefoot.config.tree import field_hints, flatten
 from surefoot.distributed.environment import placed, started_by_launcher
@@ -202,7 +203,7 @@ def _places(wanted: ProcessCount, settings: Mapping[str, Any], *, out: Path | No
         run_dir = run_path(in_settings, setting="run_dir")
 
     def sizes() -> Sizes | None:
-        batch_size = settings.get("batch_size")
+        batch_size = first_value(settings.get("batch_size"), setting="batch_size")
         if batch_size is None:
             return None
         return sizes_of(batch_size, settings.get("micro_batch_size"), run_dir=run_dir)

@@ -258,6 +258,32 @@ def in_steps(text: str | int, *, length: Length, setting: str = "duration") -> i
     return floor(steps + Fraction(1, 2)) if unit == "%" else ceil(steps)
 
 
+def steps_until(text: str, *, length: Length, of: str, setting: str) -> int:
+    """Return the finished steps after which a part of a run is over: "200 steps", "3 epochs", or
+    "20%" of its length as it is written, `of`.
+
+    Epochs are counted in samples: `length` has the steps of other batch sizes `before`. So are
+    percentages of a length in epochs: 20% of 30 epochs are 6 epochs. Epochs are rounded up to a
+    step, percentages to the nearest one.
+
+    >>> length = Length(steps=75, samples_per_epoch=100, batch_size=20, before=(50, 500))
+    >>> (
+    ...     steps_until("5 epochs", length=length, of="10 epochs", setting="clip"),
+    ...     steps_until("90%", length=length, of="10 epochs", setting="clip"),
+    ... )
+    (50, 70)
+    """
+    number, unit = _parsed(text, setting, units=("steps", "%", "epochs"))
+    is_fraction = unit == "%"
+    if is_fraction:
+        whole, unit = _parsed(of, "length", units=("steps", "epochs"))
+        number = whole * number / 100
+    steps = _in_steps(number, unit, length)
+    if unit == "epochs":
+        steps -= length.ahead
+    return floor(steps + Fraction(1, 2)) if is_fraction else ceil(steps)
+
+
 def every(
     text: str | None, *, length: Length, time: bool = False, setting: str = "interval"
 ) -> Interval:

@@ -22,6 +22,7 @@ from surefoot.config.durations import (
 )
 from surefoot.config.order import Order, check_order
 from surefoot.config.paths import path_text
+from surefoot.config.ramps import of_each_value
 from surefoot.config.setting import Declared, cadences, number, ordered, setting
 from surefoot.config.tree import check_type, field_hints, wrong_type
 from surefoot.errors import ConfigError, Setting
@@ -149,7 +150,8 @@ class TrainSettings(Declared):
         None, identity=True, group="batches", changes_at="step", most_used=True
     )
     """Samples per step over all micro-batches and processes. "4096 tokens" counts tokens with
-    padding, if samples differ in length. None: as the DataLoader says; other data need a value."""
+    padding, if samples differ in length. "64, 128 from 20%" changes on the way. None: as the
+    DataLoader says; other data need a value."""
     micro_batch_size: int | str | None = setting(None, identity=True, changes_at="step")
     """Samples (or tokens) per forward and backward pass; divides batch_size. Smaller sizes mean
     more gradient accumulation. None: one pass per process."""
@@ -168,10 +170,11 @@ class TrainSettings(Declared):
     None: 0, or as the DataLoader says.
     """
     clip: str = setting(
-        "off", check=clipping, identity=True, group="optimization", changes_at="step"
+        "off", check=of_each_value(clipping), identity=True, group="optimization", changes_at="step"
     )
     """Gradient clipping: "norm 1.0" (global norm), "value 0.5" (each element), "adaptive 0.01"
-    (each unit), "auto 0.9" (quantile of recent norms) or "off"."""
+    (each unit), "auto 0.9" (quantile of recent norms) or "off". "norm 1.0, off from 50%" changes on
+    the way."""
     ema: float | None = setting(None, check=_decay, identity=True, changes_at="step")
     """Decay of averaged weights, such as 0.999. Evaluations then use the averaged weights. None: no
     average.

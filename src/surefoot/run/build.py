@@ -58,15 +58,17 @@ from surefoot.tracking.run_reader import (
     unreadable_format,
 )
 from surefoot.train.buffer_check import refuse_order
+from surefoot.train.changed_settings import changeable, values_at
 from surefoot.train.compile import compiled, layout, sole_or_all
 from surefoot.train.components import group_counts, printed
 from surefoot.train.evaluate import Split
 from surefoot.train.loop import State, Task
 from surefoot.train.meter import Meter
 from surefoot.train.patience import feedback, rules_of, watched
-from surefoot.train.plan import Plan, resolve, resolve_timeline
+from surefoot.train.plan import Plan, SizeFacts, resolve, resolve_timeline
 from surefoot.train.precision import Precision
 from surefoot.train.precision import precision as chosen_precision
+from surefoot.train.ramps import changes_of_ramps, not_written, without_ramps
 from surefoot.train.run_settings import RunSettings, read_train_data
 from surefoot.train.scorer import Evaluator
 from surefoot.train.state_dict import RunState
@@ -84,24 +86,28 @@ def build(settings: RunSettings) -> RunComponents:
 
 
 def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
+    with_ramps = settings
+    settings, ramps = without_ramps(settings)
     data = read_train_data(settings)
     _check(settings, data)
-    world, parallel = join_world(settings)
+    world, parallel = join_world(with_ramps)
     numbered = str(settings.run_dir) if is_numbered(settings.run_dir) else None
     if numbered is not None:
         settings = in_numbered_directory(settings, world, unless_built)
     beginning = beginning_of(settings, world)
-    history = read_history(settings, data, world, step=beginning.step)
+    history = read_history(settings, ramps, data, world, step=beginning.step)
     if history.changes:
         settings = history.settings
         data = replace(data.with_batch_size(settings.batch_size), dataset=settings.train_data)
         _check(settings, data)
     run_data = read_data(settings, history, data, world, parallel, beginning, unless_built)
     pipeline = run_data.pipeline
+    facts_of_sizes = size_facts(pipeline, run_data.earlier)
+    history = with_first_changes(history, facts_of_sizes, data, world)
     try:
         timeline = resolve_timeline(
             settings,
-            size_facts(pipeline, run_data.earlier),
+            facts_of_sizes,
             beginning,
             exact_sums=pipeline.exact_sums,
             history=history.segments,
@@ -180,6 +186,32 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         if world.is_main:  # a run that is never opened leaves no directory
             finalize(parts.directory, give_back, parts.directory.path)
     return parts
+
+
+def with_first_changes(
+    history: SettingsHistory, sizes: SizeFacts, data: data_pipeline.TrainData, world: World
+) -> SettingsHistory:
+    """Return the history of a new run with the changes of its ramps, with which its journal will
+    begin. Raises `ConfigError` for a batch size that the ranks cannot share.
+    """
+    if not history.ramps:
+        return history
+    first = history.segments[0].settings
+    values = changeable(replace(first, batch_size=data.batch_size, train_data=data.dataset))
+    changes = changes_of_ramps(history.ramps, values, sizes)
+    for change in changes:
+        present = values_at(values, changes, change.from_step)
+        data_pipeline.planned_sizes(
+            data.with_batch_size(present["batch_size"]),
+            present["micro_batch_size"],
+            ranks=world.ranks,
+            began=sizes.sizes.micro_batch_size,
+        )
+    return replace(
+        history,
+        next_change=changes[0].from_step,
+        first_changes=not_written(changes, history.changes),
+    )
 
 
 def _check(settings: RunSettings, data: data_pipeline.TrainData) -> None:
@@ -597,6 +629,7 @@ def assemble(
         trackers=trackers_of(settings.trackers, out=settings.run_dir),
         accept_change=change_names(settings.accept_change),
         changes=history.changes,
+        first_changes=history.first_changes,
         settings_begin=history.segments[-1].begin,
         of_program=history.of_program | {"precision": plan.precision},
     )

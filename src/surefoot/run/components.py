@@ -10,6 +10,7 @@ from torch import nn
 from surefoot.checkpoint.format import Checkpoint
 from surefoot.config.extras import is_installed, needed_for
 from surefoot.config.parallel import Strategy
+from surefoot.config.setting_change import SettingChange
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline, OpenedBySession
 from surefoot.errors import ConfigError, Setting, first_line
@@ -35,6 +36,8 @@ class RunComponents(Components):
     example: str | None  # an example input for `surefoot predict`
     trackers: tuple[str, ...]  # names
     alert: str | None = None  # where this session sends findings of severity error
+    # of ramps, with which the journal of a new run begins once step 0 is saved
+    first_changes: tuple[SettingChange, ...] = ()
 
     @cached_property
     def writes_tensorboard(self) -> bool:

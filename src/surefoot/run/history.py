@@ -1,13 +1,14 @@
 """The settings of a run up to the step from which a session goes on, by its journal of changes."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.batch_size import batching
 from surefoot.config.paths import absolute_path, run_path
+from surefoot.config.ramps import Ramp
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.config.train_settings import TrainSettings
 from surefoot.data.mixture import Mixture
@@ -24,6 +25,7 @@ from surefoot.train.changed_settings import (
     specs_of,
     with_specs,
 )
+from surefoot.train.ramps import ramps_to_write
 from surefoot.train.run_settings import RunSettings
 
 
@@ -33,13 +35,16 @@ class SettingsHistory:
 
     of_program: the values in the program, of settings that can change. segments: up to the step
     from which the session goes on, the present one last. next_change: the step of the change that
-    follows, at which the session ends.
+    follows, at which the session ends. ramps: those of the program that the journal does not have
+    yet. first_changes: their changes, with which the journal will begin.
     """
 
     of_program: dict[str, Any]
     changes: tuple[SettingChange, ...]
     segments: tuple[SegmentSettings, ...]
     next_change: int | None = None
+    ramps: Mapping[str, Ramp] = field(default_factory=dict)
+    first_changes: tuple[SettingChange, ...] = ()
 
     @property
     def settings(self) -> RunSettings:
@@ -106,22 +111,29 @@ class OtherSettings(Exception):  # noqa: N818  the run goes on
 
 
 def read_history(
-    settings: RunSettings, data: TrainData, world: World, *, step: int
+    settings: RunSettings,
+    ramps: Mapping[str, Ramp],
+    data: TrainData,
+    world: World,
+    *,
+    step: int,
 ) -> SettingsHistory:
     """Return the history of the run in the directory of the settings, for a session that goes on
-    after `step` steps. Raises `ConfigError` if the program has other settings than the run had or
+    after `step` steps. `settings` are those of the program for the first step, and `ramps` has the
+    values of later ones. Raises `ConfigError` if the program has other settings than the run had or
     has. Collective.
     """
     # a `DataLoader` may have given them
     as_read = replace(settings, batch_size=data.batch_size, train_data=data.dataset)
-    of_program = changeable(as_read)
+    of_program = changeable(as_read) | {name: ramp.text for name, ramp in ramps.items()}
     changes = _changes_of_run(settings, world)
+    missing = ramps_to_write(ramps, changes, step=step)
     if not changes:
-        return SettingsHistory(of_program, (), (SegmentSettings(0, settings),))
+        return SettingsHistory(of_program, (), (SegmentSettings(0, settings),), ramps=missing)
     segments = history_of(as_read, changes)
     past = tuple(segment for segment in segments if segment.begin <= step)
     following = [segment.begin for segment in segments if segment.begin > step]
-    return SettingsHistory(of_program, changes, past, min(following, default=None))
+    return SettingsHistory(of_program, changes, past, min(following, default=None), missing)
 
 
 def _changes_of_run(settings: RunSettings, world: World) -> tuple[SettingChange, ...]:

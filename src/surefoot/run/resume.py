@@ -4,7 +4,8 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,16 +18,17 @@ from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.paths import look_at
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import local_part, plain_tensors
-from surefoot.errors import CheckpointError, Command, Remedy, Setting, first_line
+from surefoot.errors import CheckpointError, Command, ConfigError, Remedy, Setting, first_line
 from surefoot.run import messages
 from surefoot.run.checkpointing import Checkpointing
 from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
 from surefoot.run.history import OtherSettings
 from surefoot.run.model_kinds import are_built_by_functions
-from surefoot.tracking.change_journal import CHANGES, read_changes
+from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.numbered import free_directory
@@ -35,6 +37,7 @@ from surefoot.tracking.run_reader import (
     divergence_from,
     read_sessions,
     refuse_other_format,
+    run_file_not_written,
 )
 from surefoot.train import state_dict
 from surefoot.train.buffer_check import BufferCheck
@@ -71,6 +74,8 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
     parts.follow_trainable()  # parameters frozen since the run was built
     directory = parts.directory
     if directory is None or parts.checkpointing is None:
+        if parts.first_changes:
+            raise _ramp_without_directory(parts.first_changes[0].setting)
         parts.open_tape(None)
         return _begin(parts)
     if parts.world.is_main:
@@ -89,6 +94,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         accepted = parts.fingerprints["accepted"][earlier_count:]
         if parts.world.is_main and (configuration is not None or accepted):
             _write_configuration(directory, parts, configuration)
+    _begin_journal(directory, parts)
     if parts.rank_log is not None:
         parts.rank_log.open(directory.path / "logs" / f"rank-{parts.world.rank}.log")
     if parts.text_log is not None:
@@ -143,6 +149,33 @@ def _refuse_other_journal(
             begin=parts.settings_begin,
         )
         raise OtherSettings(step, refusal)
+
+
+def _begin_journal(directory: RunDirectory, parts: RunComponents) -> None:
+    """Write the changes of ramps into the journal, before any step is made. Collective."""
+    if not parts.first_changes:
+        return
+    written = None
+    if parts.world.is_main:
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        changes = [replace(change, when=when) for change in parts.first_changes]
+        try:
+            written = [asdict(change) for change in append_changes(directory.path, changes)]
+        except OSError as problem:
+            raise run_file_not_written(directory.path / CHANGES, problem) from problem
+    numbered = [SettingChange(**values) for values in parts.world.from_main(written)]
+    parts.changes = (*parts.changes, *numbered)
+    parts.first_changes = ()
+
+
+def _ramp_without_directory(name: str) -> ConfigError:
+    return ConfigError(
+        "ramp-without-directory",
+        problem=f"{name} changes on the way, and this run has no directory",
+        reason="its other values begin from a checkpoint",
+        remedy=Setting("run_dir", "DIR"),
+        setting=name,
+    )
 
 
 def _record_session(

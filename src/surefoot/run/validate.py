@@ -6,6 +6,7 @@ from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import planned
 from surefoot.config.extras import trackers_of
+from surefoot.config.ramps import check_batch_sizes, first_value
 from surefoot.config.train_settings import TrainSettings, problems_of
 from surefoot.distributed.world import device_called
 from surefoot.errors import ConfigError, Setting, SurefootError, together
@@ -34,7 +35,7 @@ def check_settings(
             except ConfigError as problem:
                 problems.append(problem)
 
-    check("batch_size", by=lambda: batching(batch_size, settings.micro_batch_size))
+    check("batch_size", by=lambda: check_batch_sizes(batch_size, settings.micro_batch_size))
     check("length", by=lambda: _check_length(settings, schedule, batch_size))
     check("trackers", by=lambda: trackers_of(settings.trackers, out=settings.run_dir))
     if settings.tensorboard is True and settings.run_dir is None:
@@ -103,7 +104,8 @@ def _check_length(
     settings: TrainSettings, schedule: AnySchedule | None, batch_size: int | str | None
 ) -> None:
     try:
-        sizes = batching(batch_size, settings.micro_batch_size)
+        first = first_value(batch_size, setting="batch_size")
+        sizes = batching(first, settings.micro_batch_size)
     except ConfigError:  # reported by the check of batch_size
         return
     size = 1 if sizes.unit == "tokens" else sizes.batch_size

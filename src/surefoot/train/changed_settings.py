@@ -16,6 +16,7 @@ from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.mixture_weights import quotas
+from surefoot.config.ramps import ramp_of
 from surefoot.config.setting import names_that_change, number
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.config.train_settings import TrainSettings, problem_of_value
@@ -447,6 +448,15 @@ def _check_value(values: Values, name: str, value: Any) -> None:
     """Raise `ConfigError` for a value that a setting cannot have, as far as it shows without the
     program.
     """
+    if name in ("batch_size", "clip") and ramp_of(value, setting=name) is not None:
+        raise ConfigError(
+            "ramp-begins-with-run",
+            problem=f"{name} cannot change to several values at once",
+            reason="the steps of a ramp are known before the run begins",
+            remedy="change it to one value now, and again when the next one is to begin",
+            setting=name,
+            value=value,
+        )
     if name == "schedule":
         schedule_of(value)
     elif name == WEIGHTS:

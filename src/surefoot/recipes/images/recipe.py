@@ -10,6 +10,7 @@ from typing import Any
 import surefoot as sf
 from surefoot.config.batch_size import batching
 from surefoot.config.extras import refuse_missing
+from surefoot.config.ramps import first_value
 from surefoot.config.setting import checked
 from surefoot.data.scan import printable
 from surefoot.errors import Setting
@@ -120,7 +121,8 @@ def build(config: Config) -> "sf.Run":
         networks.note_changed(network, was=before.sha256)
     model = networks.builder(config.model, network, classes=len(classes), **shape)
     if not config.sync_batch_norm:
-        sizes = batching(config.batch_size, config.micro_batch_size)
+        batch_size = first_value(config.batch_size, setting="batch_size")
+        sizes = batching(batch_size, config.micro_batch_size)
         networks.refuse_lone_pixels(
             config.model, network, size=shape["size"], micro_batch_size=sizes.micro_batch_size
         )

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from surefoot.seeding import untouched
 from surefoot.tools.plan.measure import Measurement, evaluation_time, measure, memory_and_time
 from surefoot.tools.plan.workload import Weight
 from surefoot.tracking.format import counted, text_table
+from surefoot.train.changed_settings import described
 from surefoot.train.plan import Origin
+from surefoot.train.ramps import length_after
 from surefoot.train.state_dict import parameter_names
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def sections(parts: RunComponents) -> list[Section]:
         Section("parameters by module", parameters_by_module(parts.state.models)),
         Section("parameters by optimizer group", parameters_by_group(parts)),
         Section("batches", batch_arithmetic(parts, measured)),
+        Section("changes on the way", first_changes(parts)),
         Section("learning rate", learning_rates(parts)),
         Section("watches", [watch.in_words for watch in parts.run_state.watches]),
         Section("memory and time", costs),
@@ -180,6 +183,17 @@ def batch_arithmetic(parts: RunComponents, measured: Measurement | None) -> list
         lines.append(
             f"{measured.targets * sizes.pieces:,} targets per step, estimated from the first micro-batch"
         )
+    return lines
+
+
+def first_changes(parts: RunComponents) -> list[str]:
+    """List the changes with which the journal of a new run will begin, and how long it then is."""
+    lines = []
+    for number, change in enumerate(parts.first_changes, start=1):
+        lines.append(described(replace(change, number=number)))
+    length = length_after(parts.first_changes, parts.length, text=parts.settings.length)
+    if length.steps != parts.length.steps:
+        lines.append(f"{length.steps:,} steps in all, not {parts.length.steps:,}")
     return lines
 
 

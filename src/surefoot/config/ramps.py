@@ -1,0 +1,114 @@
+"""Settings with several values, which hold one after another: "64, 128 from 20%". Imports no
+torch.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from surefoot.config.batch_size import batching
+from surefoot.config.durations import Length, in_steps
+from surefoot.errors import ConfigError, Setting
+
+_STEP = re.compile(r"(.+?)\s+from\s+(.+)", re.IGNORECASE)
+_IS_RAMP = re.compile(r"\sfrom\s", re.IGNORECASE)
+_ANY_LENGTH = Length(steps=10_000, samples_per_epoch=10_000, batch_size=1)
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The values of a setting over a run: the first one, and later ones, each with the duration
+    after which it begins.
+
+    text: the setting as it stands in the journal, as the reason for its changes.
+    """
+
+    first: Any
+    then: tuple[tuple[Any, str], ...]
+    text: str
+
+
+def ramp_of(value: Any, *, setting: str) -> Ramp | None:
+    """Return the values of a setting over a run, or None for a single value. Raises `ConfigError`
+    for a text that has "from" and is no such list.
+
+    >>> ramp_of("64, 128 from 20%", setting="batch_size")
+    Ramp(first=64, then=((128, '20%'),), text='64, 128 from 20%')
+    >>> ramp_of("norm 1.0", setting="clip")
+    """
+    if not isinstance(value, str) or not _IS_RAMP.search(value):
+        return None
+    first, *later = (" ".join(part.split()) for part in value.split(","))
+    then = []
+    for part in later:
+        match = _STEP.fullmatch(part)
+        if match is None:
+            raise _not_a_ramp(value, setting)
+        in_steps(match[2], length=_ANY_LENGTH, setting=f"{setting} from")
+        then.append((_value(match[1]), match[2]))
+    if not first or _IS_RAMP.search(f"{first} ") or not then:
+        raise _not_a_ramp(value, setting)
+    return Ramp(_value(first), tuple(then), ", ".join([first, *later]))
+
+
+def first_value(value: Any, *, setting: str) -> Any:
+    """Return the value of a setting at the beginning of a run.
+
+    >>> first_value("64, 128 from 20%", setting="batch_size"), first_value(32, setting="batch_size")
+    (64, 32)
+    """
+    ramp = ramp_of(value, setting=setting)
+    return value if ramp is None else ramp.first
+
+
+def of_each_value(check: Callable[..., Any]) -> Callable[..., None]:
+    """Return a check of a setting that may have several values over a run."""
+
+    def check_each(value: Any, *, setting: str) -> None:
+        ramp = ramp_of(value, setting=setting)
+        if ramp is None:
+            check(value, setting=setting)
+            return
+        for each in [ramp.first, *(later for later, _ in ramp.then)]:
+            check(each, setting=setting)
+
+    return check_each
+
+
+def check_batch_sizes(batch_size: Any, micro_batch_size: int | str | None) -> None:
+    """Raise `ConfigError` for sizes that no step can have. What follows from a later size is the
+    micro-batch size.
+    """
+    ramp = ramp_of(batch_size, setting="batch_size")
+    if ramp is None:
+        batching(batch_size, micro_batch_size)
+        return
+    sizes = [batching(ramp.first, micro_batch_size)]
+    for size, _ in ramp.then:
+        sizes.append(batching(size, None))
+    if any(size.unit == "tokens" for size in sizes):
+        raise ConfigError(
+            "ramp-in-tokens",
+            problem=f"batch_size = {batch_size!r}: the values of a ramp are in samples",
+            reason="how many steps a batch in tokens makes of an epoch depends on the samples",
+            remedy="change it on the way: surefoot change RUN batch_size=...",
+            setting="batch_size",
+            value=batch_size,
+        )
+
+
+def _value(text: str) -> Any:
+    """Return a whole number, or a text."""
+    return int(text) if re.fullmatch(r"[0-9]+(_[0-9]+)*", text) else text
+
+
+def _not_a_ramp(value: str, setting: str) -> ConfigError:
+    example = "norm 1.0, off from 50%" if setting == "clip" else "64, 128 from 20%"
+    return ConfigError(
+        "ramp-not-understood",
+        problem=f"{setting} = {value!r} is no list of values, each but the first with a step",
+        remedy=Setting(setting, example),
+        setting=setting,
+        value=value,
+    )
