@@ -82,6 +82,10 @@ def _find_base(source: Source, base: Base) -> Source:
     name = f"step-{base.step:08d}"
     # `directory` may be a link
     parents = dict.fromkeys([source.directory.parent, source.directory.resolve().parent])
+    for parent in list(parents):
+        branch = parent.parent
+        if branch.parent.name == "branches":  # which the run has left, with its older checkpoints
+            parents[branch.parent.parent / "checkpoints"] = None
     candidates = []
     for parent in parents:
         candidates += [parent / name, parent / f".replaced-{name}"]

@@ -89,3 +89,19 @@ def make_changes(
         print(f"{run} has these values already: nothing changes")
     elif writes:
         plan.write()
+
+
+def go_back(run: Path, step: int, assignments: Sequence[str], *, because: str) -> None:
+    """Print what going back to a step does to a run, with changes from there on, and do it. In a
+    process of several, rank 0 does.
+    """
+    from surefoot.tools.change.change import wish_of
+    from surefoot.tools.change.go_back import plan_going_back
+
+    if placed(os.environ).rank != 0:
+        return
+    wishes = [wish_of(text, because=because) for text in assignments]
+    plan = plan_going_back(run, step, wishes, because=because)
+    for line in plan.lines:
+        print(line)
+    plan.write()

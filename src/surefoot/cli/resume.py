@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tyro.conf import UseAppendAction
 
-from surefoot.cli.change import BecauseOption, make_changes
+from surefoot.cli.change import BecauseOption, go_back, make_changes
 from surefoot.cli.diagnose import AlertOption
 from surefoot.cli.options import (
     RunOption,
@@ -35,17 +35,21 @@ class Resume(BecauseOption, AcceptChange, AlertOption, Several, RunOption):
     never stopped. Settings that do not affect results may change: --workers,
     --log-every, --save-every, --keep-last, --stop-after, --time-limit,
     --max-restarts. --change SETTING=VALUE changes one that does, on record, as
-    surefoot change does; --length X is --change length=X. With another --nproc or
-    --parallel, the samples and their order are the same, and results are equal up
-    to rounding.
+    surefoot change does; --length X is --change length=X. --from-step N goes back to
+    an earlier step first. With another --nproc or --parallel, the samples and their
+    order are the same, and results are equal up to rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"
       surefoot resume runs/mine --change optimizer.lr=1e-4 --because "it spikes"
+      surefoot resume runs/mine --from-step 1000 --change optimizer.lr=1e-4
     """
 
     change: UseAppendAction[tuple[str, ...]] = ()
     """Change a setting from here on: SETTING=VALUE. Repeat the flag for several."""
+    from_step: int | None = None
+    """Go back to the state after so many steps, and go on from there. Changes of settings from that
+    step on hold no longer. The steps after it are kept until the run has passed them."""
 
 
 def resume(arguments: list[str]) -> None:
@@ -76,7 +80,9 @@ def resume(arguments: list[str]) -> None:
     config, origins = read_settings(
         program, [("file", saved)], flags, verb="resume RUN", option_classes=[Resume]
     )
-    if assignments:
+    if options.from_step is not None:
+        go_back(run, options.from_step, assignments, because=options.because)
+    elif assignments:
         make_changes(run, assignments, because=options.because)
     text = file_text(run / "config.toml")
     # what config.toml says keeps the origin that it had

@@ -77,7 +77,7 @@ class SettingsHistory:
         names = set()
         for change in in_effect(self.changes):
             if change.from_step <= begin:
-                names |= {change.setting.partition(".")[0], *change.follows}
+                names |= {name.partition(".")[0] for name in change.names}
         return names
 
     @property

@@ -21,6 +21,7 @@ from surefoot.run.stop_requests import StopRequests
 from surefoot.run.trainable_changes import TrainableChanges, meet_with_other_parameters
 from surefoot.run.training_check import SessionNotes, TrainingCheck
 from surefoot.run.training_records import TrainingRecords
+from surefoot.tracking.branches import LeftBranches, left_branches
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import Record
 from surefoot.train.loop import State, Step
@@ -271,6 +272,7 @@ def build_periodic(
     saves = None
     if parts.checkpointing is not None and parts.directory is not None:
         contents = partial(_contents, parts, evaluations, journal, state.step)
+        left = left_branches(parts.directory.path) if world.is_main else LeftBranches()
         saves = Saves(
             parts.checkpointing,
             journal,
@@ -279,6 +281,7 @@ def build_periodic(
             best=run_state.best,
             is_main=world.is_main,
             say=parts.say,
+            left=left,
         )
     progress = Progress(
         run_state,

@@ -28,6 +28,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
 from surefoot.run.history import OtherSettings
 from surefoot.run.model_kinds import are_built_by_functions
+from surefoot.tracking.branches import leave_branches
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.commands import replay_command
 from surefoot.tracking.jsonl import read_records
@@ -80,6 +81,7 @@ def open_run(parts: RunComponents, *, configuration: str | None) -> OpenedRun:
         return _begin(parts)
     if parts.world.is_main:
         _open_directory(directory, parts)
+        leave_branches(directory.path)
     checkpoint = parts.checkpointing.newest()
     _refuse_other_journal(directory, parts, checkpoint)
     parts.open_tape(checkpoint)
@@ -381,6 +383,7 @@ def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Che
             problem.remedies = (ANOTHER_RUN, f"or delete this one: {_deleting(parts)}")
         raise
     parts.follow_trainable()
+    _note_absent_best(parts, checkpointing)
     if not parts.finished:
         for line in trainable.changes(flags):
             parts.say(f"note: {line}, as in the checkpoint")
@@ -392,6 +395,17 @@ def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Che
     _warn_of_divergence(parts, checkpoint.step)
     parts.refuse_another_architecture(checkpoint)  # after `restore`, which names mismatched tensors
     _compare_program(parts, checkpoint)
+
+
+def _note_absent_best(parts: RunComponents, checkpointing: Checkpointing) -> None:
+    """Say which of the best checkpoints are no longer there: an older one did not know them all."""
+    best = parts.run_state.best
+    if best is None or not parts.world.is_main:
+        return
+    for step in best.steps:
+        path = checkpointing.store.path(step)
+        if not path.is_dir():
+            parts.say(f"note: {path.name}, of the best {best.score}, is no longer on the disk")
 
 
 @contextmanager
@@ -525,7 +539,7 @@ def _comparable(
     before = checkpoint.saved.fingerprints
     names: set[str] = set()
     for change in parts.changes_since(checkpoint):
-        names |= {change.setting, *change.follows}
+        names |= change.names
     has_other_model = any(name.startswith("model.") for name in names)
     if not has_other_model and not names & _OF_FIRST_PASS:
         return before

@@ -4,9 +4,10 @@ while the run trains.
 
 import errno
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from surefoot.run.checkpointing import Checkpointing, Packing
+from surefoot.tracking.branches import LeftBranches
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.run_directory import RunDirectory
 from surefoot.train.patience import Best
@@ -17,7 +18,7 @@ class Saves:
     """The saves of one session of a run with a directory. All methods are collective.
 
     packed: returns the contents of a checkpoint between two steps. is_main: this is rank 0, which
-    keeps the directory.
+    keeps the directory. left: branches that are kept until the run has passed them, on rank 0.
     """
 
     checkpointing: Checkpointing
@@ -28,10 +29,12 @@ class Saves:
     best: Best | None
     is_main: bool
     say: Callable[[str], None]
+    left: LeftBranches = field(default_factory=LeftBranches)
 
     def save(self) -> None:
         """Save a checkpoint in the background. Call `keep_directory` before."""
         self.checkpointing.save(self.packed, protected=self._protected)
+        self.left.passed(self.checkpointing.writer.saved)
 
     def save_last(self, step: int) -> None:
         """Save the state after `step` steps, if it is not saved, and wait until it is on disk."""
@@ -41,6 +44,7 @@ class Saves:
     def finish(self, step: int) -> None:
         """Like `save_last`, in a directory that was not deleted."""
         self.checkpointing.finish(step, self.packed, protected=self._protected)
+        self.left.passed(self.checkpointing.writer.saved)
 
     def save_again(self, step: int) -> None:
         """Save the state after `step` steps, also if it is saved, and wait until it is on disk."""

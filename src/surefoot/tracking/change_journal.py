@@ -3,7 +3,7 @@ and why. Imports no torch.
 
 A line is only ever appended. Each line has a hash over its values and the hash of the line before,
 so an edited or foreign line is found. A last line that was not written whole counts as never
-written.
+written. A run that goes back appends a line too, which supersedes others.
 """
 
 import json

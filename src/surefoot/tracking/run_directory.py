@@ -37,13 +37,22 @@ from surefoot.tracking.run_reader import (
     surefoot_version,
 )
 
-_DIRECTORIES = ("checkpoints", "crash", "logs", "tape", "tapes", "tensorboard", "trackers")
+_DIRECTORIES = (
+    "branches",
+    "checkpoints",
+    "crash",
+    "logs",
+    "tape",
+    "tapes",
+    "tensorboard",
+    "trackers",
+)
 _APPENDED_TO = ("metrics.jsonl", ".lock")
 TEXT_LOG = "log.txt"  # appended to if the run has a text log
 # replaced atomically, so links are not followed
 _REPLACED = ("config.toml", "environment.json", "panels.json")
 # what a run replaces or removes below its directory; to logs of ranks, it only appends
-_WRITTEN_BELOW = ("crash/*", "tape/*", "tapes/*", "trackers/*")
+_WRITTEN_BELOW = ("branches/*", "crash/*", "tape/*", "tapes/*", "trackers/*")
 
 
 @dataclass(eq=False)

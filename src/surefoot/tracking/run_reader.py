@@ -24,7 +24,7 @@ from surefoot.checkpoint.manifest import FORMATS, MANIFEST, STATE, from_bytes
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.behavior import behavior_of, known_behavior, newest_behavior
 from surefoot.config.paths import open_regular, printable, read_regular
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, left_by
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tracking.change_journal import CHANGES, read_changes
@@ -268,28 +268,44 @@ def started_run(path: Path | str | None) -> Path | None:
 
 
 def _states_of_manifests(path: Path) -> Iterator[tuple[int, SavedState]]:
-    """Yield the steps and states of checkpoints whose state.json is intact, the newest first."""
+    """Yield the steps and states of checkpoints whose state.json is intact, the newest first. Those
+    of a branch that the run has left are none of them.
+    """
+    lines = _lines_of(path)
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         try:
             manifest = from_bytes(read_regular(directory / MANIFEST))
             content = read_regular(directory / STATE)
             digest = sha256(content).hexdigest()
             if manifest.files.get(STATE) == (len(content), digest):
-                yield manifest.step, typed_state(parse_state(content))
+                state = typed_state(parse_state(content))
+                if left_by(state.changes, manifest.step, lines) is None:
+                    yield manifest.step, state
         except (OSError, ValueError, RecursionError):
             continue
 
 
 def newest_state(path: Path) -> tuple[int, SavedState | None]:
     """Return the step and content of the newest readable state.json, or (0, None) without a
-    readable file.
+    readable file. That of a branch that the run has left is none.
     """
+    lines = _lines_of(path)
     for directory in sorted((path / "checkpoints").glob("step-*"), reverse=True):
         number = directory.name.removeprefix("step-")
         state = read_state(path, int(number)) if number.isdecimal() else None
-        if state is not None:
+        if state is not None and left_by(state.changes, int(number), lines) is None:
             return int(number), state
     return 0, None
+
+
+def _lines_of(path: Path) -> tuple[SettingChange, ...]:
+    """Return the lines of a run's journal; none of one that cannot be read, which is named where
+    its settings are needed.
+    """
+    try:
+        return read_changes(path)
+    except (OSError, CheckpointError):
+        return ()
 
 
 def other_format(path: Path) -> int | None:

@@ -18,7 +18,7 @@ from surefoot.config.closest import closest
 from surefoot.config.mixture_weights import quotas
 from surefoot.config.ramps import ramp_of
 from surefoot.config.setting import names_that_change, number
-from surefoot.config.setting_change import SettingChange, in_effect
+from surefoot.config.setting_change import SettingChange, at_beginning, in_effect, left_by
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting, out_of_range
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
@@ -223,12 +223,12 @@ def history_of(
     present. Raises `ConfigError` for another value.
     """
     of_program = changeable(settings)
-    at_beginning = _at_beginning(changes)
-    at_present = dict(at_beginning)
+    beginning = at_beginning(changes)
+    at_present = dict(beginning)
     for change in in_effect(changes):
-        for name, (_, now) in _values_of(change).items():
+        for name, (_, now) in change.values.items():
             at_present[name] = now
-    for name, value in at_beginning.items():
+    for name, value in beginning.items():
         if name not in of_program:
             raise _cannot_change(name, of_program)
         # the run has chosen it at its beginning, or where it follows from another
@@ -238,9 +238,9 @@ def history_of(
         allowed = (_in_full(value), _in_full(at_present[name]))
         if not is_open and _in_full(of_program[name]) not in allowed:
             raise _neither(name, of_program[name], value, at_present[name])
-    history = [SegmentSettings(0, with_values(settings, at_beginning))]
+    history = [SegmentSettings(0, with_values(settings, beginning))]
     for change in in_effect(changes):
-        values = {name: now for name, (_, now) in _values_of(change).items()}
+        values = {name: now for name, (_, now) in change.values.items()}
         changed = with_values(history[-1].settings, values)
         stretches = change.stretches
         if change.from_step == history[-1].begin and len(history) > 1:
@@ -256,19 +256,12 @@ def is_journal_of(
     the number and the hash of the last one that its steps had.
     """
     number = 0 if recorded is None else int(recorded["number"])
-    if number > len(changes):
+    if number > len(changes) or left_by(recorded, step, changes) is not None:
         return False
     if number and recorded is not None and changes[number - 1].sha256 != recorded["sha256"]:
         return False
     # later ones begin where the checkpoint ends: else its steps would have had them
     return all(change.from_step >= step for change in changes[number:])
-
-
-def _values_of(change: SettingChange) -> dict[str, tuple[Any, Any]]:
-    """Return what a change changes: the values before and after, by the names of the settings."""
-    values = {name: (was, now) for name, (was, now) in change.follows.items()}
-    values[change.setting] = (change.was, change.now)
-    return values
 
 
 def _in_full(value: Any) -> Any:
@@ -302,18 +295,9 @@ def values_at(values: Values, changes: Sequence[SettingChange], step: int) -> di
     at_step: dict[str, Any] = {}
     for change in in_effect(changes):
         if change.from_step <= step:
-            for name, (_, now) in _values_of(change).items():
+            for name, (_, now) in change.values.items():
                 at_step[name] = now
-    return {**values, **_at_beginning(changes), **at_step}
-
-
-def _at_beginning(changes: Iterable[SettingChange]) -> dict[str, Any]:
-    """Return the values at the beginning of a run, of the settings that its changes change."""
-    values: dict[str, Any] = {}
-    for change in changes:
-        for name, (was, _) in _values_of(change).items():
-            values.setdefault(name, was)
-    return values
+    return {**values, **at_beginning(changes), **at_step}
 
 
 # --- of a wish ------------------------------------------------------------------------------------
@@ -583,7 +567,15 @@ def described(change: SettingChange) -> str:
 
     >>> described(SettingChange(2, 300, "optimizer.lr", 0.001, 0.0001, because="spikes"))
     'change 2, from step 300 on: optimizer.lr 0.001 -> 0.0001 (spikes)'
+    >>> described(SettingChange(3, 300, "step", 500, 300, {"optimizer.lr": [0.001, 0.001]}))
+    'change 3: back from step 500 to step 300, optimizer.lr is 0.001 again'
     """
+    reason = f" ({change.because})" if change.because else ""
+    if change.goes_back:
+        parts = [f"back from step {change.was} to step {change.now}"]
+        for name, (_, now) in change.follows.items():
+            parts.append(f"{name} is {in_words(now)} again")
+        return f"change {change.number}: {', '.join(parts)}{reason}"
     chosen = " (auto)" if [*change.origins][1:] == ["auto"] else ""
     parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}{chosen}"]
     if change.stretches:
@@ -592,5 +584,4 @@ def described(change: SettingChange) -> str:
         parts = [f"{change.setting} stays {in_words(change.now)}"]
     for name, (was, now) in change.follows.items():
         parts.append(f"{name} {in_words(was)} -> {in_words(now)}")
-    reason = f" ({change.because})" if change.because else ""
     return f"change {change.number}, from step {change.from_step} on: {', '.join(parts)}{reason}"

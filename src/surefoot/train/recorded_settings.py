@@ -62,8 +62,9 @@ def values_by_step(changes: Iterable[SettingChange]) -> dict[str, Values]:
     """
     settings: dict[str, Values] = {}
     for change in in_effect(changes):
-        both = {name: (was, now) for name, (was, now) in change.follows.items()}
-        both[change.setting] = (change.was, change.now)
+        if change.goes_back:
+            continue
+        both = change.values
         if all(isinstance(value, Mapping) for value in both.get("schedule", [None])):
             both |= _parts_of_schedules(*both.pop("schedule"))
         for name, (was, now) in both.items():
@@ -195,7 +196,7 @@ def origins_of_present(run: Path, changes: Sequence[SettingChange]) -> dict[str,
         for session in read_sessions(run):
             origins |= session.get("origins", {})
     for change in changes:
-        for name in (change.setting, *change.follows):
+        for name in change.names:
             if name in origins:
                 origins[name] = "changed"
     return origins

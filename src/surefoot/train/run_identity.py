@@ -63,6 +63,8 @@ def with_changed(
     """
     names = set()
     for change in changes:
+        if change.goes_back:
+            continue
         name = change.setting
         names |= {name, *change.follows, *_FOLLOWING.get(name, ())}
         if name.startswith("model."):

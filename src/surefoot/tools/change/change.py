@@ -46,20 +46,34 @@ class ChangePlan:
         step, _ = newest_state(self.run)
         has_gone_on = self.saved_step is not None and step != self.saved_step
         if has_gone_on or read_changes(self.run) != self.earlier:
-            raise ConfigError(
-                "change-planned-before",
-                problem=f"{self.run} has gone on or was changed since this change was planned",
-                remedy="make the change again",
-                run=str(self.run),
-                step=step,
-            )
-        if not self.changes:
-            return ()
-        try:
-            when = datetime.now(UTC).isoformat(timespec="seconds")
-            return append_changes(self.run, [replace(change, when=when) for change in self.changes])
-        except OSError as problem:
-            raise run_file_not_written(self.run / CHANGES, problem) from problem
+            raise planned_before(self.run, step=step)
+        return write_lines(self.run, self.changes)
+
+
+def write_lines(run: Path, lines: Sequence[SettingChange]) -> tuple[SettingChange, ...]:
+    """Add lines to the journal of a run with the present time, and return them. Raises
+    `CheckpointError` if the file cannot be written.
+    """
+    if not lines:
+        return ()
+    try:
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        return append_changes(run, [replace(line, when=when) for line in lines])
+    except OSError as problem:
+        raise run_file_not_written(run / CHANGES, problem) from problem
+
+
+def planned_before(run: Path, *, step: int) -> ConfigError:
+    """Return the error for a change of a run that has gone on from step `step` since it was
+    planned.
+    """
+    return ConfigError(
+        "change-planned-before",
+        problem=f"{run} has gone on or was changed since this change was planned",
+        remedy="make the change again",
+        run=str(run),
+        step=step,
+    )
 
 
 def wish_of(text: str, *, because: str = "") -> Wish:
@@ -127,7 +141,6 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
             problem=f"{run} has no readable checkpoint, from which a change could hold",
             run=str(run),
         )
-    identity = state.identity
     earlier = read_changes(run)
     if not is_journal_of(state.changes, saved_step, earlier):
         raise CheckpointError(
@@ -138,6 +151,24 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
             remedy="restore the file from a copy of the run",
             number=0 if state.changes is None else state.changes["number"],
         )
+    # a run that went back to a later step than that of its checkpoint changes from there on
+    backs = [change.from_step for change in in_effect(earlier) if change.goes_back]
+    plan = plan_from(run, wishes, step=max([step, *backs]), state=state, earlier=earlier)
+    return replace(plan, saved_step=None if trains else saved_step)
+
+
+def plan_from(
+    run: Path,
+    wishes: Sequence[Wish],
+    *,
+    step: int,
+    state: SavedState,
+    earlier: tuple[SettingChange, ...],
+) -> ChangePlan:
+    """Return the changes that wishes make of a run from a step on. `state` is that of the checkpoint
+    from which it goes on, and `earlier` has the changes in force.
+    """
+    identity = state.identity
     recorded = RecordedSettings(values_of_program(run, identity), earlier, identity)
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
@@ -176,7 +207,7 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
         lines += preview(now, then, step, in_effect([*earlier, *changes]))
     if then is not None and WEIGHTS in names:
         lines += _lines_about_weights(then.length, step)
-    return ChangePlan(run, changes, lines, earlier, None if trains else saved_step)
+    return ChangePlan(run, changes, lines, earlier, step)
 
 
 def _wished(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError, SurefootError, first_line
 from surefoot.tools.change.change import plan_changes
 from surefoot.tracking.change_journal import read_changes
@@ -29,7 +29,7 @@ def change_settings(run: Path, wish: Wish, *, step: int) -> bool:
     """
     plan = plan_changes(run, [wish], step=step)
     for change in plan.changes:
-        for earlier in plan.earlier:
+        for earlier in in_effect(plan.earlier):
             if earlier.setting == change.setting and earlier.from_step == step:
                 raise ConfigError(
                     "changed-otherwise-already",

@@ -204,8 +204,7 @@ class RunDescription:
     def _last_change(self, counts: Callable[[str], bool]) -> int:
         last = 0
         for change in self.changes:
-            settings = [change.setting, *change.follows]
-            if any(counts(setting.partition(".")[0]) for setting in settings):
+            if any(counts(setting.partition(".")[0]) for setting in change.names):
                 last = max(last, change.from_step)
         return last
 
