@@ -122,7 +122,7 @@ def test_an_optimizer_of_the_program_has_no_settings_that_change() -> None:
 
 
 def test_a_run_without_early_stopping_has_no_patience_to_change() -> None:
-    with refused("setting-cannot-change", setting="early_stopping.patience"):
+    with refused("rule-incomplete", setting="early_stopping", missing=["monitor"]):
         changes(Wish("early_stopping.patience", 3))
     rule = sf.EarlyStopping("min val/loss", patience=2)
     (line,) = changes(Wish("early_stopping.patience", 3), early_stopping=rule)

@@ -232,7 +232,8 @@ class Evaluations:
             return {}, None
         message = None
         step = self.state.step
-        if self.times.every["evaluate_every"].due(step):  # False at an early end
+        is_new = feedback.standing.step < step  # False where the rule begins
+        if is_new and self.times.every["evaluate_every"].due(step):  # not due at an early end
             before = feedback.standing.factor
             score = self._score("plateau", feedback.plateau.monitor, self.scores)
             message = feedback.update(step, score)

@@ -8,7 +8,7 @@ torch.
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,17 @@ from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
+from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
 
 if TYPE_CHECKING:  # imports torch
     from surefoot.train.run_settings import RunSettings
 
 Values = Mapping[str, Any]  # of settings that can change, by name
 _OF_OPTIMIZER = ("lr", "weight_decay")
-_OF_RULE = ("patience", "min_delta")
+RULES: Mapping[str, type[EarlyStopping] | type[ReduceLROnPlateau]] = {
+    "early_stopping": EarlyStopping,
+    "plateau": ReduceLROnPlateau,
+}
 STRETCH = "stretch"  # a wish for the schedule: the present one over the whole new length
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
 _CHOSEN_BY_RUN = ("batch_size", "micro_batch_size")  # where they are None
@@ -81,10 +85,12 @@ def changeable(settings: "RunSettings") -> dict[str, Any]:
     values["schedule"] = (settings.schedule or constant()).to_dict()
     if isinstance(settings.train_data, Mixture):
         values[WEIGHTS] = settings.train_data.weights_by_name()
-    rule = settings.early_stopping
-    if rule is not None and not isinstance(rule, Sequence):
-        for name in _OF_RULE:
-            values[f"early_stopping.{name}"] = getattr(rule, name)
+    values["plateau"] = None if settings.plateau is None else asdict(settings.plateau)
+    values["early_stopping"] = None
+    if isinstance(settings.early_stopping, EarlyStopping):
+        values["early_stopping"] = asdict(settings.early_stopping)
+    elif settings.early_stopping is not None:
+        values["early_stopping"] = [asdict(rule) for rule in settings.early_stopping]
     as_json: dict[str, Any] = json.loads(json.dumps(values))
     return as_json
 
@@ -108,10 +114,9 @@ def with_values(settings: "RunSettings", values: Values) -> "RunSettings":
     if not changed:
         return settings
     keywords = {name: value for name, value in changed.items() if name in PLAIN}
-    of_rule = _parts(changed, "early_stopping.")
-    if of_rule:
-        rule: Any = settings.early_stopping  # one: `changeable` has its numbers
-        keywords["early_stopping"] = replace(rule, **of_rule)
+    for name in RULES:
+        if name in changed:
+            keywords[name] = rules_from(name, changed[name])
     of_model = _parts(changed, "model.")
     if of_model:
         keywords["model_settings"] = {**(settings.model_settings or {}), **of_model}
@@ -193,6 +198,39 @@ def _optimizer(spec: OptimizerSpec, parts: Values) -> OptimizerSpec:
         decay=spec.decay,
         lr_multipliers=spec.lr_multipliers,
     )
+
+
+def rules_from(name: str, described: Any) -> Any:
+    """Return the rule that a JSON value describes, or several, or None. Raises `ConfigError` for one
+    that cannot be.
+    """
+    if isinstance(described, list) and name == "early_stopping":
+        return [_rule(name, each) for each in described]
+    return None if described is None else _rule(name, described)
+
+
+def _rule(name: str, described: Any) -> EarlyStopping | ReduceLROnPlateau:
+    kind = RULES[name]
+    if not isinstance(described, Mapping):
+        meaning = f"a rule, such as {name}.monitor='min val/loss' {name}.patience=3, or off"
+        raise out_of_range(name, described, meaning)
+    missing = [part for part in ("monitor", "patience") if part not in described]
+    if missing:
+        example = "'min val/loss'" if missing[0] == "monitor" else "3"
+        raise ConfigError(
+            "rule-incomplete",
+            problem=f"{name} has no {' and no '.join(missing)}",
+            remedy=f"add {name}.{missing[0]}={example}",
+            setting=name,
+            value=dict(described),
+            missing=missing,
+        )
+    unknown = set(described) - {field.name for field in fields(kind)}
+    if unknown:
+        raise _cannot_change(
+            f"{name}.{min(unknown)}", [f"{name}.{each.name}" for each in fields(kind)]
+        )
+    return kind(**described)
 
 
 def schedule_of(described: Mapping[str, Any]) -> AnySchedule:
@@ -321,7 +359,9 @@ def changes_of(
     """
     to_come = {change.setting for change in in_effect(earlier) if change.from_step > from_step}
     changes: list[SettingChange] = []
-    for wish in _with_whole_weights(values, _with_whole_schedules(values, wishes)):
+    for wish in _with_whole_weights(
+        values, _with_whole_rules(values, _with_whole_schedules(values, wishes))
+    ):
         name = wish.setting
         if name not in values or _is_optimizer_name(name):
             names = [each for each in values if not _is_optimizer_name(each)]
@@ -404,6 +444,24 @@ def _with_whole_schedules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     return [*others, Wish("schedule", described | {"warmup": 0} | parts, because)]
 
 
+def _with_whole_rules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
+    """Return the wishes with those for parts of a rule put together: one for the rule."""
+    parts: dict[str, dict[str, Any]] = {}
+    because: dict[str, str] = {}
+    others = []
+    for wish in wishes:
+        name, _, part = wish.setting.partition(".")
+        is_part = name in RULES and part != "" and not isinstance(values.get(name), list)
+        if not is_part:
+            others.append(wish)
+            continue
+        parts.setdefault(name, {})[part] = wish.value
+        because[name] = because.get(name) or wish.because
+    for name, of_rule in parts.items():
+        others.append(Wish(name, {**(values.get(name) or {}), **of_rule}, because[name]))
+    return others
+
+
 def _with_whole_weights(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     """Return the wishes with those for weights of a mixture put together: one for all weights."""
     weights: dict[str, Any] = {}
@@ -443,6 +501,8 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         )
     if name == "schedule":
         schedule_of(value)
+    elif name in RULES:
+        rules_from(name, value)
     elif name == WEIGHTS:
         _check_weights(values[WEIGHTS], value)
     elif name.startswith("model."):
@@ -540,11 +600,11 @@ def assignments(before: Values, values: Values) -> list[str]:
     for name, value in values.items():
         if name not in before or before[name] == value:
             continue
-        if name != "schedule":
-            typed.append(f"{name}={in_words(value)}")
+        if not isinstance(value, Mapping) or name == WEIGHTS:
+            typed.append(f"{name}={json.dumps(value) if name in RULES else in_words(value)}")
             continue
         for part, of_part in value.items():  # all of them: a schedule begins anew
-            typed.append(f"schedule.{_NAME_OF_SHAPE.get(part, part)}={in_words(of_part)}")
+            typed.append(f"{name}.{_NAME_OF_SHAPE.get(part, part)}={in_words(of_part)}")
     return typed
 
 
@@ -559,6 +619,9 @@ def in_words(value: Any) -> str:
     if isinstance(value, Mapping) and "shape" in value:
         parts = [f"{name}={in_words(part)}" for name, part in value.items() if name != "shape"]
         return f"{value['shape']} ({', '.join(parts)})" if parts else str(value["shape"])
+    if isinstance(value, Mapping) and "monitor" in value:
+        parts = [f"{name}={in_words(part)}" for name, part in value.items() if name != "monitor"]
+        return f"{value['monitor']} ({', '.join(parts)})"
     return value if isinstance(value, str) else json.dumps(value)
 
 

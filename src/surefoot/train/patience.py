@@ -345,13 +345,18 @@ def load_stopping(
     *,
     monitor: WatchedScore | None,
 ) -> None:
-    """Restore the patience of early-stopping rules. In a checkpoint of behavior 1, `monitor` has
-    the patience too.
+    """Restore the patience of early-stopping rules, each from the first state of its score that is
+    left. In a checkpoint of behavior 1, `monitor` has the patience too.
     """
     if states is None:
         states = [] if monitor is None else [monitor]
-    for rule, state in zip(rules, states, strict=False):
-        rule.load_state(state)
+    left = list(states)
+    for rule in rules:
+        for state in left:
+            if (state["direction"], state["score"]) == (rule.direction, rule.score):
+                rule.load_state(state)
+                left.remove(state)
+                break
 
 
 def training_scores(record: Mapping[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ its journal of changes says. Imports no torch, and executes nothing of the run's
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,7 @@ from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.schedules.joined import AnySchedule
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
-from surefoot.train.changed_settings import (
-    PLAIN,
-    WEIGHTS,
-    Wish,
-    schedule_of,
-    values_at,
-)
+from surefoot.train.changed_settings import PLAIN, RULES, WEIGHTS, Wish, schedule_of, values_at
 from surefoot.train.course import Leg, course_of
 
 
@@ -246,10 +240,8 @@ def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
             values[f"optimizer.{name}"] = value
     if "schedule" in identity:
         values["schedule"] = identity["schedule"]
-    rule = identity.get("early_stopping")
-    if isinstance(rule, Mapping):
-        for name in ("patience", "min_delta"):
-            values[f"early_stopping.{name}"] = rule[name]
+    for name, kind in RULES.items():
+        values[name] = _rule_in(identity.get(name), kind)
     return values
 
 
@@ -259,3 +251,11 @@ def _weights_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     if (data.get("plan") or {}).get("order") != "mixture":
         return {}
     return {WEIGHTS: {name: part["weight"] for name, part in data["parts"].items()}}
+
+
+def _rule_in(described: Any, kind: type[Any]) -> Any:
+    """Return a rule as a setting has it; an identity also has what it scores, and when."""
+    if not isinstance(described, Mapping):
+        return described
+    names = [field.name for field in fields(kind)]
+    return {name: described[name] for name in names if name in described}

@@ -19,7 +19,7 @@ from surefoot.checkpoint.optimizer_state import (
     optimizer_tensors,
 )
 from surefoot.checkpoint.reader import interprets
-from surefoot.checkpoint.state_json import SavedState
+from surefoot.checkpoint.state_json import PlateauState, SavedState
 from surefoot.checkpoint.tensor_file import host_copy, rows_in_memory
 from surefoot.data.batch_lists import BatchLists
 from surefoot.data.data_values import DataValues
@@ -29,7 +29,7 @@ from surefoot.optim.build import RunOptimizer
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
 from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
-from surefoot.train.patience import Best, Feedback, ScoreWatch, load_stopping
+from surefoot.train.patience import Best, Feedback, PlateauProgress, ScoreWatch, load_stopping
 from surefoot.train.precision import Precision
 from surefoot.train.timer import Clock
 
@@ -180,7 +180,7 @@ def packed(
         monitor=None if best is None else best.watch.state(),
         runners_up=None if best is None else best.state(),
         stopping=[rule.state() for rule in run_state.stopping],
-        plateau=None if run_state.feedback is None else run_state.feedback.state(),
+        plateau=_plateau_state(run_state),
         skipped_in_a_row=run_state.meter.skipped_in_a_row,
         clock=run_state.clock.state(),
         seen=sorted(run_state.updated_parameters),
@@ -192,6 +192,16 @@ def packed(
         epoch=run_state.meter.epoch_state(),
     )
     return Checkpoint(state.step, files, saved.to_json(), pieces=pieces, bases=used_bases)
+
+
+def _plateau_state(run_state: RunState) -> PlateauState | None:
+    """Return the state of the plateau rule, or the factor that a rule of earlier steps has left."""
+    factor = run_state.state.lr_factor
+    if run_state.feedback is not None:
+        return run_state.feedback.state()
+    if factor == 1.0:
+        return None
+    return PlateauState(factor=factor, best=None, waited=0, cooling=0, not_numbers=0, step=0)
 
 
 def _state_file(
@@ -340,7 +350,7 @@ def restore(
     run_state.updated_parameters.clear()
     run_state.updated_parameters.update(saved.seen)
 
-    _restore_scores(run_state, saved)
+    _restore_scores(run_state, saved, step=checkpoint.step, plateau_changed="plateau" in changed)
     run_state.user_state.tensors = _under("kept/", loose)
     run_state.user_state.unclaimed = dict(saved.user_state)
     run_state.data_values.load_state(saved.data_values or {})
@@ -395,14 +405,26 @@ def _restore_averages(state: State, checkpoint: Checkpoint, *, where: str) -> No
         average.load((saved.average_updates or {}).get(name, 0))
 
 
-def _restore_scores(run_state: RunState, saved: SavedState) -> None:
+def _restore_scores(
+    run_state: RunState, saved: SavedState, *, step: int, plateau_changed: bool
+) -> None:
     """Restore what the run has concluded from its scores so far."""
     if run_state.best is not None:
         run_state.best.load_state(saved.monitor, saved.runners_up)
     load_stopping(run_state.stopping, saved.stopping, monitor=saved.monitor)
-    if run_state.feedback is not None:
-        run_state.feedback.load_state(saved.plateau)
-        run_state.state.lr_factor = run_state.feedback.standing.factor
+    feedback = run_state.feedback
+    rule_before = saved.identity.get("plateau")
+    factor = 1.0 if saved.plateau is None else saved.plateau["factor"]
+    if feedback is None:
+        # of a rule that was taken away
+        run_state.state.lr_factor = factor if plateau_changed or rule_before is None else 1.0
+        return
+    monitor_before = None if rule_before is None else rule_before["monitor"]
+    if plateau_changed and monitor_before != feedback.plateau.monitor:
+        feedback.standing = PlateauProgress(factor=factor, step=step)
+    else:
+        feedback.load_state(saved.plateau)
+    run_state.state.lr_factor = feedback.standing.factor
 
 
 def _changed_parts(model: str, changed: Collection[str]) -> list[str]:

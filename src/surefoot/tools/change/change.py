@@ -12,6 +12,7 @@ from typing import Any
 
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.batch_size import batching
+from surefoot.config.behavior import newest_behavior
 from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, first_of_next_block
 from surefoot.config.setting_change import SettingChange, in_effect
@@ -19,8 +20,17 @@ from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.tools.change.preview import are_equal, preview
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
-from surefoot.train.changed_settings import WEIGHTS, Wish, changes_of, described, is_journal_of
+from surefoot.train.changed_settings import (
+    RULES,
+    WEIGHTS,
+    Wish,
+    changes_of,
+    described,
+    is_journal_of,
+    rules_from,
+)
 from surefoot.train.next_epoch import changes_with_epochs, next_epoch
+from surefoot.train.patience import feedback, load_stopping, rules_of, watched
 from surefoot.train.recorded_settings import (
     RecordedSettings,
     origins_of_present,
@@ -179,17 +189,17 @@ def plan_from(
         changes = []
     steps = state.planned_steps if then is None else then.length.steps
     names = {change.setting for change in changes}
-    has_patience = any(name.startswith("early_stopping.") for name in names)
-    if changes and state.stopped_early and not has_patience:
+    is_steered = state.stopped_early or not names.isdisjoint(RULES)
+    if changes and is_steered and _is_out_of_patience(recorded.at(step), changes, state):
         raise ConfigError(
             "change-after-early-stopping",
             problem=f"early stopping has ended {run} at step {step}",
             reason="no step is left in which the change would hold",
-            remedy="change early_stopping.patience too",
+            remedy="change early_stopping.patience too, or write early_stopping=off",
             run=str(run),
             step=step,
         )
-    is_longer = has_patience or (then is None and "length" in names)
+    is_longer = then is None and "length" in names
     if changes and step >= steps and not is_longer:
         raise ConfigError(
             "change-of-finished-run",
@@ -271,6 +281,25 @@ def _lines_about_next_epoch(
         f"{last.setting} changes with the next epoch, at step {last.from_step:,}: in this order, an"
         " epoch is cut into steps as a whole"
     ]
+
+
+def _is_out_of_patience(
+    present: Mapping[str, Any], changes: Sequence[SettingChange], state: SavedState
+) -> bool:
+    """Return True if a rule of early stopping that holds after changes has ended the run. Raises
+    `ConfigError` for rules that the splits of the run cannot have.
+    """
+    values = dict(present)
+    for change in changes:
+        values[change.setting] = change.now
+    rules = rules_of(rules_from("early_stopping", values.get("early_stopping")))
+    plateau = rules_from("plateau", values.get("plateau"))
+    _, stopping = watched(
+        None, rules, keep_best=1, splits=state.splits, at_end=(), behavior=newest_behavior()
+    )
+    feedback(plateau, rules, splits=state.splits)
+    load_stopping(stopping, state.stopping, monitor=state.monitor)
+    return any(rule.exhausted for rule in stopping)
 
 
 def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list[str]:
