@@ -143,6 +143,23 @@ def test_a_model_of_before_a_change_refuses_to_be_called(tmp_path: Path) -> None
             break
 
 
+def test_an_optimizer_of_before_a_change_refuses_a_rate(tmp_path: Path) -> None:
+    run = given_changes(tmp_path, **EVERYTHING)
+    with run:
+        optimizer = run.state.optimizers["model"].optimizer
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        run.register_state("scheduler", scheduler)
+        for step in run:
+            if step.index < CHANGED_AT:
+                scheduler.step()
+                continue
+            with refused("optimizer-of-earlier-settings"):
+                optimizer.param_groups[0]["lr"] = 1.0
+            with refused("optimizer-of-earlier-settings"):
+                scheduler.step()
+            break
+
+
 def given_changes(run_dir: Path, **settings: Any) -> Run:
     """Return a new run that has its journal from the start."""
     run_in(run_dir / "first", stop_after=f"{CHANGED_AT} steps").train()

@@ -3,7 +3,7 @@ saved is refused by name.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor, jit, nn
@@ -78,26 +78,6 @@ def are_built_by_functions(model: Any) -> bool:
     """Return True if functions build the model or models of a run, so that it can be built again."""
     sources = model.values() if isinstance(model, Mapping) else [model]
     return not any(isinstance(source, nn.Module) for source in sources)
-
-
-def refuse_calls(models: Iterable[nn.Module], *, but: Iterable[nn.Module]) -> None:
-    """Let a later call of models raise `ConfigError`, but not of those that the run still has. User
-    code may hold models with which the run has gone on no more since its settings changed.
-    """
-    kept = list(but)
-    for model in models:
-        if not any(model is other for other in kept):
-            model.register_forward_pre_hook(_refuse_call)
-
-
-def _refuse_call(model: nn.Module, inputs: Any) -> NoReturn:  # noqa: ARG001  of the hook
-    raise ConfigError(
-        "model-of-earlier-settings",
-        problem=f"this {type(model).__name__} is the model of before a change of settings",
-        reason="the run was built again, and trains another object",
-        remedy="take the model from run.state or step.state where you use it",
-        model=type(model).__name__,
-    )
 
 
 def uncompiled(model: nn.Module) -> tuple[nn.Module, bool]:

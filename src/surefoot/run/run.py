@@ -20,8 +20,8 @@ from surefoot.run.after import change_settings
 from surefoot.run.build import build
 from surefoot.run.components import RunComponents
 from surefoot.run.history import OtherSettings
-from surefoot.run.model_kinds import refuse_calls
 from surefoot.run.resume import start_from_init
+from surefoot.run.retired import free, retire
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
 from surefoot.tracking.numbered import built_again
@@ -189,6 +189,7 @@ class Run(RunSettings):
         newest checkpoint. Collective.
         """
         assert before.directory is not None  # only there can settings change
+        free(before.state)
         names = [field.name for field in fields(RunSettings)]
         with built_again(before.directory.path, step=step):
             parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
@@ -201,7 +202,7 @@ class Run(RunSettings):
         for name, registered in user_state.objects.items():
             self.register_state(name, registered)
         self.parts.run_state.user_state.is_complete = user_state.is_complete
-        refuse_calls(before.state.models.values(), but=self.parts.state.models.values())
+        retire(before.state, present=self.parts.state)
 
     def stop(self) -> None:
         """Stop the run after this step and save the step, like `break`. Use this method outside the

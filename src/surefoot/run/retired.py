@@ -1,0 +1,60 @@
+"""What a run has given up where its settings changed: user code may still hold these models and
+optimizers, and their use would be in vain.
+"""
+
+from typing import Any, NoReturn
+
+from torch import nn
+
+from surefoot.errors import ConfigError
+from surefoot.train.loop import State
+
+
+def free(state: State) -> None:
+    """Free the memory of optimizers and averages before the run is built again."""
+    for trained in state.optimizers.values():
+        trained.optimizer.state.clear()
+    state.ema_models.clear()
+
+
+def retire(before: State, *, present: State) -> None:
+    """Let a later use of models and optimizers raise `ConfigError`, but not of those that the run
+    still has.
+    """
+    for model in before.models.values():
+        if not any(model is other for other in present.models.values()):
+            model.register_forward_pre_hook(_refuse_call)
+    of_present = [trained.optimizer for trained in present.optimizers.values()]
+    for trained in before.optimizers.values():
+        if not any(trained.optimizer is other for other in of_present):
+            trained.optimizer.param_groups = _RefusedGroups()
+
+
+def _refuse_call(model: nn.Module, inputs: Any) -> NoReturn:  # noqa: ARG001  of the hook
+    raise ConfigError(
+        "model-of-earlier-settings",
+        problem=f"this {type(model).__name__} is the model of before a change of settings",
+        reason="the run was built again, and trains another object",
+        remedy="take the model from run.state or step.state where you use it",
+        model=type(model).__name__,
+    )
+
+
+class _RefusedGroups(list[Any]):
+    """Parameter groups that nobody may read or write, such as a scheduler of the user."""
+
+    def __iter__(self) -> NoReturn:
+        raise _refused_groups()
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise _refused_groups()
+
+
+def _refused_groups() -> ConfigError:
+    return ConfigError(
+        "optimizer-of-earlier-settings",
+        problem="this is the optimizer of before a change of settings",
+        reason="the run was built again, and a rate that is written here would have no effect",
+        remedy="take the optimizer from run.state or step.state where you use it, and build a"
+        " scheduler of your own again",
+    )
