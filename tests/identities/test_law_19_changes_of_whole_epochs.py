@@ -4,7 +4,9 @@ exact there too.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -378,6 +380,149 @@ def test_a_journal_that_changes_within_an_epoch_is_refused_with_the_next_one(
     append_changes(tmp_path / "run", [SettingChange(0, steps + 1, "batch_size", was, LARGER[name])])
     with refused("batch-size-changes-within-epoch", step=steps + 1, next_epoch=2 * steps):
         run_in(tmp_path / "run", name)
+
+
+def test_a_journal_from_the_start_is_refused_before_a_step_is_trained(tmp_path: Path) -> None:
+    append_changes(tmp_path, [SettingChange(0, 11, "batch_size", 8, 12)])
+    with refused("batch-size-changes-within-epoch", step=11, next_epoch=16):
+        run_in(tmp_path, "lanes")
+    assert [path.name for path in tmp_path.iterdir()] == ["changes.jsonl"]
+
+
+def test_more_lanes_than_samples_to_come_are_refused_before_the_steps_until_then(
+    tmp_path: Path,
+) -> None:
+    with refused("lanes-exceed-samples", value=SAMPLES + 1):
+        changed_run(tmp_path, "lanes", at=5, batch_size=SAMPLES + 1)
+    sf.load(tmp_path).change(batch_size=12)
+    run_in(tmp_path, "lanes").train()
+
+
+def test_a_length_that_was_changed_before_counts(tmp_path: Path) -> None:
+    run_in(tmp_path, "lanes", stop_after="25 steps").train()
+    sf.load(tmp_path).change(length="5 epochs")
+    sf.load(tmp_path).change(batch_size=12)
+    run = run_in(tmp_path, "lanes")
+    run.train()
+    assert run.state.step == 32 + 5
+
+
+@pytest.mark.parametrize("name", ["lanes", "stream"])
+def test_a_body_changes_the_batch_size(name: str, tmp_path: Path) -> None:
+    run = run_in(tmp_path / "changed", name)
+    with run:
+        for step in run:
+            if step.index == 4:
+                run.change("batch_size", 12)
+    (change,) = read_changes(tmp_path / "changed")
+    assert change.from_step == (5 if name == "stream" else 8)
+
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
+    given = run_in(tmp_path / "given", name)
+    given.train()
+    assert given.state.step == run.state.step
+    assert same(weights(given), weights(run))
+
+
+@forks
+@pytest.mark.parametrize("name", ["lanes", "buckets", "stream"])
+def test_a_changed_run_that_is_killed_resumes_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"save_every": "3 steps"}
+    if name == "stream":
+        kept["train_data"] = sf.data.Stream(rows)
+    at = 10 if name == "stream" else steps_per_epoch(name, tmp_path)
+    whole = changed_run(tmp_path / "whole", name, at=at, batch_size=LARGER[name])
+    whole.train()
+
+    changed_run(tmp_path / "killed", name, at=at, batch_size=LARGER[name])
+    for step in (at, at + 1, at + 4, at + 6):
+
+        def killed(_: int, step: int = step) -> None:
+            run = run_in(tmp_path / "killed", name, **kept)
+            with run:
+                for each in run:
+                    if each.index >= step:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        assert on_ranks(1, killed) == [-signal.SIGKILL]
+    resumed = run_in(tmp_path / "killed", name, **kept)
+    resumed.train()
+    assert resumed.state.step == whole.state.step
+    assert same(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("name", [*ORDERS, "stream"])
+def test_a_changed_run_is_verified_and_its_steps_are_replayed(name: str, tmp_path: Path) -> None:
+    at = 10 if name == "stream" else 2 * steps_per_epoch(name, tmp_path)
+    run_dir = tmp_path / "run"
+    changed_run(run_dir, name, at=at, batch_size=LARGER[name]).train()
+    records = {record["step"]: record for record in sf.load(run_dir).records("train")}
+    saved = sf.load(run_in(run_dir, name))
+    for step in (at - 1, at, at + 2):
+        assert saved.replay(step).look.loss == records[step + 1]["loss"]
+
+    verdict = sf.load(run_in(run_dir, name)).verify(steps="all")
+    assert verdict.problems == []
+    assert any(window.problems == [] for window in verdict.outcomes)
+
+
+def heavy_rows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    for inputs, target in rows():
+        yield inputs, target, torch.zeros(2000)
+
+
+def test_a_tape_that_drops_rows_drops_none_that_a_resume_reads(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"length": "150 steps", "save_every": "2 steps"}
+    small: dict[str, Any] = {
+        "train_data": sf.data.Stream(heavy_rows, start="thread", tape_size="1 MB"),
+        **settings,
+    }
+    changed = tmp_path / "changed"
+    run_in(changed, "stream", stop_after="40 steps", **small).train()
+    sf.load(changed).change(batch_size=4)
+    for stop in (60, 90, 150):
+        run = run_in(changed, "stream", stop_after=f"{stop} steps", **small)
+        run.train()
+    tape = run.parts.pipeline.tape
+    assert tape is not None
+    first = tape.first_step(4)
+    assert 40 < first < 150
+    assert tape.first_kept() <= 40 * 8 + (first - 40) * 4 < tape.first_kept() + 4
+    assert run_in(changed, "stream", **small).parts.pipeline.first() is not None  # of step 0
+
+    (tmp_path / "given").mkdir()
+    shutil.copy(changed / "changes.jsonl", tmp_path / "given")
+    given = run_in(tmp_path / "given", "stream", **settings)
+    given.train()
+    assert same(weights(given), weights(run))
+
+
+class Windows(Dataset[Any]):
+    """Samples of one length, so that tokens are samples."""
+
+    lengths = 4
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = data()
+        return inputs[index], targets[index]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+def test_tokens_of_samples_of_one_length_are_read_on_behind_those_that_were_read(
+    tmp_path: Path,
+) -> None:
+    tokens: dict[str, Any] = {"train_data": Windows(), "batch_size": "32 tokens"}
+    before = run_in(tmp_path / "unused", "", **tokens).parts.pipeline.plan
+    run_in(tmp_path / "run", "", stop_after="5 steps", **tokens).train()
+    sf.load(tmp_path / "run").change(batch_size="48 tokens")
+    run = run_in(tmp_path / "run", "", **tokens)
+    after = run.parts.pipeline.plan
+    assert read_by(before, range(5)) + read_by(after, range(5, 15)) == read_by(before, range(20))
+    assert run.parts.length.steps == 5 + -(-(4 * SAMPLES - 5 * 8) // 12)
+    run.train()
 
 
 class OwnBatches(Sampler[list[int]]):

@@ -326,6 +326,9 @@ def read_data(
         return StepSize(sizes.batch_size, plan.steps)
 
     passed, earlier_sizes = passed_in(history.segments, step_size)
+    if history.to_come:  # what they cannot be is refused now, not after the steps before
+        passed_in([*history.segments, *history.to_come], step_size)
+        step_size(history.to_come[-1].settings)
     tape = data_pipeline.tape_of(
         settings, data, world, run_dir=out, sizes=sizes, passed=passed, behavior=behavior
     )

@@ -34,14 +34,16 @@ class SettingsHistory:
     """The settings that held, hold and will hold in a run.
 
     of_program: the values in the program, of settings that can change. segments: up to the step
-    from which the session goes on, the present one last. next_change: the step of the change that
-    follows, at which the session ends. ramps: those of the program that the journal does not have
-    yet. first_changes: their changes, with which the journal will begin.
+    from which the session goes on, the present one last. to_come: those behind it.
+    next_change: the step of the change that follows, at which the session ends. ramps: those of the
+    program that the journal does not have yet. first_changes: their changes, with which the journal
+    will begin.
     """
 
     of_program: dict[str, Any]
     changes: tuple[SettingChange, ...]
     segments: tuple[SegmentSettings, ...]
+    to_come: tuple[SegmentSettings, ...] = ()
     next_change: int | None = None
     ramps: Mapping[str, Ramp] = field(default_factory=dict)
     first_changes: tuple[SettingChange, ...] = ()
@@ -132,8 +134,9 @@ def read_history(
         return SettingsHistory(of_program, (), (SegmentSettings(0, settings),), ramps=missing)
     segments = history_of(as_read, changes)
     past = tuple(segment for segment in segments if segment.begin <= step)
-    following = [segment.begin for segment in segments if segment.begin > step]
-    return SettingsHistory(of_program, changes, past, min(following, default=None), missing)
+    to_come = segments[len(past) :]
+    next_change = to_come[0].begin if to_come else None
+    return SettingsHistory(of_program, changes, past, to_come, next_change, missing)
 
 
 def _changes_of_run(settings: RunSettings, world: World) -> tuple[SettingChange, ...]:

@@ -199,7 +199,9 @@ def plan_from(
             run=str(run),
             step=step,
         )
-    is_longer = then is None and "length" in names
+    last_number = 0 if state.changes is None else int(state.changes["number"])
+    not_saved = {change.setting for change in earlier if change.number > last_number}
+    is_longer = then is None and "length" in names | not_saved
     if changes and step >= steps and not is_longer:
         raise ConfigError(
             "change-of-finished-run",
