@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from surefoot.tools.report.charts import Chart
 from surefoot.tools.report.run_charts import charts
 from surefoot.tools.report.series import ReportedRun, read_reported_run
 from surefoot.tools.report.write import page_of
-from surefoot.tracking.change_journal import append_changes, read_changes
+from surefoot.tracking.change_journal import _values, append_changes, read_changes
 from surefoot.tracking.commands import commands
 from surefoot.tracking.run_reader import read_run
 from surefoot.train.recorded_settings import recorded_settings
@@ -163,10 +162,8 @@ def test_the_settings_of_a_run_without_changes_are_those_of_its_file(tmp_path: P
 
 def forged(**values: Any) -> str:
     """A line with the right hash, as another program may write it."""
-    fields = asdict(SettingChange(1, 4, "clip", "off", "norm 1.0")) | values
+    fields = _values(SettingChange(1, 4, "clip", "off", "norm 1.0")) | values
     del fields["sha256"]
-    if not fields["origins"]:
-        del fields["origins"]
     text = json.dumps(fields, ensure_ascii=False)
     digest = sha256(("0" * 64 + text).encode()).hexdigest()
     return json.dumps({**fields, "sha256": digest}) + "\n"
@@ -175,7 +172,7 @@ def forged(**values: Any) -> str:
 @pytest.mark.parametrize(
     "values",
     [{"from_step": "4"}, {"from_step": -1}, {"from_step": True}, {"setting": 3}, {"because": {}},
-     {"follows": {"clip": 3}}, {"follows": []}, {"origins": [1]}],
+     {"follows": {"clip": 3}}, {"follows": []}, {"origins": [1]}, {"stretches": 3}],
 )  # fmt: skip
 def test_a_line_of_another_type_is_damage(values: dict[str, Any], tmp_path: Path) -> None:
     run = written(tmp_path / "run", [train(1)], config=CONFIG, **SESSION)

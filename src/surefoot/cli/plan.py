@@ -18,6 +18,7 @@ from surefoot.cli.options import (
     needs_option,
     option_names,
 )
+from surefoot.cli.plan_run import names_a_run, plan_run
 from surefoot.cli.plan_schedules import PlanSchedules, plan_schedules
 from surefoot.cli.processes import Several, planned, program_options, settled
 from surefoot.cli.settings import layers_below, program_settings, read_settings
@@ -72,12 +73,13 @@ class Plan(MachineOptions, Several, ProgramOptions):
     """Show the run that train would start with the same arguments: settings and their
     origins, parameters, micro-batches, learning rates, and memory and time measured
     with one micro-batch. Check that the loss is a mean over samples or targets.
-    Nothing is trained or written.
+    Nothing is trained or written. Of an existing run, what is still to come.
 
       surefoot plan gpt --batch-size 64 --micro-batch-size 8
       surefoot plan gpt --preset gpt2-1558m --world-size 512 --parallel fsdp
       surefoot plan --schedules cosine,linear:min_lr_ratio=0.1,wsd:cooldown=30%
       surefoot plan gpt --schedules all --preset shakespeare --out rates
+      surefoot plan runs/mine --schedules
     """
 
     schedules: str | None = field(default=None, metadata=MOST_USED)
@@ -92,6 +94,10 @@ class Plan(MachineOptions, Several, ProgramOptions):
 
 def plan(arguments: list[str]) -> None:
     """Run `surefoot plan`: print what a run would do, and train nothing."""
+    (_, words), *_ = by_flag(arguments)
+    if names_a_run(words) and not asks_for_help(arguments):
+        plan_run(arguments)
+        return
     if "schedules" in dict(by_flag(arguments)) and not asks_for_help(arguments):
         plan_schedules(
             arguments, foreign=set(option_names(Plan)) - set(option_names(PlanSchedules))

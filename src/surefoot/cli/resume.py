@@ -35,9 +35,9 @@ class Resume(BecauseOption, AcceptChange, AlertOption, Several, RunOption):
     never stopped. Settings that do not affect results may change: --workers,
     --log-every, --save-every, --keep-last, --stop-after, --time-limit,
     --max-restarts. --change SETTING=VALUE changes one that does, on record, as
-    surefoot change does; --length X is --change length=X. --from-step N goes back to
-    an earlier step first. With another --nproc or --parallel, the samples and their
-    order are the same, and results are equal up to rounding.
+    surefoot change does; --length X is --change length=X. --from-step N goes back
+    to an earlier step first. With another --nproc or --parallel, the samples and
+    their order are the same, and results are equal up to rounding.
 
       surefoot resume latest
       surefoot resume runs/mine --time-limit "2 h"

@@ -127,6 +127,7 @@ def _has_its_types(change: SettingChange) -> bool:
     pairs = change.follows.values()
     return (
         type(step) is int
+        and isinstance(change.stretches, bool)
         and step >= 0
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)

@@ -5,6 +5,7 @@ its journal of changes says. Imports no torch, and executes nothing of the run's
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ class Course:
     schedule: AnySchedule
     factors: Factors
     lr_at: Mapping[int, float | None]  # from these steps on
+    batch_sizes: Mapping[int, int]  # in samples
+
+    def samples(self, begin: int, end: int) -> int:
+        """Return the samples of the steps from `begin` to before `end`."""
+        samples = 0
+        for begins, ends in pairwise([*self.batch_sizes, end]):
+            steps = min(ends, end) - max(begins, begin)
+            samples += max(0, steps) * self.batch_sizes[begins]
+        return samples
 
     def rate(self, step: int) -> float | None:
         lr = None
@@ -104,6 +114,7 @@ class RecordedSettings:
             return None
         legs = []
         lr_at = {}
+        batch_sizes = {}
         changes = in_effect(self.changes)
         stretched_at = {change.from_step for change in changes if change.stretches}
         for begin in sorted({0, *(change.from_step for change in changes)}):
@@ -123,11 +134,12 @@ class RecordedSettings:
             )
             legs.append(leg)
             lr_at[begin] = values.get("optimizer.lr")
+            batch_sizes[begin] = batch_size.batch_size
         first = planned(legs[0].length, samples_per_epoch=samples, batch_size=legs[0].batch_size)
         began = replace(first, steps=self.identity["schedule_of_steps"])
         first_schedule = legs[0].schedule.resolved(began)
         length, schedule = course_of(legs, first_length=first, first_schedule=first_schedule)
-        return Course(length, schedule, schedule.factors(length), lr_at)
+        return Course(length, schedule, schedule.factors(length), lr_at, batch_sizes)
 
     def known_course(self) -> Course | None:
         """Return the course of the run as `course` does, and None too if its files do not allow
@@ -146,14 +158,20 @@ def recorded_settings(files: RunFiles) -> RecordedSettings:
     return RecordedSettings(of_program, files.changes, identity)
 
 
+def read_recorded_settings(run: Path) -> RecordedSettings:
+    """Return the settings of a run. Raises `CheckpointError` for an edited journal."""
+    _, state = newest_state(run)
+    identity: Mapping[str, Any] = {} if state is None else state.identity
+    return RecordedSettings(values_of_program(run, identity), read_changes(run), identity)
+
+
 def settings_at(run: Path, step: int) -> dict[str, Any]:
     """Return the settings that can change, with the values that they have in the step after `step`
     finished ones. Raises `ConfigError` for a step that the run does not have, and `CheckpointError`
     for an edited journal.
     """
     _, state = newest_state(run)
-    identity: Mapping[str, Any] = {} if state is None else state.identity
-    recorded = RecordedSettings(values_of_program(run, identity), read_changes(run), identity)
+    recorded = read_recorded_settings(run)
     length = None if state is None else state.planned_steps
     course = recorded.course()
     if course is not None:

@@ -16,7 +16,7 @@ from surefoot.tools.report.charts import Chart, Line, Mark
 from surefoot.tools.report.figures import RASTERIZER, draw
 from surefoot.tracking.format import shortened, text_table
 
-_LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
+LOOKED_AT = 1_000_000  # steps of one schedule; longer runs are sampled evenly
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def trace_schedules(schedules: Mapping[str, AnySchedule], length: Length) -> lis
             problems.append(problem.inside(name))
             continue
         warmup = int(resolved.warmup or 0)
-        stride = -(-length.steps // _LOOKED_AT)
+        stride = -(-length.steps // LOOKED_AT)
         marked_steps = [*range(0, length.steps, stride), warmup, length.steps - 1]
         steps = np.unique(marked_steps).astype(np.int64)
         factors = np.array([factor(int(step)) for step in steps])
