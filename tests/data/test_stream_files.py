@@ -217,6 +217,17 @@ def test_only_a_file_system_without_locks_goes_without_one(
     assert open_writer(str(tmp_path)) == refused
 
 
+def test_a_larger_batch_size_keeps_the_rows_of_a_damaged_tape(tmp_path: Path) -> None:
+    recorded(tmp_path, rows=30).close()
+    last = max(tmp_path.glob("rows-*.bin"))
+    last.write_bytes(last.read_bytes()[:-1] + b"\x01")
+    run = Recorder(Stream(finite(ROWS)), tmp_path, batch_size=50, how=HOW, workers=0)
+    run.cut_damaged(BATCH)
+    rows = run.writer.rows
+    run.close()
+    assert rows == 29
+
+
 # --- the budget -----------------------------------------------------------------------------------
 
 

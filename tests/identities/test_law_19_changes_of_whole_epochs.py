@@ -156,6 +156,56 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
     assert same(weights(given), weights(changed))
 
 
+@pytest.mark.parametrize("name", ["lanes", "stream"])
+def test_a_changed_run_is_the_loop_that_one_would_write(name: str, tmp_path: Path) -> None:
+    at = 16
+    plain: dict[str, Any] = {
+        "model": lambda: nn.Linear(4, 1),
+        "optimizer": sf.optim.sgd(lr=1e-2),
+        "schedule": sf.schedules.constant(),
+    }
+    linear = nn.Linear(4, 1)
+    untrained = run_in(tmp_path / "unused", name, **plain).state.model
+    linear.load_state_dict(untrained.state_dict())
+    run_in(tmp_path / "run", name, stop_after=f"{at} steps", **plain).train()
+    sf.load(tmp_path / "run").change(batch_size=12)
+    run = run_in(tmp_path / "run", name, **plain)
+    run.train()
+
+    batches = batches_of_lanes() if name == "lanes" else batches_of_stream(at=at, last=20)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=1e-2)
+    assert len(batches) == run.state.step
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss(linear, [inputs, targets]).backward()
+        optimizer.step()
+    for mine, theirs in zip(run.state.model.parameters(), linear.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def batches_of_lanes() -> list[tuple[Tensor, Tensor]]:
+    """Return the batches of two epochs of 8 lanes, and of two of 12."""
+    inputs, targets = data()
+    batches = []
+    for lane_count in (8, 8, 12, 12):
+        lanes = [lane.tolist() for lane in torch.arange(SAMPLES).tensor_split(lane_count)]
+        for step in range(len(lanes[0])):
+            ids = [lane[step] for lane in lanes if step < len(lane)]
+            batches.append((inputs[ids], targets[ids]))
+    return batches
+
+
+def batches_of_stream(*, at: int, last: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches of 8 rows up to a step, and of 12 rows from there on."""
+    source = rows()
+    batches = []
+    for step in range(last):
+        read_now = [next(source) for _ in range(8 if step < at else 12)]
+        inputs, targets = zip(*read_now, strict=True)
+        batches.append((torch.stack(inputs), torch.stack(targets)))
+    return batches
+
+
 @pytest.mark.parametrize("name", ORDERS)
 def test_every_sample_is_seen_once_an_epoch_before_and_after(name: str, tmp_path: Path) -> None:
     steps = steps_per_epoch(name, tmp_path)
@@ -192,9 +242,16 @@ def test_a_record_ends_each_epoch_before_and_after(tmp_path: Path) -> None:
 def test_rows_of_a_stream_that_were_read_are_read(tmp_path: Path) -> None:
     run = changed_run(tmp_path, "stream", at=5, batch_size=12)
     plan = run.parts.pipeline.plan
-    run.train()
+    tape = run.parts.pipeline.tape
+    assert tape is not None
+    with run:
+        assert tape.recorder is not None
+        assert tape.recorder.stop == tape.samples == 220  # rows that the run reads
+        for _ in run:
+            pass
     read_rows = [row for row, _ in read_by(plan, range(5, 20))]
     assert read_rows == list(range(5 * 8, 5 * 8 + 15 * 12))
+    assert run.parts.length.epochs == 1.0
     saved = read(tmp_path / "checkpoints" / "step-00000020").saved
     assert saved.tape is not None
     assert saved.tape["rows"] == 220
