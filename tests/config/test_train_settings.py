@@ -51,7 +51,7 @@ from write_settings import settings_table  # noqa: E402
 ORDER = re.findall(
     r"\w+",
     """
-    model loss train_data init_from seed length stop_after time_limit early_stopping batch_size micro_batch_size order collate_fn
+    model model_settings loss train_data init_from init_optimizer seed length stop_after time_limit early_stopping batch_size micro_batch_size order collate_fn
     count_fn count_unit workers optimizer schedule plateau clip ema ema_ramp ema_start ema_every max_bad_steps precision channels_last compile
     activation_checkpointing activation_checkpointing_modules device deterministic splits evaluate_every evaluate_at_start best sample_fn
     sample_every sample_on_all_ranks log_every layer_stats_every derived loss_note trackers panels_fn tensorboard text_log report console run_dir save_every keep_last keep_best keep_every
@@ -211,6 +211,7 @@ NEEDED = {
     "keep_last": ("run_dir", 2),
     "keep_every": ("run_dir", "3 steps"),
     "accept_change": ("run_dir", "loss"),
+    "init_optimizer": ("init_from", True),
 }
 
 

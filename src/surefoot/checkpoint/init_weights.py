@@ -171,7 +171,7 @@ def _sources_in_weights(
 def _sources_in_checkpoint(
     path: Path, models: Mapping[str, nn.Module], world: World
 ) -> tuple[dict[str, Saved], str]:
-    checkpoint, source = _read_checkpoint(path, world)
+    checkpoint, source = read_initial_checkpoint(path, world)
     sources: dict[str, Saved] = {}
     for name in models:
         suffix = "" if name == "model" else f"-{name}"
@@ -196,7 +196,10 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         raise
 
 
-def _read_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
+def read_initial_checkpoint(path: Path, world: World) -> tuple[Checkpoint, str]:
+    """Return the checkpoint in a directory, or the newest intact one of a run, and its name. Raises
+    `CheckpointError` for another path. Collective.
+    """
     are_ranks = world.size > 1
     if (path / MANIFEST).exists():
         checkpoint = read_together(path, world) if are_ranks else read(path)

@@ -24,7 +24,7 @@ from surefoot.errors import CheckpointError, ConfigError, Setting
 from surefoot.optim.flat_parameters import APART
 from surefoot.optim.kinds.kind import inner_optimizers
 
-_OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
+OWN = "own"  # key in the optimizer's plain state; all other keys contain a slash
 # of a dict whose keys are no strings or integers
 _KEYS = "~keys"
 _ENTRIES = "~entries"
@@ -65,7 +65,7 @@ def optimizer_tensors(
     own = _own_state(optimizer)
     if strides:
         own[_STRIDES] = strides
-    plain = _savable({_OWN: own, **further}, names)
+    plain = _savable({OWN: own, **further}, names)
     return tensors, plain, rows_of_tensors
 
 
@@ -81,7 +81,7 @@ def load_optimizer(
         for parameter in group["params"]:
             parameters[name_of(parameter, names)] = parameter
     entries = _as_saved(plain, parameters)
-    own = entries.pop(_OWN)
+    own = entries.pop(OWN)
     strides = own.pop(_STRIDES, {})
     for prefix, member in _with_inner(optimizer).items():  # inner ones may share the outer's state
         member.state.clear()
@@ -101,9 +101,9 @@ def load_optimizer(
     _share_groups(optimizer, shared)
     _load_entries(optimizer, entries, parameters, strides)  # some `load_state_dict` cast tensors
     now = {key: value for key, value in _own_state(optimizer).items() if key in own}
-    saved_tensors, saved_plain = pack_state({_OWN: _savable(own, names)})
-    now_tensors, now_plain = pack_state({_OWN: _savable(now, names)})
-    wrong = first_difference(saved_plain[_OWN], now_plain[_OWN], saved_tensors, now_tensors)
+    saved_tensors, saved_plain = pack_state({OWN: _savable(own, names)})
+    now_tensors, now_plain = pack_state({OWN: _savable(now, names)})
+    wrong = first_difference(saved_plain[OWN], now_plain[OWN], saved_tensors, now_tensors)
     if wrong is not None:
         raise not_restored(type(optimizer).__name__, wrong)
 

@@ -132,6 +132,12 @@ class TrainSettings(Declared):
     """Initial weights: a .safetensors file, a checkpoint, or a run. Only used at step 0. None: a
     new model.
     """
+    init_optimizer: bool = setting(
+        False, identity=True, absent_by_default=True, changes_at="never", needs="init_from"
+    )
+    """Also take the optimizer's moments and step counts from the run of `init_from`, by the names of
+    parameters, if the optimizer is of the same kind. False: the optimizer begins anew.
+    """
     seed: int = setting(
         0, check=number(min_value=0, below=1 << 64), identity=True, changes_at="never"
     )

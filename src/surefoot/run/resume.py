@@ -256,6 +256,11 @@ def start_from_init(parts: RunComponents) -> str | None:
     message = load_initial_weights(parts.state.models, weights, world=parts.world)
     for name, average in parts.state.ema_models.items():
         average.restart(parts.state.models[name])
+    if parts.settings.init_optimizer:
+        from surefoot.run.initial_optimizer import take_optimizer_states
+
+        now = parts.plan.identity["optimizer"]
+        message += "\n" + take_optimizer_states(parts.state, weights, world=parts.world, now=now)
     return message
 
 

@@ -300,6 +300,7 @@ class Components:
         if now["init_from"] is None:
             # these weights were loaded at step 0 and are not needed again
             saved["init_from"] = None
+            saved.pop("init_optimizer", None)
         if "data" in self.accept_change and has_same_samples(saved, now):
             saved["data"] = now["data"]
             if saved.get("plateau") and now.get("plateau"):
