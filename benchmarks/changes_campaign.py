@@ -1,12 +1,17 @@
 """The campaign of changes: random histories of a run (changes of its settings, SIGKILLs between)
 end with the bits of a run that was given the whole journal from the start.
 
-    python benchmarks/changes_campaign.py [--tries 300] [--first 0] [--write]
+    python benchmarks/changes_campaign.py [--tries 300] [--first 0] [--within-s SECONDS] [--write]
 
-A history has one to four stops, after each of which one to three settings change. On the way to each
-stop the run is killed up to twice. A run trains a small network with dropout, averaged weights and
-AdamW in a process that is forked from this one. `--write` appends a dated line to
-results/changes-campaign.txt. Leaves with 1 where a bit differs.
+A history has one to three stops, after each of which one or two settings change. It trains on one,
+two or three ranks, under DDP or FSDP, and may have another number of ranks after a stop. In a
+quarter of all, a loop of its own calls `run.change` at one of its steps. While a session trains,
+another process may ask for a change. On the way to each stop the run is killed up to twice: all its
+ranks, or one. The run with the whole journal trains on a number of ranks of its own. Every run of
+one rank is verified, with all its steps.
+
+A run trains a small network with dropout, averaged weights and AdamW. `--write` appends a dated line
+to results/changes-campaign.txt. Leaves with 1 where a bit differs.
 """
 
 from __future__ import annotations
@@ -19,22 +24,34 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from rank_processes import Ranks
+from surefoot.checkpoint import Store
+from surefoot.tools.change.while_training import request
+from surefoot.tracking.change_journal import CHANGES, read_changes
+from surefoot.tracking.run_reader import is_running, newest_state
+from surefoot.train.changed_settings import Wish
+from surefoot.train.recorded_settings import RecordedSettings, values_of_program
 
 RESULTS = Path(__file__).parent / "results" / "changes-campaign.txt"
 SAMPLES = 60
 FIRST_STEPS = 24
-KILL_WITHIN_S = 0.5
+KILL_WITHIN_S = 1.5
+BODY_STEP_S = 0.02
+OF_BODY = "optimizer.betas"  # the setting that a loop of its own changes
 
 
 def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -46,7 +63,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
 
 
-def run_in(run_dir: Path, *, stop_after: int | None = None) -> sf.Run:
+def run_in(run_dir: str, *, parallel: str = "ddp", stop_after: int | None = None) -> sf.Run:
     inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
     return sf.Run(
         model=model,
@@ -57,7 +74,9 @@ def run_in(run_dir: Path, *, stop_after: int | None = None) -> sf.Run:
         clip="norm 1.0",
         ema=0.9,
         batch_size=8,
+        micro_batch_size=2,
         length=f"{FIRST_STEPS} steps",
+        parallel=parallel,  # type: ignore[arg-type]
         stop_after=None if stop_after is None else f"{stop_after} steps",
         save_every="2 steps",
         log_every="1 steps",
@@ -69,132 +88,240 @@ def run_in(run_dir: Path, *, stop_after: int | None = None) -> sf.Run:
     )
 
 
+def session(
+    run_dir: str, *, parallel: str, stop_after: int | None, body_changes_at: int | None
+) -> None:
+    """Train in each of some processes up to a stop, or to the end."""
+    torch.set_num_threads(1)
+    run = run_in(run_dir, parallel=parallel, stop_after=stop_after)
+    if body_changes_at is None:
+        run.train()
+        return
+    with run:
+        for step in run:
+            time.sleep(BODY_STEP_S)  # so that another process may ask for a change
+            if step.index == body_changes_at:
+                run.change(OF_BODY, [0.8, 0.99], because="the body")
+
+
+def verified(run_dir: str) -> list[str]:
+    """Repeat all steps of a run; return what is wrong."""
+    verdict = sf.load(run_in(run_dir)).verify(steps="all")
+    return [str(problem) for problem in verdict.problems]
+
+
 def drawn_change(draw: random.Random, *, step: int) -> tuple[str, Any]:
     """Return a setting and another value of it."""
     choices: dict[str, list[Any]] = {
         "optimizer.lr": [1e-3, 3e-3, 2e-2],
-        "optimizer.weight_decay": [0.01, 0.5],
-        "optimizer.betas": [[0.8, 0.99], [0.95, 0.999]],
+        "optimizer.weight_decay": [0.0, 0.01, 0.5],
+        "optimizer.eps": [1e-8, 1e-6],
         "batch_size": [4, 12, 16, 30],
-        "micro_batch_size": [1, 2, 4],
+        "micro_batch_size": [1, 2],
         "clip": ["off", "norm 0.1", "value 0.1", "auto 0.9"],
-        "ema": [0.5, 0.99],
+        "ema": [None, 0.5, 0.99],
         "precision": ["bf16", "fp32"],
-        "schedule": ["linear", "constant", "cosine", "wsd", "inverse_sqrt"],
+        "schedule": ["linear", "constant", "cosine", "wsd", "inverse_sqrt", "stretch"],
         "length": [f"{step + more} steps" for more in (8, 15, 31)],
     }
     name = draw.choice(list(choices))
     return name, draw.choice(choices[name])
 
 
-def train(run_dir: Path, *, stop_after: int | None, kill_after_s: float | None) -> bool:
-    """Train in a process of its own; return True if it was killed before its end."""
-    process = os.fork()
-    if process == 0:
+def planned_steps(run_dir: Path) -> int:
+    """Return the length of a run by its journal."""
+    _, state = newest_state(run_dir)
+    if state is None:
+        return FIRST_STEPS
+    of_program = values_of_program(run_dir, state.identity)
+    course = RecordedSettings(of_program, read_changes(run_dir), state.identity).course()
+    assert course is not None
+    return course.length.steps
+
+
+@dataclass
+class History:
+    """A run that is changed and killed: its directory, the draws, and counts of what happened."""
+
+    run_dir: Path
+    ranks: Ranks
+    draw: random.Random
+    parallel: str
+    size: int  # ranks of the next session
+    body_changes_at: int | None
+    counts: Counter[str]
+
+    def train(self, run_dir: Path, *, stop_after: int | None, is_disturbed: bool) -> None:
+        """Train a session up to a stop; one that is disturbed may die before."""
+        place = self.ranks.start(
+            self.size,
+            session,
+            run_dir=str(run_dir),
+            parallel=self.parallel,
+            stop_after=stop_after,
+            body_changes_at=self.body_changes_at,
+        )
+        if is_disturbed:
+            self.disturb(place)
+        outcomes = self.ranks.outcomes(place)
+        was_killed = any(outcome.status == -signal.SIGKILL for outcome in outcomes)
+        for rank, outcome in enumerate(outcomes):
+            # ranks that have lost another one end with an error
+            if outcome.status != 0 and not was_killed:
+                text = outcome.text[-800:]
+                raise RuntimeError(f"rank {rank} ended with {outcome.status}: {text}")
+
+    def disturb(self, place: Path) -> None:
+        """Ask for a change while a session trains, and kill its ranks: all at once, or one first."""
+        time.sleep(self.draw.uniform(0.0, KILL_WITHIN_S))
+        if self.draw.random() < 0.4:
+            self.ask()
+            time.sleep(self.draw.uniform(0.0, 0.3))
+        order = self.draw.sample(range(self.size), self.size)
+        is_one_first = self.draw.random() < 0.5 and self.size > 1
+        for rank in order:
+            if not (place / f"status-{rank}").exists():
+                with suppress(ProcessLookupError):
+                    os.kill(int((place / f"pid-{rank}").read_text()), signal.SIGKILL)
+                    self.counts["SIGKILLs"] += 1
+            if is_one_first and rank == order[0]:  # the others go on until a launcher ends them
+                self.counts["kills of one of several ranks"] += 1
+                time.sleep(self.draw.uniform(0.0, 1.0))
+
+    def ask(self) -> None:
+        """Ask the process that trains for a change, and do not wait."""
+        if not is_running(self.run_dir):
+            return
+        step, _ = newest_state(self.run_dir)
+        name, value = drawn_change(self.draw, step=step + 4)
         try:
-            run_in(run_dir, stop_after=stop_after).train()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(process, signal.SIGKILL)
-    _, status = os.waitpid(process, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code not in (0, -signal.SIGKILL):
-        raise RuntimeError(f"{run_dir} ended with {code}")
-    return code == -signal.SIGKILL
+            asked = request(self.run_dir, [Wish(name, value, "while it trains")])
+            self.counts["requests while it trains"] += asked
+        except (sf.ConfigError, sf.CheckpointError) as problem:
+            self.counts[f"refused: {problem.code}"] += 1
 
+    def change(self) -> None:
+        """Change one or two settings of the run that nobody trains."""
+        for _ in range(self.draw.randint(1, 2)):
+            step = sf.load(self.run_dir).step
+            name, value = drawn_change(self.draw, step=step)
+            try:
+                sf.load(self.run_dir).change("a history", **{name: value})
+            except sf.ConfigError as problem:
+                self.counts[f"refused: {problem.code}"] += 1
 
-def train_with_kills(run_dir: Path, draw: random.Random, *, stop_after: int | None) -> int:
-    """Train up to a stop, killed up to twice on the way; return how often."""
-    kills = 0
-    for _ in range(draw.randrange(3)):
-        kill_after_s = draw.uniform(0.0, KILL_WITHIN_S)
-        kills += train(run_dir, stop_after=stop_after, kill_after_s=kill_after_s)
-    train(run_dir, stop_after=stop_after, kill_after_s=None)
-    return kills
+    def train_with_deaths(self, *, stop_after: int | None) -> None:
+        for _ in range(self.draw.randrange(3)):
+            self.train(self.run_dir, stop_after=stop_after, is_disturbed=True)
+        self.train(self.run_dir, stop_after=stop_after, is_disturbed=False)
 
 
 def bits(run_dir: Path) -> dict[str, str]:
-    """Return the hash of each tensor file of the newest checkpoint."""
-    newest = max((run_dir / "checkpoints").glob("step-*"))
-    hashes = {"step": newest.name}
-    for file in sorted(newest.glob("*.safetensors")):
-        hashes[file.name] = sha256(file.read_bytes()).hexdigest()
+    """Return the hash of each tensor of the newest checkpoint, whatever ranks have saved it."""
+    (checkpoint, _) = Store(run_dir / "checkpoints").newest_intact() or (None, [])
+    assert checkpoint is not None
+    hashes = {"step": str(checkpoint.step)}
+    for file in checkpoint.files:
+        for name, tensor in checkpoint.tensors(file).items():
+            values = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            hashes[f"{file}/{name}"] = sha256(values.tobytes()).hexdigest()
     return hashes
 
 
-def one_history(number: int, directory: Path) -> tuple[bool, Counter[str]]:
-    """Make a history; return whether its bits are those of the run with the whole journal, and
-    counts of what happened.
-    """
+def one_history(number: int, directory: Path, ranks: Ranks) -> tuple[list[str], Counter[str]]:
+    """Make a history; return what is wrong with it, and counts of what happened."""
     draw = random.Random(number)
     run_dir = directory / "changed"
-    counts: Counter[str] = Counter()
-    for _ in range(draw.randint(1, 4)):
-        step = 0
-        last_step = FIRST_STEPS
-        if run_dir.exists():
-            step = sf.load(run_dir).step
-            last_step = run_in(run_dir).parts.length.steps
+    size = draw.choice([1, 1, 2, 2, 3])
+    history = History(
+        run_dir,
+        ranks,
+        draw,
+        parallel=draw.choice(["ddp", "fsdp"]),
+        size=size,
+        body_changes_at=draw.randrange(2, 20) if draw.random() < 0.25 else None,
+        counts=Counter(),
+    )
+    counts = history.counts
+    counts[f"{size} ranks, {history.parallel}" if size > 1 else "1 rank"] += 1
+    counts["with a loop of their own"] += history.body_changes_at is not None
+    sizes = {size}
+    for _ in range(draw.randint(1, 3)):
+        step = sf.load(run_dir).step if run_dir.exists() else 0
+        last_step = planned_steps(run_dir)
         if step >= last_step:
             break
-        counts["kills"] += train_with_kills(
-            run_dir, draw, stop_after=draw.randint(step + 1, last_step)
-        )
-        step = sf.load(run_dir).step
-        for _ in range(draw.randint(1, 3)):
-            name, value = drawn_change(draw, step=step)
-            try:
-                sf.load(run_dir).change(f"history {number}", **{name: value})
-                counts["changes"] += 1
-            except sf.ConfigError as problem:
-                counts[f"refused: {problem.code}"] += 1
-    counts["kills"] += train_with_kills(run_dir, draw, stop_after=None)
+        history.train_with_deaths(stop_after=draw.randint(step + 1, last_step))
+        history.change()
+        if draw.random() < 0.3:
+            history.size = draw.choice([1, 2, 3])
+            sizes.add(history.size)
+    history.train_with_deaths(stop_after=None)
+    while sf.load(run_dir).step < planned_steps(run_dir):  # a request that came at its end
+        history.train(run_dir, stop_after=None, is_disturbed=False)
+    counts["with several numbers of ranks"] += len(sizes) > 1
 
     given = directory / "given"
     given.mkdir()
-    if (run_dir / "changes.jsonl").exists():
-        shutil.copy(run_dir / "changes.jsonl", given)
-    train(given, stop_after=None, kill_after_s=None)
-    return bits(given) == bits(run_dir), counts
+    counts["changes"] += len(read_changes(run_dir))
+    if (run_dir / CHANGES).exists():
+        shutil.copy(run_dir / CHANGES, given)
+    history.size = draw.choice([1, 2, 3])
+    history.train(given, stop_after=None, is_disturbed=False)
+    wrong = []
+    expected = bits(given)
+    of_changed = bits(run_dir)
+    differ = [name for name in expected | of_changed if expected.get(name) != of_changed.get(name)]
+    if differ:
+        wrong.append(f"other bits: {', '.join(differ)}")
+    if sizes == {1}:
+        (problems,) = ranks(1, verified, run_dir=str(run_dir))
+        wrong += problems
+        counts["verified"] += 1
+    return wrong, counts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--tries", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="number of the first history")
+    parser.add_argument("--within-s", type=float, help="begin no history after so many seconds")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     begun = time.monotonic()
     total: Counter[str] = Counter()
-    differ = []
-    for number in range(arguments.first, arguments.first + arguments.tries):
-        with tempfile.TemporaryDirectory() as scratch:
+    bad = []
+    tries = 0
+    with tempfile.TemporaryDirectory() as scratch, Ranks(Path(scratch)) as ranks:
+        for number in range(arguments.first, arguments.first + arguments.tries):
+            if arguments.within_s is not None and time.monotonic() - begun > arguments.within_s:
+                break
+            tries += 1
+            directory = Path(scratch) / f"history-{number}"
+            directory.mkdir()
+            counts: Counter[str] = Counter()
             try:
-                is_same, counts = one_history(number, Path(scratch))
+                wrong, counts = one_history(number, directory, ranks)
             except Exception as problem:
-                print(f"history {number}: {type(problem).__name__}: {problem}", flush=True)
-                is_same, counts = False, Counter()
-        total += counts
-        if not is_same:
-            differ.append(number)
-            print(f"history {number}: the bits differ", flush=True)
+                wrong = [f"{type(problem).__name__}: {problem}"]
+            shutil.rmtree(directory)
+            total += counts
+            if wrong:
+                bad.append(number)
+                print(f"history {number}: {'; '.join(wrong)}", flush=True)
     line = (
-        f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}: {arguments.tries} histories from"
-        f" {arguments.first} on, {total.pop('changes', 0)} changes, {total.pop('kills', 0)} SIGKILLs,"
-        f" {len(differ)} with other bits, {time.monotonic() - begun:.0f} s"
+        f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}: {tries} histories from"
+        f" {arguments.first} on, {total.pop('changes', 0)} changes, {total.pop('SIGKILLs', 0)} SIGKILLs,"
+        f" {len(bad)} with other bits or errors, {time.monotonic() - begun:.0f} s"
     )
     for what, count in sorted(total.items()):
-        line += f"; {what} {count} times"
+        line += f"; {what}: {count}"
     print(line)
     if arguments.write:
         with RESULTS.open("a") as file:
             file.write(line + "\n")
-    sys.exit(1 if differ else 0)
+    sys.exit(1 if bad else 0)
 
 
 if __name__ == "__main__":
