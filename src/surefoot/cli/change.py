@@ -24,13 +24,13 @@ class BecauseOption:
 class Change(BecauseOption, RunOption):
     """Change settings of a run from its newest checkpoint on: its length, batch
     size, clipping, precision, learning rate, weight decay and other numbers of its
-    optimizer, its schedule, its average, its dropout, the weights of a mixture of
-    data sets, or its rules for stopping. Each change is a line of changes.jsonl in
-    the run's directory, with the reason, and holds from the next step on; the steps
-    before keep their settings. config.toml and your program stay as they are.
-    Nothing is trained: surefoot resume goes on, or your script. A process that
-    trains the run makes the change at its next record, and the answer names the
-    step. What the change does is printed before it is written.
+    optimizer, its schedule, its average, its dropout, its data, the weights of a
+    mixture of data sets, or its rules for stopping. Each change is a line of
+    changes.jsonl in the run's directory, with the reason, and holds from the next
+    step on; the steps before keep their settings. config.toml and your program stay
+    as they are. Nothing is trained: surefoot resume goes on, or your script. A
+    process that trains the run makes the change at its next record, and the answer
+    names the step. What the change does is printed before it is written.
 
     In an order that cuts whole epochs into steps, such as lanes or batches in
     tokens, another batch size holds from the next epoch on.
@@ -38,6 +38,7 @@ class Change(BecauseOption, RunOption):
       surefoot change latest optimizer.lr=1e-4 --because "the loss spikes"
       surefoot change runs/mine length="30 epochs" batch_size=128
       surefoot change runs/mine schedule.name=wsd schedule.cooldown=10%
+      surefoot change runs/mine data="next epoch" --because "more pictures"
     """
 
     dry_run: bool = False

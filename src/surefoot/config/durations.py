@@ -203,6 +203,8 @@ class EveryEpochs:
         return f"{Fraction(*self.period)} steps"
 
     def _completed(self, step: int) -> int:
+        if step <= 0:  # `ahead` is of later steps
+            return 0
         return max(0, floor((step + self.ahead) / Fraction(*self.period)))
 
     def _end(self, count: int) -> int:

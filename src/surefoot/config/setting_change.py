@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+DATA = "data"
+"""What a line names as its setting that brings other data (`config/data_change.py`)."""
 STEP = "step"
 """What a line names as its setting that goes back: from step `was` to step `now`."""
 
@@ -51,9 +53,9 @@ class SettingChange:
 
     @property
     def values(self) -> dict[str, tuple[Any, Any]]:
-        """The two values of each setting in the line, by name."""
+        """The two values of each setting in the line, by name. Other data are no value."""
         values = {name: (was, now) for name, (was, now) in self.follows.items()}
-        if not self.goes_back:
+        if self.setting not in (STEP, DATA):
             values[self.setting] = (self.was, self.now)
         return values
 
@@ -126,7 +128,7 @@ def going_back(
         if line.from_step < now:
             values |= {name: after for name, (_, after) in line.values.items()}
         else:
-            superseded |= line.names
+            superseded |= line.values.keys()
     follows = {name: [values[name], values[name]] for name in sorted(superseded)}
     return SettingChange(len(lines) + 1, now, STEP, was, now, follows, because)
 

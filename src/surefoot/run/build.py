@@ -37,6 +37,7 @@ from surefoot.run.facts import data_facts, model_facts, size_facts, world_facts
 from surefoot.run.history import SettingsHistory, StepSize, passed_in, read_history
 from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
+from surefoot.run.new_data import refuse_data_of_later_steps
 from surefoot.run.validate import check_settings
 from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.seeding import stream_key
@@ -308,6 +309,7 @@ def read_data(
         ranks=world.ranks,
         began=beginning.micro_batch_size_for(None if data.lists_batches else data.batch_size),
     )
+    refuse_data_of_later_steps(history, data, run=str(settings.run_dir))
     samples = None
     if not is_stream(data.dataset):
         collates = data.collate is not None
@@ -315,20 +317,22 @@ def read_data(
             data.dataset, seed=seed, batch_size=sizes.batch_size, collates=collates
         )
 
-    def step_size(earlier: RunSettings) -> StepSize:
+    def step_size(earlier: RunSettings, samples: int) -> StepSize:
         of_earlier = data.with_batch_size(earlier.batch_size)
         sizes = data_pipeline.planned_sizes(of_earlier, earlier.micro_batch_size)
-        if samples is None:
-            return StepSize(sizes.batch_size, None)
+        if is_stream(data.dataset):
+            return StepSize(sizes.batch_size, None, None)
         plan = data_pipeline.data_plan(
             of_earlier.dataset, order=of_earlier.order, seed=seed, samples=samples, sizes=sizes
         )
-        return StepSize(sizes.batch_size, plan.steps)
+        return StepSize(sizes.batch_size, plan.samples, plan.steps)
 
-    passed, earlier_sizes = passed_in(history.segments, step_size)
+    data_size = samples or 0  # of a stream: no matter
+    passed, earlier_sizes = passed_in(history, step_size, samples=data_size)
     if history.to_come:  # what they cannot be is refused now, not after the steps before
-        passed_in([*history.segments, *history.to_come], step_size)
-        step_size(history.to_come[-1].settings)
+        whole = replace(history, segments=(*history.segments, *history.to_come))
+        passed_in(whole, step_size, samples=data_size)
+        step_size(history.to_come[-1].settings, data_size)
     tape = data_pipeline.tape_of(
         settings, data, world, run_dir=out, sizes=sizes, passed=passed, behavior=behavior
     )

@@ -52,9 +52,9 @@ def size_facts(pipeline: DataPipeline, earlier: Sequence[StepSize] = ()) -> Size
     order = pipeline.plan
     sizes = pipeline.sizes
     sizes_of_segments = []  # of an epoch and of a step
-    for size in [*earlier, StepSize(sizes.batch_size, order.steps)]:
+    for size in [*earlier, StepSize(sizes.batch_size, order.samples, order.steps)]:
         if size.steps is None:
-            sizes_of_segments.append((order.samples, size.batch_size))
+            sizes_of_segments.append((size.samples or order.samples, size.batch_size))
         else:
             sizes_of_segments.append((size.steps, 1))  # the samples of a step vary
     epoch, step = sizes_of_segments.pop()

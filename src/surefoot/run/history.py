@@ -1,12 +1,13 @@
 """The settings of a run up to the step from which a session goes on, by its journal of changes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.batch_size import batching
+from surefoot.config.data_change import epoch_sizes, first_epoch
 from surefoot.config.paths import absolute_path, run_path
 from surefoot.config.ramps import Ramp
 from surefoot.config.setting_change import SettingChange, in_effect
@@ -153,39 +154,53 @@ def _changes_of_run(settings: RunSettings, world: World) -> tuple[SettingChange,
 
 @dataclass(frozen=True)
 class StepSize:
-    """The samples of a step, and the steps of an epoch if every epoch begins with a step."""
+    """The samples of a step and of an epoch, and the steps of an epoch if every epoch begins with a
+    step. An epoch of a stream has as many samples as a present one.
+    """
 
     batch_size: int
+    samples: int | None
     steps: int | None
 
 
 def passed_in(
-    segments: Sequence[SegmentSettings], step_size: Callable[[RunSettings], StepSize]
+    history: SettingsHistory,
+    step_size: Callable[[RunSettings, int], StepSize],
+    *,
+    samples: int,
 ) -> tuple[Passed, tuple[StepSize, ...]]:
-    """Return what the steps before the last change of the batch size have read, and the sizes of
-    the steps before each change of settings; no sizes if they are the present ones.
+    """Return what the steps before the last change of the batch size or of the data have read, and
+    the sizes of the steps before each change of settings; no sizes if they are the present ones.
+
+    `step_size` takes settings and the size of a data set; `samples` is that of the present one. After a change of the data, the first epoch begins as if all epochs had had as many
+    samples.
 
     Raises `ConfigError` if the size of a step changes within an epoch, and every epoch begins with
     a step.
     """
+    segments = history.segments
     passed = NOTHING_PASSED
     sizes: list[StepSize] = []
-    if len({_cut(segment.settings) for segment in segments}) == 1:
+    has_new_data = any(segment.new_data for segment in segments)
+    if len({_cut(segment.settings) for segment in segments}) == 1 and not has_new_data:
         return passed, ()
-    for previous, segment in pairwise(segments):
-        size = step_size(previous.settings)
+    sizes_of_data = epoch_sizes(history.changes, history.begins, present=samples)
+    for index, (previous, segment) in enumerate(pairwise(segments)):
+        size = step_size(previous.settings, sizes_of_data[index])
         sizes.append(size)
-        if _cut(previous.settings) == _cut(segment.settings):
+        if _cut(previous.settings) == _cut(segment.settings) and not segment.new_data:
             continue
         steps = segment.begin - passed.steps
+        position = passed.samples + steps * size.batch_size
         epochs = 0
         if size.steps is not None:
             epochs, rest = divmod(steps, size.steps)
             if rest > 0:
                 raise _within_epoch(segment, next_epoch=segment.begin + size.steps - rest)
-        passed = Passed(
-            segment.begin, passed.samples + steps * size.batch_size, passed.epochs + epochs
-        )
+        if segment.new_data:
+            epoch = first_epoch(position, sizes_of_data[index], segment.new_data)
+            position = epoch * sizes_of_data[index + 1]
+        passed = Passed(segment.begin, position, passed.epochs + epochs)
     return passed, tuple(sizes)
 
 

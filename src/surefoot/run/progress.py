@@ -49,7 +49,7 @@ class Progress:
         every = times.epoch
         meter = run_state.meter
         if every.period is not None:
-            if meter.epoch is None or every.last(meter.epoch.start) != meter.epoch.start:
+            if meter.epoch is None or not self._is_current(meter.epoch.start):
                 self._begin_epoch(self.state.step)
             assert meter.epoch is not None
             self.epoch_recorded_at = self._recorded_at(every.next(meter.epoch.start))
@@ -134,6 +134,13 @@ class Progress:
         clock = self.run_state.clock
         self.run_state.meter.epoch = EpochTotals(start)
         clock.epoch_start_s = clock.trained_s()
+
+    def _is_current(self, start: int) -> bool:
+        """Return True if an epoch begins with this step, and no change of the data has ended it."""
+        every = self.times.epoch
+        changed_at, _ = self.times.length.before
+        is_ended = start < changed_at and every.last(changed_at) == changed_at
+        return every.last(start) == start and not is_ended
 
     def _recorded_at(self, end: int) -> int:
         """Return the step with the record of an epoch that ends at step `end`. Epochs that are

@@ -17,8 +17,9 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
+from surefoot.config.data_change import AT_ONCE, ORDERS
 from surefoot.config.paths import look_at
-from surefoot.config.setting_change import SettingChange
+from surefoot.config.setting_change import DATA, SettingChange
 from surefoot.config.toml import with_choices
 from surefoot.distributed.shards import local_part, plain_tensors
 from surefoot.errors import CheckpointError, Command, ConfigError, Remedy, Setting, first_line
@@ -28,6 +29,7 @@ from surefoot.run.components import RunComponents
 from surefoot.run.evaluation import BegunEnd
 from surefoot.run.history import OtherSettings
 from surefoot.run.model_kinds import are_built_by_functions
+from surefoot.run.new_data import refuse_data_of_earlier_steps
 from surefoot.tracking.branches import leave_branches
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.commands import replay_command
@@ -53,7 +55,8 @@ if TYPE_CHECKING:
 
 # of the fingerprints: what is known only where the models have the weights of step 0
 _OF_LOSS = ("loss", "noisy_loss", "draws", "failed", "format")
-_OF_FIRST_PASS = {"batch_size", "micro_batch_size", "precision"}  # decide the first micro-batch
+# decide the first micro-batch
+_OF_FIRST_PASS = {"batch_size", "micro_batch_size", "precision", DATA}
 _OF_SETTINGS = ("settings-changed", "length-changed")  # errors about settings of the program
 
 
@@ -319,7 +322,7 @@ def _resume(
     checkpoint: Checkpoint,
 ) -> OpenedRun:
     """Restore a checkpoint, and repeat the checks of a new run that this session needs."""
-    with _naming_commands(directory, parts.of_program):
+    with _naming_commands(directory, parts):
         _restore(parts, checkpointing, checkpoint)
     step = parts.state.step
     check = buffer_check(parts)
@@ -363,6 +366,7 @@ def _restore(parts: RunComponents, checkpointing: Checkpointing, checkpoint: Che
     """
     from surefoot.train import state_check
 
+    refuse_data_of_earlier_steps(parts, checkpoint)
     parts.refuse_other_settings(checkpoint)
     at_beginning = False
     if state_check.has_small_loss(parts):
@@ -414,7 +418,7 @@ def _note_absent_best(parts: RunComponents, checkpointing: Checkpointing) -> Non
 
 
 @contextmanager
-def _naming_commands(directory: RunDirectory, of_program: Mapping[str, Any]) -> Iterator[None]:
+def _naming_commands(directory: RunDirectory, parts: RunComponents) -> Iterator[None]:
     """Let an error name a free directory where a remedy is another run, and this one where it is
     its weights, unless it diverged; and the line that changes a setting on record, if one that can
     change differs from that of the last session.
@@ -430,10 +434,14 @@ def _naming_commands(directory: RunDirectory, of_program: Mapping[str, Any]) -> 
             wishes: list[str] = []
             with suppress(OSError, ValueError, LookupError):
                 before = read_sessions(directory.path)[-1]["settings"]
-                wishes = assignments(before, of_program)
+                wishes = assignments(before, parts.of_program)
             if wishes:
                 line = f"surefoot change {shlex.quote(str(directory.shown))} {shlex.join(wishes)}"
                 remedies.append(("to change it from here on:", Command(line)))
+        if _is_of_data(problem) and parts.plan.identity["data"]["plan"]["order"] in ORDERS:
+            shown = shlex.quote(str(directory.shown))
+            line = f"surefoot change {shown} data='{AT_ONCE}' --because 'more data'"
+            remedies.append(("to go on with these data:", Command(line)))
         for remedy in problem.remedies:
             if remedy == ANOTHER_RUN:
                 remedies.append(Setting("run_dir", free))
@@ -446,6 +454,17 @@ def _naming_commands(directory: RunDirectory, of_program: Mapping[str, Any]) -> 
                 remedies.append(remedy)
         problem.remedies = tuple(remedies)
         raise
+
+
+def _is_of_data(problem: CheckpointError) -> bool:
+    """Return True for the refusal of other training data."""
+    if problem.code == "data-changed":
+        return True
+    if problem.code == "program-changed":
+        return "data" in problem.fields["changed"]
+    return problem.code == "settings-changed" and any(
+        line.startswith("data.") for line in problem.fields["changes"]
+    )
 
 
 def _deleting(parts: RunComponents) -> str:
@@ -554,6 +573,9 @@ def _comparable(
             " first micro-batch is another one after the change"
         )
     of_now = {name: now[name] for name in ("micro_batch", *_OF_LOSS) if name in now}
+    if DATA in names:
+        of_now["samples"] = now["samples"]
+        of_now["sources"] = {**before["sources"], "data": now["sources"]["data"]}
     return cast("Fingerprints", {**before, **of_now})
 
 

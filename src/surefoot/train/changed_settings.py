@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
+from surefoot.config.data_change import UNCHANGED
 from surefoot.config.mixture_weights import quotas
 from surefoot.config.ramps import ramp_of
 from surefoot.config.setting import names_that_change, number
-from surefoot.config.setting_change import SettingChange, at_beginning, in_effect, left_by
+from surefoot.config.setting_change import DATA, SettingChange, at_beginning, in_effect, left_by
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting, out_of_range
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
@@ -59,11 +60,13 @@ class SegmentSettings:
     """The settings that hold from step `begin` on.
 
     stretches: the schedule is from there on that of a run that had this length from the start.
+    new_data: when other data begin there, as in `config/data_change.py`.
     """
 
     begin: int
     settings: "RunSettings"
     stretches: bool = False
+    new_data: str = ""
 
 
 # --- of settings ----------------------------------------------------------------------------------
@@ -281,9 +284,14 @@ def history_of(
         values = {name: now for name, (_, now) in change.values.items()}
         changed = with_values(history[-1].settings, values)
         stretches = change.stretches
+        new_data = ""
         if change.from_step == history[-1].begin and len(history) > 1:
-            stretches |= history.pop().stretches
-        history.append(SegmentSettings(change.from_step, changed, stretches))
+            before = history.pop()
+            stretches |= before.stretches
+            new_data = before.new_data
+        if change.setting == DATA:
+            new_data = "" if change.now == UNCHANGED else change.now
+        history.append(SegmentSettings(change.from_step, changed, stretches, new_data))
     return tuple(history)
 
 
@@ -609,7 +617,8 @@ def assignments(before: Values, values: Values) -> list[str]:
 
 
 def in_words(value: Any) -> str:
-    """Return a JSON value as a user types it, and a schedule as its name with its settings.
+    """Return a JSON value as a user types it, a schedule as its name with its settings, and data as
+    their size.
 
     >>> in_words("norm 1.0"), in_words(None), in_words([0.9, 0.95])
     ('norm 1.0', 'null', '[0.9, 0.95]')
@@ -622,6 +631,8 @@ def in_words(value: Any) -> str:
     if isinstance(value, Mapping) and "monitor" in value:
         parts = [f"{name}={in_words(part)}" for name, part in value.items() if name != "monitor"]
         return f"{value['monitor']} ({', '.join(parts)})"
+    if isinstance(value, Mapping) and "plan" in value:
+        return f"{value['plan']['samples']:,} samples"
     return value if isinstance(value, str) else json.dumps(value)
 
 

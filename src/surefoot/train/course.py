@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from surefoot.config.data_change import first_epoch
 from surefoot.config.durations import Length, planned
 from surefoot.errors import ConfigError, Setting
 from surefoot.schedules.joined import AnySchedule, Continued, continued
@@ -17,6 +18,7 @@ class Leg:
 
     samples_per_epoch and batch_size: samples, or steps and 1 if every epoch begins with a step.
     stretches: from here on the schedule is that of a run that had this length from the start.
+    new_data: when other data begin here, as in `config/data_change.py`.
     """
 
     begin: int
@@ -25,6 +27,7 @@ class Leg:
     batch_size: int
     schedule: AnySchedule
     stretches: bool = False
+    new_data: str = ""
 
 
 def course_of(
@@ -45,11 +48,15 @@ def course_of(
             break
         before = length.before
         sizes = (leg.samples_per_epoch, leg.batch_size)
-        if sizes != (length.samples_per_epoch, length.batch_size):
+        if sizes != (length.samples_per_epoch, length.batch_size) or leg.new_data:
             steps, samples = before
             samples += (leg.begin - steps) * length.batch_size
             # as many epochs as before, of the size that they have now
-            samples = samples * leg.samples_per_epoch // length.samples_per_epoch
+            if leg.new_data:
+                epochs = first_epoch(samples, length.samples_per_epoch, leg.new_data)
+                samples = epochs * leg.samples_per_epoch
+            else:
+                samples = samples * leg.samples_per_epoch // length.samples_per_epoch
             before = (leg.begin, samples)
         changed = planned(
             leg.length,

@@ -280,6 +280,7 @@ def _as_it_went_on(
             step,
             settings.schedule or constant(),
             stretches=segment.stretches,
+            new_data=segment.new_data,
         )
         legs.append(leg)
     length, schedule = course_of(legs, first_length=times.length, first_schedule=schedule)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from surefoot.config.batch_size import batching
+from surefoot.config.data_change import data_changes, epoch_sizes
 from surefoot.config.durations import Length, planned
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.schedules.joined import AnySchedule
+from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
 from surefoot.train.changed_settings import PLAIN, RULES, WEIGHTS, Wish, schedule_of, values_at
@@ -109,36 +111,19 @@ class RecordedSettings:
         """Return the course of the run by its journal; None if only its program knows the sizes of
         its epochs or its schedule.
         """
-        samples = samples_per_epoch(self.identity)
-        if samples is None:
-            return None
         legs = []
         lr_at = {}
         batch_sizes = {}
-        changes = in_effect(self.changes)
-        stretched_at = {change.from_step for change in changes if change.stretches}
-        for begin in sorted({0, *(change.from_step for change in changes)}):
-            values = self.at(begin)
+        for leg in self._legs():
+            values = self.at(leg.begin)
             if values["schedule"]["shape"] not in SHAPES:
                 return None
-            batch_size = batching(values["batch_size"], None)
-            if batch_size.unit != "samples":
-                return None
-            leg = Leg(
-                begin,
-                values["length"],
-                samples,
-                batch_size.batch_size,
-                schedule_of(values["schedule"]),
-                stretches=begin in stretched_at,
-            )
-            legs.append(leg)
-            lr_at[begin] = values.get("optimizer.lr")
-            batch_sizes[begin] = batch_size.batch_size
-        first = planned(legs[0].length, samples_per_epoch=samples, batch_size=legs[0].batch_size)
-        began = replace(first, steps=self.identity["schedule_of_steps"])
-        first_schedule = legs[0].schedule.resolved(began)
-        length, schedule = course_of(legs, first_length=first, first_schedule=first_schedule)
+            legs.append(replace(leg, schedule=schedule_of(values["schedule"])))
+            lr_at[leg.begin] = values.get("optimizer.lr")
+            batch_sizes[leg.begin] = leg.batch_size
+        if not legs:
+            return None
+        length, schedule = self._over(legs)
         return Course(length, schedule, schedule.factors(length), lr_at, batch_sizes)
 
     def known_course(self) -> Course | None:
@@ -149,6 +134,68 @@ class RecordedSettings:
             return self.course()
         except (ConfigError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             return None
+
+    def length_at(self, step: int) -> Length | None:
+        """Return the length of the run as its settings at a step have it; None if only its program
+        knows the sizes of its epochs.
+        """
+        until = tuple(change for change in in_effect(self.changes) if change.from_step <= step)
+        legs = replace(self, changes=until)._legs()
+        return self._over(legs)[0] if legs else None
+
+    def _over(self, legs: Sequence[Leg]) -> tuple[Length, AnySchedule]:
+        first = planned(
+            legs[0].length,
+            samples_per_epoch=legs[0].samples_per_epoch,
+            batch_size=legs[0].batch_size,
+        )
+        began = replace(first, steps=self.identity["schedule_of_steps"])
+        first_schedule = legs[0].schedule.resolved(began)
+        return course_of(legs, first_length=first, first_schedule=first_schedule)
+
+    def _legs(self) -> list[Leg]:
+        """Return the legs of the run with a constant schedule; [] if only its program knows the
+        sizes of its epochs.
+        """
+        stretched_at = {change.from_step for change in in_effect(self.changes) if change.stretches}
+        legs = []
+        for begin, samples, new_data in self._epochs():
+            values = self.at(begin)
+            batch_size = batching(values["batch_size"], None)
+            if batch_size.unit != "samples":
+                return []
+            size = batch_size.batch_size
+            leg = Leg(
+                begin,
+                values["length"],
+                samples,
+                size,
+                constant(),
+                stretches=begin in stretched_at,
+                new_data=new_data,
+            )
+            legs.append(leg)
+        return legs
+
+    def _epochs(self) -> list[tuple[int, int, str]]:
+        """Return the samples of an epoch from each step on at which settings change, and when other
+        data begin there; [] if only the program knows the sizes.
+        """
+        present = samples_per_epoch(self.identity)
+        changes_of_data = data_changes(self.changes)
+        if present is None:
+            return []
+        if changes_of_data:
+            last = changes_of_data[max(changes_of_data)]
+            if last.was == self.identity["data"]:  # no checkpoint has the data that follow
+                return []
+        begins = sorted({0, *(change.from_step for change in in_effect(self.changes))})
+        sizes = epoch_sizes(self.changes, begins, present=present)
+        epochs = []
+        for begin, samples in zip(begins, sizes, strict=True):
+            change = changes_of_data.get(begin)
+            epochs.append((begin, samples, "" if change is None else str(change.now)))
+        return epochs
 
 
 def recorded_settings(files: RunFiles) -> RecordedSettings:

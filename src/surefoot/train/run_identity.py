@@ -49,6 +49,7 @@ _FOLLOWING = {
     "length": ("schedule",),
     "batch_size": ("micro_batch_size", "length", "schedule", "plateau.evaluate_every"),
     "ema": OF_AVERAGE,
+    "data": ("length", "schedule", "plateau.evaluate_every"),
 }
 """What changes in the identity of a run besides a setting that was changed."""
 _SIZES = ("batch_size", "micro_batch_size")

@@ -13,10 +13,12 @@ from typing import Any
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.batch_size import batching
 from surefoot.config.behavior import newest_behavior
+from surefoot.config.data_change import data_changes
 from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, first_of_next_block
-from surefoot.config.setting_change import SettingChange, in_effect
+from surefoot.config.setting_change import DATA, SettingChange, in_effect
 from surefoot.errors import CheckpointError, Command, ConfigError
+from surefoot.tools.change.data_change import change_of_data
 from surefoot.tools.change.preview import are_equal, preview
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
@@ -182,15 +184,23 @@ def plan_from(
     recorded = RecordedSettings(values_of_program(run, identity), earlier, identity)
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
-    changes = _wished(recorded, wishes, state, step, origins)
+    other_wishes = [wish for wish in wishes if wish.setting != DATA]
+    changes = _wished(recorded, other_wishes, state, step, origins)
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
     if len(changes) == 1 and changes[0].stretches and are_equal(now, then, step):
         changes = []
     steps = state.planned_steps if then is None else then.length.steps
-    names = {change.setting for change in changes}
+    wish_for_data = _wish_for_data(wishes, changes, earlier, step=step)
+    with_data = changes
+    lines_about_data: list[str] = []
+    if wish_for_data is not None:
+        with_others = replace(recorded, changes=(*earlier, *changes))
+        of_data, lines_about_data = change_of_data(run, wish_for_data, with_others, step=step)
+        with_data = [*changes, *of_data]
+    names = {change.setting for change in with_data}
     is_steered = state.stopped_early or not names.isdisjoint(RULES)
-    if changes and is_steered and _is_out_of_patience(recorded.at(step), changes, state):
+    if with_data and is_steered and _is_out_of_patience(recorded.at(step), changes, state):
         raise ConfigError(
             "change-after-early-stopping",
             problem=f"early stopping has ended {run} at step {step}",
@@ -202,7 +212,7 @@ def plan_from(
     last_number = 0 if state.changes is None else int(state.changes["number"])
     not_saved = {change.setting for change in earlier if change.number > last_number}
     is_longer = then is None and "length" in names | not_saved
-    if changes and step >= steps and not is_longer:
+    if with_data and step >= steps and not is_longer:
         raise ConfigError(
             "change-of-finished-run",
             problem=f"all {steps} steps of {run} are completed",
@@ -212,14 +222,17 @@ def plan_from(
             step=step,
         )
     lines = _lines_about_present(wishes, names)
-    for number, change in enumerate(changes, start=len(earlier) + 1):
+    for number, change in enumerate(with_data, start=len(earlier) + 1):
         lines.append(described(replace(change, number=number)))
     lines += _lines_about_next_epoch(changes, step, steps=None if is_longer else steps)
-    if changes:
-        lines += preview(now, then, step, in_effect([*earlier, *changes]))
-    if then is not None and WEIGHTS in names:
-        lines += _lines_about_weights(then.length, step)
-    return ChangePlan(run, changes, lines, earlier, step)
+    lines += lines_about_data
+    has_other_length = DATA in names and then is not None and then.length.in_epochs
+    if with_data and not has_other_length:  # which no file of the run knows
+        lines += preview(now, then, step, in_effect([*earlier, *with_data]))
+    at_step = replace(recorded, changes=(*earlier, *changes)).length_at(step)
+    if at_step is not None and WEIGHTS in names:
+        lines += _lines_about_weights(at_step, step)
+    return ChangePlan(run, with_data, lines, earlier, step)
 
 
 def _wished(
@@ -302,6 +315,28 @@ def _is_out_of_patience(
     feedback(plateau, rules, splits=state.splits)
     load_stopping(stopping, state.stopping, monitor=state.monitor)
     return any(rule.exhausted for rule in stopping)
+
+
+def _wish_for_data(
+    wishes: Sequence[Wish],
+    changes: Sequence[SettingChange],
+    earlier: Sequence[SettingChange],
+    *,
+    step: int,
+) -> Wish | None:
+    """Return the wish for other data, unless the journal has it for the same reason. An earlier one
+    for the next epoch is made again if the `changes` move the end of the epoch.
+    """
+    to_come = data_changes(earlier)
+    for wish in reversed(wishes):
+        if wish.setting == DATA:
+            made = [(change.now, change.because) for change in to_come.values()]
+            return None if (wish.value, wish.because) in made else wish
+    if any(change.setting == "batch_size" for change in changes):
+        for begin, change in to_come.items():
+            if begin > step:
+                return Wish(DATA, change.now, change.because)
+    return None
 
 
 def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list[str]:
