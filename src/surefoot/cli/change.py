@@ -32,6 +32,8 @@ class Change(BecauseOption, RunOption):
     process that trains the run makes the change at its next record, and the answer
     names the step. What the change does is printed before it is written.
 
+    skip_steps=400..420 passes over steps that are to come, both included.
+
     In an order that cuts whole epochs into steps, such as lanes or batches in
     tokens, another batch size holds from the next epoch on.
 

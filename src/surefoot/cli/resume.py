@@ -27,6 +27,7 @@ from surefoot.config.setting import names_of
 from surefoot.config.train_settings import TrainSettings
 from surefoot.program import read_program
 from surefoot.tracking.run_reader import read_sessions
+from surefoot.train.skipped_steps import SKIP_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,9 @@ class Resume(BecauseOption, AcceptChange, AlertOption, Several, RunOption):
 
     change: UseAppendAction[tuple[str, ...]] = ()
     """Change a setting from here on: SETTING=VALUE. Repeat the flag for several."""
+    skip_steps: str | None = None
+    """Pass over steps, such as 400..420, both included, as records number them: no data are read and
+    nothing is updated, and the index and the schedule go on. On record, as --change is."""
     from_step: int | None = None
     """Go back to the state after so many steps, and go on from there. Changes of settings from that
     step on hold no longer. The steps after it are kept until the run has passed them."""
@@ -64,6 +68,8 @@ def resume(arguments: list[str]) -> None:
         Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True
     )
     assignments = list(options.change)
+    if options.skip_steps is not None:
+        assignments.append(f"{SKIP_STEPS}={options.skip_steps}")
     length = flag_text(flags, "length")
     if length is not None:
         assignments.append(f"length={length}")

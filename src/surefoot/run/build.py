@@ -637,6 +637,7 @@ def assemble(
         accept_change=change_names(settings.accept_change),
         changes=history.changes,
         first_changes=history.first_changes,
+        skips=history.segments[-1].skips,
         settings_begin=history.segments[-1].begin,
         of_program=history.of_program | {"precision": plan.precision},
     )

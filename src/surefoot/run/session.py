@@ -36,6 +36,7 @@ from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import Phase, Record, scores_in
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
+from surefoot.train.skipped_steps import steps_in
 from surefoot.train.step_watch import UNWATCHED
 
 if TYPE_CHECKING:
@@ -531,6 +532,9 @@ class Session:
         evaluates_at_start = parts.settings.evaluate_at_start and self.evaluations.has_splits
         if evaluates_at_start and not self.state.step:
             self._evaluate_at_start()
+        if parts.skips is not None:
+            self._pass_over(parts.skips)
+            return
         import_for_steps(self.state.optimizers.values())
         self.data_changes.begin(step=self.state.step)
         self.feed.start(self.state.step, stop=parts.length.steps)
@@ -550,6 +554,36 @@ class Session:
         ):
             loop = self._segments(opened=opened)
             yield from loop if self.periodic.alone else _letting_go(loop)
+
+    def _pass_over(self, skips: str) -> None:
+        """Go on behind steps that the journal skips: no data are read, nothing is updated, and no
+        body runs. What is due after these steps is done.
+        """
+        parts = self.parts
+        last = steps_in(skips).stop
+        if self.state.step == parts.settings_begin:
+            first = self.state.step + 1
+            self.journal.write(
+                {"kind": "skipped_range", "step": first, "first": first, "last": last}
+            )
+        parts.say(
+            f"steps {self.state.step + 1:,} to {last:,} are skipped, by the journal of changes"
+        )
+        self.data_changes.begin(step=self.state.step)
+        self.clock.start()
+        parts.doing("training")
+        periodic = self.periodic
+        while self.state.step < parts.length.steps and not periodic.stopping:
+            step = Step(self.state.step, (), parts.task, self.state)
+            self.state.step += 1
+            done = self.state.step
+            periodic.logged_step = done  # the next record has the steps before and behind
+            if periodic.evaluate_due(done):
+                self._enter("evaluating")
+                periodic.evaluate(step)
+            if periodic.save_due(done):
+                self._enter("saving")
+                periodic.save()
 
     def _segments(self, *, opened: bool) -> Generator[Step]:
         """Yield the steps of each remaining segment of the plan, computed by the segment's task."""

@@ -79,6 +79,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "data_check": {"step": int, "samples": int, "checked": int, "targets": dict[str, Any]}
     | {"overlap": dict[str, dict[str, Any]], "scored_by_training_loss": list[str]}
     | {"has_loss": bool, "loss_contract": dict[str, Any]},
+    # steps from `first` to `last` that the journal of changes skips
+    "skipped_range": {"step": int, "first": int, "last": int},
     # a rank that became slow, or that recovered (then with `until_step`); seconds per step
     # (`run/rank_checks.py`)
     "slow_rank": {

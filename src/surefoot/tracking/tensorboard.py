@@ -88,7 +88,7 @@ def _tiles(pngs: list[bytes]) -> Image.Image:
 
 _files = itertools.count()  # file numbers of this process
 # kinds with nested values or texts
-_NO_CURVES = {"layer_stats", "data_check", "event", "slow_rank"}
+_NO_CURVES = {"layer_stats", "data_check", "event", "skipped_range", "slow_rank"}
 _SAMPLE_TAG = "sample/text_summary"  # of a text named "sample"
 _LONGEST_EVENT = 1 << 27  # bytes
 _FILES = "events.out.tfevents.*"

@@ -27,6 +27,8 @@ from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule, constant
 from surefoot.train.patience import EarlyStopping, ReduceLROnPlateau
+from surefoot.train.skipped_steps import SKIP_STEPS
+from surefoot.train.skipped_steps import in_words as skipping_in_words
 
 if TYPE_CHECKING:  # imports torch
     from surefoot.train.run_settings import RunSettings
@@ -61,12 +63,14 @@ class SegmentSettings:
 
     stretches: the schedule is from there on that of a run that had this length from the start.
     new_data: when other data begin there, as in `config/data_change.py`.
+    skips: the range of steps that are passed over, or None if the steps are made.
     """
 
     begin: int
     settings: "RunSettings"
     stretches: bool = False
     new_data: str = ""
+    skips: str | None = None
 
 
 # --- of settings ----------------------------------------------------------------------------------
@@ -265,6 +269,7 @@ def history_of(
     """
     of_program = changeable(settings)
     beginning = at_beginning(changes)
+    beginning.pop(SKIP_STEPS, None)  # no program has it
     at_present = dict(beginning)
     for change in in_effect(changes):
         for name, (_, now) in change.values.items():
@@ -282,6 +287,7 @@ def history_of(
     history = [SegmentSettings(0, with_values(settings, beginning))]
     for change in in_effect(changes):
         values = {name: now for name, (_, now) in change.values.items()}
+        skips = values.pop(SKIP_STEPS, history[-1].skips)
         changed = with_values(history[-1].settings, values)
         stretches = change.stretches
         new_data = ""
@@ -291,7 +297,7 @@ def history_of(
             new_data = before.new_data
         if change.setting == DATA:
             new_data = "" if change.now == UNCHANGED else change.now
-        history.append(SegmentSettings(change.from_step, changed, stretches, new_data))
+        history.append(SegmentSettings(change.from_step, changed, stretches, new_data, skips))
     return tuple(history)
 
 
@@ -652,7 +658,9 @@ def described(change: SettingChange) -> str:
         return f"change {change.number}: {', '.join(parts)}{reason}"
     chosen = " (auto)" if [*change.origins][1:] == ["auto"] else ""
     parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}{chosen}"]
-    if change.stretches:
+    if change.setting == SKIP_STEPS:
+        parts = [skipping_in_words(change.now)]
+    elif change.stretches:
         parts = [f"schedule {in_words(change.was)} is stretched over the whole run"]
     elif change.was == change.now:
         parts = [f"{change.setting} stays {in_words(change.now)}"]

@@ -71,6 +71,7 @@ class Components:
     changes: tuple[SettingChange, ...] = ()  # of settings, by the journal of the run
     settings_begin: int = 0  # the step from which on the settings hold
     of_program: dict[str, Any] = field(default_factory=dict)  # its values of `changeable` settings
+    skips: str | None = None  # the range of steps that this session passes over
 
     @property
     def device(self) -> torch.device:

@@ -39,6 +39,7 @@ from surefoot.train.recorded_settings import (
     values_of_program,
     with_auto,
 )
+from surefoot.train.skipped_steps import SKIP_STEPS, changes_of_skips
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,8 @@ def plan_from(
     lines = _lines_about_present(wishes, names)
     for number, change in enumerate(with_data, start=len(earlier) + 1):
         lines.append(described(replace(change, number=number)))
-    lines += _lines_about_next_epoch(changes, step, steps=None if is_longer else steps)
+    others = [change for change in changes if change.setting != SKIP_STEPS]
+    lines += _lines_about_next_epoch(others, step, steps=None if is_longer else steps)
     lines += lines_about_data
     has_other_length = DATA in names and then is not None and then.length.in_epochs
     if with_data and not has_other_length:  # which no file of the run knows
@@ -245,6 +247,8 @@ def _wished(
     """Return the changes that wishes make from a step on, or from the next epoch on where a setting
     waits for it.
     """
+    skips = [wish for wish in wishes if wish.setting == SKIP_STEPS]
+    wishes = [wish for wish in wishes if wish.setting != SKIP_STEPS]
     waiting = changes_with_epochs(recorded.identity)
     if any(wish.setting in waiting for wish in wishes):
         waiting = ("batch_size", "micro_batch_size")  # these two fit each other
@@ -255,6 +259,11 @@ def _wished(
         begin = next_epoch(recorded, state, step)
         then = replace(recorded, changes=(*recorded.changes, *changes))
         changes += _changes_from(then, begin, with_epoch, origins)
+    for wish in skips:
+        lines = (*recorded.changes, *changes)
+        course = replace(recorded, changes=lines).course()
+        steps = state.planned_steps if course is None else course.length.steps
+        changes += changes_of_skips(wish.value, lines, step=step, steps=steps, because=wish.because)
     return changes
 
 

@@ -121,6 +121,15 @@ def replay_step(
     notify = say or (lambda _: None)
     refuse_step(step, parts.length.steps, where=path)
     refuse_own_steps(parts, step=step)
+    if parts.skips is not None:
+        raise ConfigError(
+            "step-was-skipped",
+            problem=f"step {step} was not made: the journal of changes skips steps {parts.skips}, as"
+            " records number them",
+            remedy="choose a step before or behind them",
+            step=step,
+            skips=parts.skips,
+        )
     checkpoint, damaged = nearest_checkpoint(Store(path / "checkpoints"), step)
     if parts.pipeline.tape is not None:
         parts.pipeline.tape.refuse_dropped(checkpoint.step, step, parts.pipeline.sizes.batch_size)

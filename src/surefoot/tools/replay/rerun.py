@@ -20,6 +20,7 @@ from surefoot.train.components import Components
 from surefoot.train.error_causes import explaining
 from surefoot.train.loop import Step, forward_backward, update
 from surefoot.train.run_identity import machine_changes
+from surefoot.train.skipped_steps import skipped_count
 
 ROUNDED = "equal up to rounding"  # in a note on conditions that changed
 
@@ -86,6 +87,9 @@ class Execution:
         state = parts.state
         if self.done >= until:
             return
+        if parts.skips is not None:
+            yield from self._skipped_steps(until)
+            return
         with closing(parts.pipeline.feed(workers=parts.pipeline.workers)) as feed:
             feed.start(self.done, stop=until)
             while self.done < until:
@@ -94,6 +98,15 @@ class Execution:
                     forward_backward(step)
                 update(step)
                 yield self.finish_step(step)
+
+    def _skipped_steps(self, until: int) -> Iterator[FinishedStep]:
+        """Pass over the steps that the journal of changes skips, as the run has done."""
+        state = self.parts.state
+        while self.done < until:
+            step = Step(state.step, (), self.parts.task, state)
+            state.step += 1
+            self._steer()
+            yield FinishedStep(step)
 
     def next_step(self) -> Step:
         with closing(self.parts.pipeline.feed(workers=0)) as feed:
@@ -113,7 +126,8 @@ class Execution:
         if not is_logged:
             return FinishedStep(step)
         begins = max((logged for logged in self.logged if logged < self.done), default=0)
-        whole_window = not self.logged or len(meter.rows) == self.done - begins
+        skipped_steps = skipped_count(self.parts.changes, after=begins, until=self.done)
+        whole_window = not self.logged or len(meter.rows) == self.done - begins - skipped_steps
         values, skipped = meter.read()
         meter.note_skipped(skipped, done=self.done)
         return FinishedStep(step, values if whole_window else None)
