@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,28 @@ def test_a_changed_run_resumes_to_the_same_bits(more: int, when: str, tmp_path: 
     changed_run(tmp_path / "stopped", when)
     run_in(tmp_path / "stopped", MANY, stop_after=f"{BEGINS[when] + more} steps").train()
     resumed = run_in(tmp_path / "stopped", MANY)
+    resumed.train()
+    assert same(weights(resumed), weights(whole))
+
+
+@forks
+@pytest.mark.parametrize("when", BEGINS)
+def test_a_changed_run_that_is_killed_resumes_to_the_same_bits(when: str, tmp_path: Path) -> None:
+    often: dict[str, Any] = {"save_every": "4 steps"}
+    whole = changed_run(tmp_path / "whole", when)
+    whole.train()
+    changed_run(tmp_path / "killed", when)
+    for more in (1, 3, 6):  # before the first checkpoint with the new data, and after it
+
+        def killed(_: int, last: int = BEGINS[when] + more) -> None:
+            run = run_in(tmp_path / "killed", MANY, **often)
+            with run:
+                for step in run:
+                    if step.index == last:
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        assert on_ranks(1, killed) == [-signal.SIGKILL]
+    resumed = run_in(tmp_path / "killed", MANY)
     resumed.train()
     assert same(weights(resumed), weights(whole))
 
