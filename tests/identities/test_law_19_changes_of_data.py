@@ -364,6 +364,25 @@ def test_a_change_of_data_that_were_not_read_yet_is_taken_back(tmp_path: Path) -
     assert same(weights(resumed), weights(whole))
 
 
+def test_a_body_lets_other_data_begin_with_the_next_epoch(tmp_path: Path) -> None:
+    changed = changed_run(tmp_path / "changed", "next epoch")
+    changed.train()
+    with refused("data-of-earlier-steps", sf.CheckpointError, step=15):
+        trained_with_a_wish(run_in(tmp_path / "run"))
+    assert sf.load(tmp_path / "run").step == 15
+    run = run_in(tmp_path / "run", MANY)
+    trained_with_a_wish(run)
+    assert len(read_changes(tmp_path / "run")) == 1
+    assert same(weights(run), weights(changed))
+
+
+def trained_with_a_wish(run: Run) -> None:
+    with run:
+        for step in run:
+            if step.index in (AT - 1, AT + 10):
+                run.change("data", "next epoch", because="more data")
+
+
 def test_a_run_that_goes_back_over_a_change_has_the_data_of_before(tmp_path: Path) -> None:
     whole = run_in(tmp_path / "whole")
     whole.train()
@@ -376,6 +395,13 @@ def test_a_run_that_goes_back_over_a_change_has_the_data_of_before(tmp_path: Pat
     resumed = run_in(run)
     resumed.train()
     assert same(weights(resumed), weights(whole))
+
+
+def test_data_that_no_checkpoint_has_do_not_change_again(tmp_path: Path) -> None:
+    changed_run(tmp_path, "at once").train()  # its checkpoints are those of steps 10 and 44
+    with refused("data-not-saved-yet", step=20):
+        sf.load(tmp_path).go_back(20, "again", data="at once")
+    assert len(read_changes(tmp_path)) == 1
 
 
 def test_the_end_of_the_epoch_moves_with_another_batch_size(tmp_path: Path) -> None:

@@ -218,6 +218,18 @@ def test_another_batch_size_too_goes_on_where_the_last_batch_ended(tmp_path: Pat
     assert changed == expected[AT * 100 : AT * 100 + 22 * 120]
 
 
+def test_a_body_changes_the_weights(tmp_path: Path) -> None:
+    changed = changed_run(tmp_path / "changed", **NEW)
+    changed.train()
+    run = run_in(tmp_path / "run")
+    with run:
+        for step in run:
+            if step.index + 1 >= AT:
+                run.change("train_data.weights", {"web": 0.2, "old books": 0.8})
+    assert len(read_changes(tmp_path / "run")) == 1
+    assert same(weights(run), weights(changed))
+
+
 def test_the_journal_has_all_weights_by_name(tmp_path: Path) -> None:
     changed_run(tmp_path, **{"train_data.weights.web": 0.2})
     (change,) = read_changes(tmp_path)

@@ -52,6 +52,16 @@ def change_of_data(
             if change.setting != DATA or change.from_step < step
         ),
     )
+    begun = data_changes(before.changes)
+    if begun and begun[max(begun)].was == data:
+        raise ConfigError(
+            "data-not-saved-yet",
+            problem=f"it is not known which data {run} has at step {step}",
+            reason=f"the checkpoint from which it goes on has those before step {max(begun)}",
+            remedy="change the data after the next checkpoint of the run",
+            run=str(run),
+            step=step,
+        )
     length = before.length_at(step)
     plan = data["plan"]
     has_all_samples = data.get("samples", plan.get("samples")) == plan.get("samples")
