@@ -20,7 +20,7 @@ from surefoot.data.mixture import MixtureOrder
 from surefoot.data.order import Cut, MicroBatches, Order, Passed
 from surefoot.data.orders import Lanes, SequentialOrder, Weighted, WeightedOrder
 from surefoot.data.streams.tape import Arrival
-from surefoot.run.history import StepSize, passed_in
+from surefoot.run.history import SettingsHistory, StepSize, passed_in
 from surefoot.train.changed_settings import SegmentSettings
 
 SAMPLES = 47
@@ -168,8 +168,9 @@ def plans_of(build: Build, history: list[tuple[Batching, int]]) -> list[tuple[An
     epochs if each begins with a step.
     """
 
-    def step_size(chosen: Any) -> StepSize:
-        return StepSize(chosen.sizes.batch_size, build(chosen.sizes, Passed()).steps)
+    def step_size(chosen: Any, samples: int) -> StepSize:
+        steps = build(chosen.sizes, Passed()).steps
+        return StepSize(chosen.sizes.batch_size, samples, steps)
 
     counts = []
     for sizes, count in history:
@@ -186,7 +187,8 @@ def plans_of(build: Build, history: list[tuple[Batching, int]]) -> list[tuple[An
         segments.append(SegmentSettings(begin, chosen))  # type: ignore[arg-type]
     plans = []
     for index, segment in enumerate(segments):
-        passed, _ = passed_in(segments[: index + 1], step_size)
+        past = tuple(segments[: index + 1])
+        passed, _ = passed_in(SettingsHistory({}, (), past), step_size, samples=SAMPLES)
         plan = build(segment.settings.sizes, passed)
         plans.append((plan, range(segment.begin, begins[index + 1])))
     return plans
