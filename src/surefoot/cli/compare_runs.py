@@ -13,6 +13,7 @@ from surefoot.cli.compare_worker import build_facts, command, scores_by_batch
 from surefoot.cli.options import find_run, needs_option, not_of
 from surefoot.config.keywords import parse_score
 from surefoot.config.paths import run_path
+from surefoot.config.setting_change import SettingChange
 from surefoot.config.tree import layered
 from surefoot.errors import (
     Command,
@@ -37,6 +38,7 @@ from surefoot.tools.report.figures import draw_beside
 from surefoot.tracking.console import TextWriter
 from surefoot.tracking.format import counted
 from surefoot.tracking.run_directory import RunDirectory
+from surefoot.train.changed_settings import described
 
 _OUT = "runs/compared"
 _NAMED = 4  # runs quoted in a message
@@ -233,6 +235,8 @@ def compare_existing(options: Compare) -> None:
         compared_runs.append(Compared(variant, run, batches=batches))
         if unlike:
             notes.append(f"{path}: {_settings_of(run, unlike[:_DIFFERENT])}")
+    for path, run in zip(paths, runs, strict=True):
+        notes += [f"{path}: {text}" for text in _unlike_changes(run, runs)]
     _refuse_equal_seeds(compared_runs)
     if len(unlike) > _DIFFERENT:
         notes.append(
@@ -261,6 +265,27 @@ def _unlike_settings(runs: Sequence[Trained]) -> list[str]:
         if name != "run_dir" and len(values) > 1:
             unlike.append(name)
     return unlike
+
+
+def _unlike_changes(run: Trained, runs: Sequence[Trained]) -> list[str]:
+    """Return the changes of settings that a run had on the way and not all of the others, as text.
+    Of a run without any, where another had some, return that.
+    """
+    if not run.changes and any(other.changes for other in runs):
+        return ["no setting was changed on the way"]
+    lines = []
+    for change in run.changes:
+        has_it = [_what_changes(change) in map(_what_changes, other.changes) for other in runs]
+        if not all(has_it):
+            lines.append(described(change))
+    if len(lines) > _DIFFERENT:
+        lines[_DIFFERENT:] = [f"and {len(lines) - _DIFFERENT} more changes"]
+    return lines
+
+
+def _what_changes(change: SettingChange) -> tuple[int, str, str]:
+    """Return what of a change decides the steps: not who made it when, and why."""
+    return change.from_step, change.setting, repr((change.now, change.follows))
 
 
 def _settings_of(run: Trained, names: Sequence[str]) -> str:

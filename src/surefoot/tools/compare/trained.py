@@ -19,13 +19,16 @@ from surefoot.checkpoint.reader import open_checkpoint, read_manifest
 from surefoot.checkpoint.store import Store
 from surefoot.checkpoint.tensor_file import Stored
 from surefoot.config.keywords import parse_score
+from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tools.compare.statistics import ScoreDifference
 from surefoot.tools.compare.variants import Direction, Variant
+from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record, scores_in
 from surefoot.tracking.run_reader import RunFiles, read_settings, read_state
 from surefoot.tracking.run_reader import read_run as read_run_files
+from surefoot.train.recorded_settings import values_by_step
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Trained:
 
     `loss`: (step, mean training loss since the previous record). `scores`: (step, score). `times`:
     (step, seconds of training and of waiting for data so far). `order`: settings of the sample
-    order, and hashes of the weights of step 0, or None. `store`: its checkpoints.
+    order, and hashes of the weights of step 0, or None. `store`: its checkpoints. `settings`: at the
+    beginning of the run. `changes`: of settings, those that its steps have had.
     """
 
     settings: Mapping[str, Any]
@@ -46,6 +50,7 @@ class Trained:
     order: Mapping[str, Any] | None
     store: Store | None = None
     of_script: bool = False  # no command can build it again
+    changes: tuple[SettingChange, ...] = ()
 
     @property
     def training_s(self) -> float:
@@ -140,17 +145,38 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         times.append((step, spent_s))
         targets.append(record.get("targets", 0.0) - record.get("starting_targets", 0.0))
     settings = read_settings(path) if (path / "config.toml").is_file() else None
+    last_step = max([step for step, _ in [*times, *scores]], default=0)
+    changes = [each for each in in_effect(read_changes(path)) if each.from_step < last_step]
+    at_beginning = {} if settings is None else dict(settings.flat)
+    for name, values in values_by_step(changes).items():
+        if name in at_beginning:  # a later session may have written another value
+            at_beginning[name] = values[0][1]
     return Trained(
-        settings={} if settings is None else settings.flat,
+        settings=at_beginning,
         watch=watch,
         loss=losses,
         scores=scores,
         times=times,
         targets=math.fsum(targets),
-        order=_beginning(path),
+        order=_with_changes(_beginning(path), changes),
         store=Store(path / "checkpoints"),
         of_script=settings is not None and settings.script,
+        changes=tuple(changes),
     )
+
+
+def _with_changes(
+    beginning: dict[str, Any] | None, changes: Sequence[SettingChange]
+) -> dict[str, Any] | None:
+    """Return what a run began with, and what of it was changed on the way."""
+    if beginning is None:
+        return None
+    order = dict(beginning)
+    for name, values in values_by_step(changes).items():
+        what = "data" if name.startswith("train_data") else name
+        if what in beginning:
+            order[what] = [order[what], values]
+    return order
 
 
 def _first_loss(scored: Sequence[Record]) -> tuple[Direction, str] | None:

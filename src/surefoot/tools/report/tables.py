@@ -9,7 +9,7 @@ from surefoot.tools.report.headline import Headline, State, headline
 from surefoot.tools.report.series import ReportedRun
 from surefoot.tracking.record import PHASES
 from surefoot.tracking.run_reader import SessionEntry
-from surefoot.train.recorded_settings import Values, values_by_step
+from surefoot.train.recorded_settings import Values, recorded_settings, values_by_step
 
 _LONGEST = 400  # characters of a value
 _MOST = 300  # rows
@@ -20,11 +20,7 @@ def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str
     that was changed has its value in force, and in parentheses those before and after.
     """
     config = run.files.config
-    changed = {}
-    for name, values in values_by_step(run.files.changes).items():
-        # a script's configuration has the name of its schedule as `to_dict` has it
-        is_shape = name == "schedule.name" and "schedule.shape" in config.flat
-        changed["schedule.shape" if is_shape else name] = values
+    changed = _changed(run)
     rows: list[tuple[str, str, str]] = []
     for name in {**config.flat, **changed}:
         value = config.flat.get(name)
@@ -39,6 +35,16 @@ def settings(run: ReportedRun, *, limit: int, max_length: int) -> list[tuple[str
         if len(rows) < limit:
             rows.append(row)
     return rows
+
+
+def _changed(run: ReportedRun) -> dict[str, Values]:
+    """Return the values of the settings that were changed, by their names in config.toml."""
+    changed = {}
+    for name, values in values_by_step(run.files.changes).items():
+        # a script's configuration has the name of its schedule as `to_dict` has it
+        is_shape = name == "schedule.name" and "schedule.shape" in run.files.config.flat
+        changed["schedule.shape" if is_shape else name] = values
+    return changed
 
 
 def _with_other_values(values: Values, step: int, *, max_length: int) -> str:
@@ -65,13 +71,23 @@ def differing_settings(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]
     """Return each setting that differs between runs, with its value in each run. The run's
     directory is omitted.
     """
-    settings_of_all = [run.files.config.flat for run in runs]
+    settings_of_all = []
+    changed_names = {name for run in runs for name in _changed(run)}
+    for run in runs:
+        of_run = {name: format_setting(value) for name, value in run.files.config.flat.items()}
+        chosen = recorded_settings(run.files).of_program
+        for name in changed_names & chosen.keys():
+            if run.files.config.flat.get(name) is None:  # the program has chosen it
+                of_run[name] = format_setting(chosen[name])
+        for name, history in _changed(run).items():
+            of_run[name] = _with_other_values(history, run.last_step, max_length=_LONGEST)
+        settings_of_all.append(of_run)
     names: dict[str, None] = {}
     for of_run in settings_of_all:
         names |= dict.fromkeys(of_run)
     rows = []
     for name in names:
-        values = [format_setting(of_run.get(name)) for of_run in settings_of_all]
+        values = [of_run.get(name, format_setting(None)) for of_run in settings_of_all]
         if len(set(values)) > 1 and name not in ("out", "preset"):
             rows.append((name, values))
     return rows[:_MOST]
