@@ -237,7 +237,7 @@ def test_a_run_that_has_what_its_settings_need_says_nothing_of_them(tmp_path: Pa
     data = torch.zeros(8, 2)
     settings = {name: value for name, (_, value) in NEEDED.items()}
     settings |= {"splits": {"val": sf.Split((data,))}, "sample_fn": str}
-    settings |= {"run_dir": tmp_path / "run", "best": "min val/loss"}
+    settings |= {"run_dir": tmp_path / "run", "best": "min val/loss", "init_from": tmp_path}
     assert without_effect(built(**settings).parts.settings) == {}
 
 

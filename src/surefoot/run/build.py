@@ -96,7 +96,14 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
     if numbered is not None:
         settings = in_numbered_directory(settings, world, unless_built)
     beginning = beginning_of(settings, world)
-    history = read_history(settings, ramps, data, world, step=beginning.step)
+    history = read_history(
+        settings,
+        ramps,
+        data,
+        world,
+        step=beginning.step,
+        evaluation_due=beginning.evaluation_due,
+    )
     if history.changes:
         settings = history.settings
         data = replace(data.with_batch_size(settings.batch_size), dataset=settings.train_data)
@@ -276,6 +283,7 @@ def beginning_of(settings: RunSettings, world: World) -> Beginning:
     at_step = rebuilt_step()
     if at_step is not None:
         beginning["step"] = at_step
+        beginning["evaluation_due"] = False
     return Beginning(**beginning)
 
 

@@ -120,9 +120,11 @@ def read_history(
     world: World,
     *,
     step: int,
+    evaluation_due: bool,
 ) -> SettingsHistory:
     """Return the history of the run in the directory of the settings, for a session that goes on
-    after `step` steps. `settings` are those of the program for the first step, and `ramps` has the
+    after `step` steps. An evaluation that is still due belongs to the settings of these steps: the
+    session makes it, and ends if others hold in the next step. `settings` are those of the program for the first step, and `ramps` has the
     values of later ones. Raises `ConfigError` if the program has other settings than the run had or
     has. Collective.
     """
@@ -134,7 +136,8 @@ def read_history(
     if not changes:
         return SettingsHistory(of_program, (), (SegmentSettings(0, settings),), ramps=missing)
     segments = history_of(as_read, changes)
-    past = tuple(segment for segment in segments if segment.begin <= step)
+    last_begin = max(0, step - 1) if evaluation_due else step
+    past = tuple(segment for segment in segments if segment.begin <= last_begin)
     to_come = segments[len(past) :]
     next_change = to_come[0].begin if to_come else None
     return SettingsHistory(of_program, changes, past, to_come, next_change, missing)

@@ -515,7 +515,7 @@ class Session:
             if not goes_on:
                 parts.say(messages.finished(parts))
             return
-        if self.state.step >= parts.plan.times.stop_step:
+        if self.state.step >= parts.plan.times.stop_step and not parts.is_at_change:
             parts.say(
                 f"nothing to do: {self.state.step:,} steps are completed, and stop_after is"
                 f" {parts.plan.times.stop_step:,}"

@@ -197,6 +197,7 @@ class Beginning:
     compile: bool | None = None
     schedule_of_steps: int | None = None
     step: int = 0  # of the newest checkpoint, from which a session goes on
+    evaluation_due: bool = False  # a stop has cut off the evaluation after this step
 
     @property
     def is_new(self) -> bool:
@@ -222,7 +223,8 @@ def read_beginning(path: Path) -> Beginning:
     as they were until the opening names the damage.
     """
     for step, state in _states_of_manifests(path):
-        return replace(beginning_in(state.identity), step=step)
+        beginning = beginning_in(state.identity)
+        return replace(beginning, step=step, evaluation_due=state.evaluation_due)
     _, damaged = newest_state(path)
     if damaged is None:
         return new_beginning()
