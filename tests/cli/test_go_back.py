@@ -12,6 +12,8 @@ import surefoot as sf
 from refused import refused
 from surefoot.cli.main import _verb
 from surefoot.config.setting_change import in_effect
+from surefoot.tools.report.run_charts import charts
+from surefoot.tools.report.series import read_reported_run
 from surefoot.tracking.change_journal import read_changes
 
 LAST = 12
@@ -132,3 +134,24 @@ def test_the_newest_step_takes_back_a_change_that_no_step_had(run: Path) -> None
     command("resume", str(run), "--from-step", "9")
     assert sf.load(run).settings_at(9)["clip"] != "off"
     assert sf.load(run).step == LAST
+
+
+def test_the_page_draws_what_was_left_in_grey(run: Path) -> None:
+    before = sf.load(run).records("train")
+    command("resume", str(run), "--from-step", "4", "--change", "optimizer.lr=1e-4")
+    reported = read_reported_run(run)
+    loss = next(chart for chart in charts(reported) if chart.name == "loss")
+    (grey,) = [line for line in loss.lines if line.name.startswith("loss, left")]
+    assert grey.points == tuple(
+        (float(record["step"]), record["loss"]) for record in before if record["step"] > 4
+    )
+    assert grey.faint
+    assert [line.name for line in loss.lines if line.series == grey.series and line.named] == [
+        grey.name
+    ]
+    (training,) = [line for line in loss.lines if line.name == "training"]
+    assert training.points == tuple(
+        (float(record["step"]), record["loss"]) for record in sf.load(run).records("train")
+    )
+    marks = [mark.title for mark in loss.marks if mark.x == 4]
+    assert any("back from step 9" in title for title in marks)

@@ -89,6 +89,27 @@ def test_a_run_that_went_back_ends_as_one_given_what_is_in_force(
     assert not (with_its_journal / "branches").exists()
 
 
+@pytest.mark.parametrize("begins", [9, 13, 15])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_ramp_from_the_start_is_as_it_was(begins: int, twice: bool, tmp_path: Path) -> None:
+    ramp: dict[str, Any] = {"clip": f"norm 1.0, value 0.1 from {begins} steps"}
+    run = tmp_path / "run"
+    run_in(run, stop_after="12 steps", **SAVED, **ramp).train()
+    sf.load(run).change("a try", **{"optimizer.lr": 0.5, "clip": "off"})
+    run_in(run, stop_after="16 steps", **SAVED, **ramp).train()
+    if twice:
+        sf.load(run).go_back(14)
+        run_in(run, stop_after="15 steps", **SAVED, **ramp).train()
+    sf.load(run).go_back(12, ema=0.5)
+    run_in(run, **SAVED, **ramp).train()
+
+    values = [sf.load(run).settings_at(step)["clip"] for step in range(LAST)]
+    assert values == ["norm 1.0"] * begins + ["value 0.1"] * (LAST - begins)
+    given = given_what_is_in_force(run, tmp_path / "given")
+    assert_same_end(given, run, step=LAST)
+    assert course(run) == course(given)
+
+
 def test_going_back_twice_ends_as_one_given_what_is_in_force(left: Path, tmp_path: Path) -> None:
     run = copied(left, tmp_path / "run")
     sf.load(run).go_back(14, "first", **{"optimizer.lr": 0.1})

@@ -127,7 +127,7 @@ def going_back(
     for line in in_effect(lines):
         if line.from_step < now:
             values |= {name: after for name, (_, after) in line.values.items()}
-        else:
+        elif line.from_step <= was:
             superseded |= line.values.keys()
     follows = {name: [values[name], values[name]] for name in sorted(superseded)}
     return SettingChange(len(lines) + 1, now, STEP, was, now, follows, because)

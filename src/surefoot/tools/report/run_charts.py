@@ -21,6 +21,7 @@ _LATE = 8  # points in the second half that justify a separate chart
 _LOG_X = 12  # points that justify logarithmic axes
 _MOST_CHANGES = 40  # steps with a mark
 _PLANNED = 200  # points of the rates to come
+_GREY = 6  # the series whose color has no hue
 
 
 def charts(run: ReportedRun, *, stretches: int | None = None) -> list[Chart]:
@@ -58,7 +59,7 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
         if main is not None and main.name == name:
             best = (_best(main, index),)
     all_marks = (*_events(run), *marks, *best)
-    charts = [Chart("loss", "Loss", tuple(lines), all_marks, wide=True)]
+    charts = [Chart("loss", "Loss", (*lines, *_left_lines(run, stretches)), all_marks, wide=True)]
     drawn = [line for line in lines if line.points]
     longest = max((line.points[-1][0] / max(1, line.points[0][0]) for line in drawn), default=0)
     if longest >= _LOG_X:
@@ -67,6 +68,20 @@ def loss_charts(run: ReportedRun, stretches: int | None) -> list[Chart]:
     if middle > 0:
         charts += _second_half(lines, best, middle)
     return charts
+
+
+def _left_lines(run: ReportedRun, stretches: int | None) -> list[Line]:
+    """Return the losses of the branches that the run has left, in grey."""
+    lines = []
+    for branch in run.left:
+        for name, curve in branch.losses.items():
+            title = f"{name}, left by change {branch.number}"
+            points = points_of(curve, stretches)
+            if curve.count > _SMOOTHED:
+                points = tuple(smooth(curve))
+            dots = curve.count < _DOTS
+            lines.append(Line(title, points, _GREY, faint=True, dots=dots, named=name == "loss"))
+    return lines
 
 
 def _logarithmic(lines: Sequence[Line], best: tuple[Mark, ...]) -> list[Chart]:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from surefoot.config.setting_change import in_effect
 from surefoot.tools.report.curves import Curve, curve_of
 from surefoot.tools.report.followed import FollowedRun
+from surefoot.tracking.branches import BRANCHES
+from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.record import BY_OPTIMIZER, OWN
 from surefoot.tracking.run_reader import (
     RunFiles,
@@ -24,6 +26,17 @@ _DRAWN = {"loss", "grad_norm", "grad_norm_max", "clip_fraction", "targets_per_s"
 _DRAWN |= {"lr", "momentum"}  # and those that begin like BY_OPTIMIZER
 _DRAWN |= {"host_memory_bytes", "host_memory_peak_bytes", "device_memory_peak_bytes"}
 _MOST_CURVES = 60  # names of one kind; further names are left out
+_MOST_LEFT = 3  # branches that a run has left; the newest ones are drawn
+
+
+@dataclass(frozen=True)
+class LeftBranch:
+    """The losses of the steps that a run has left by going back, by name: "loss" of training, and
+    "SPLIT/loss".
+    """
+
+    number: int  # of the line by which the run went back
+    losses: dict[str, Curve]
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,18 @@ class ReportedRun:
         ]
         return tuple(sorted([*self.records.events, *changes], key=lambda event: event.step))
 
+    @cached_property
+    def left(self) -> tuple[LeftBranch, ...]:
+        """The newest branches that the run has left."""
+        branches = []
+        for change in self.files.changes:
+            metrics = self.files.path / BRANCHES / str(change.number) / "metrics.jsonl"
+            if change.goes_back and metrics.is_file():
+                size_bytes = metrics.stat().st_size
+                losses = _left_losses(metrics, change.from_step, size_bytes)
+                branches.append(LeftBranch(change.number, losses))
+        return tuple(branches[-_MOST_LEFT:])
+
     @property
     def last_step(self) -> int:
         """The last step that is known to be complete, from the records or the newest checkpoint."""
@@ -107,6 +132,20 @@ def read_reported_run(path: Path, *, followed: FollowedRun | None = None) -> Rep
     except OSError as problem:
         problems.insert(0, f"metrics.jsonl cannot be read: {problem.strerror or problem}")
     return ReportedRun(files, records, tuple(problems), is_running(path))
+
+
+@lru_cache(maxsize=8)
+def _left_losses(metrics: Path, since: int, size_bytes: int) -> dict[str, Curve]:
+    """Return the losses after step `since` in the records of a branch, which never change again."""
+    records = RunRecords()
+    try:
+        for record in read_records(metrics, size_bytes=size_bytes):
+            if record["step"] > since:
+                records.add(record)
+    except OSError:
+        return {}
+    names = [name for name in records.scores.names if name.endswith("/loss")]
+    return _curves(records.train, ["loss"]) | _curves(records.scores, names)
 
 
 def _curves(values: Table, names: Sequence[str]) -> dict[str, Curve]:
