@@ -51,6 +51,14 @@ def test_a_dry_run_writes_nothing(run: Path, capsys: pytest.CaptureFixture[str])
     assert "16 steps with 128 samples" in printed
 
 
+def test_samples_left_are_those_of_each_batch_size_that_is_to_come(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_changes(run, [SettingChange(0, 9, "batch_size", 8, 16)])
+    command("change", str(run), "optimizer.lr=1e-4", "--dry-run")
+    assert "8 steps with 88 samples" in capsys.readouterr().out  # 5 of 8, 3 of 16
+
+
 def test_the_value_that_holds_is_no_change(run: Path) -> None:
     command("change", str(run), "batch_size=8")
     assert read_changes(run) == ()

@@ -37,7 +37,7 @@ def preview(
     if now.length.steps != steps:
         lines.append(f"length: {now.length.steps:,} -> {steps:,} steps")
     left = steps - step
-    samples = left * then.length.batch_size
+    samples = then.samples(step, steps)
     epochs = three_digits(samples / then.length.samples_per_epoch)
     lines.append(
         f"{left:,} steps with {samples:,} samples, {epochs} epochs, are left from step {step:,} on"
