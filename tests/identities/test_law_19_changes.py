@@ -147,17 +147,34 @@ def test_an_optimizer_of_before_a_change_refuses_a_rate(tmp_path: Path) -> None:
     run = given_changes(tmp_path, **EVERYTHING)
     with run:
         optimizer = run.state.optimizers["model"].optimizer
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        run.register_state("scheduler", scheduler)
         for step in run:
             if step.index < CHANGED_AT:
-                scheduler.step()
+                optimizer.param_groups[0]["lr"] *= 0.9
                 continue
             with refused("optimizer-of-earlier-settings"):
-                optimizer.param_groups[0]["lr"] = 1.0
-            with refused("optimizer-of-earlier-settings"):
-                scheduler.step()
+                optimizer.param_groups[0]["lr"] *= 0.9
             break
+
+
+def test_a_registered_scheduler_goes_on_across_a_change(tmp_path: Path) -> None:
+    def train(run_dir: Path, *, stop_after: str | None) -> Run:
+        run = run_in(run_dir, stop_after=stop_after, schedule=None)
+        with run:
+            optimizer = run.state.optimizers["model"].optimizer
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+            run.register_state("scheduler", scheduler)
+            for _ in run:
+                scheduler.step()
+        return run
+
+    train(tmp_path / "restarted", stop_after="10 steps")
+    sf.load(tmp_path / "restarted").change(**{"optimizer.weight_decay": 0.5, "clip": "value 0.1"})
+    restarted = train(tmp_path / "restarted", stop_after=None)
+    (tmp_path / "given").mkdir()
+    shutil.copy(tmp_path / "restarted" / "changes.jsonl", tmp_path / "given")
+    given = train(tmp_path / "given", stop_after=None)
+    assert same(weights(given), weights(restarted))
+    assert rates(tmp_path / "given") == rates(tmp_path / "restarted")
 
 
 def given_changes(run_dir: Path, **settings: Any) -> Run:

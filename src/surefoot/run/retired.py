@@ -2,6 +2,7 @@
 optimizers, and their use would be in vain.
 """
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from torch import nn
@@ -30,6 +31,14 @@ def retire(before: State, *, present: State) -> None:
             trained.optimizer.param_groups = _RefusedGroups()
 
 
+def follow_optimizers(registered: Iterable[Any], before: State, *, present: State) -> None:
+    """Let registered schedulers write the rates of the optimizers that the run has now."""
+    for scheduler in registered:
+        for name, trained in before.optimizers.items():
+            if getattr(scheduler, "optimizer", None) is trained.optimizer:
+                scheduler.optimizer = present.optimizers[name].optimizer
+
+
 def _refuse_call(model: nn.Module, inputs: Any) -> NoReturn:  # noqa: ARG001  of the hook
     raise ConfigError(
         "model-of-earlier-settings",
@@ -55,6 +64,5 @@ def _refused_groups() -> ConfigError:
         "optimizer-of-earlier-settings",
         problem="this is the optimizer of before a change of settings",
         reason="the run was built again, and a rate that is written here would have no effect",
-        remedy="take the optimizer from run.state or step.state where you use it, and build a"
-        " scheduler of your own again",
+        remedy="take the optimizer from run.state or step.state where you use it",
     )

@@ -21,7 +21,7 @@ from surefoot.run.build import build
 from surefoot.run.components import RunComponents
 from surefoot.run.history import OtherSettings
 from surefoot.run.resume import start_from_init
-from surefoot.run.retired import free, retire
+from surefoot.run.retired import follow_optimizers, free, retire
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
 from surefoot.tracking.numbered import built_again
@@ -199,6 +199,7 @@ class Run(RunSettings):
             parts, example=before.example, alert=before.alert, accept_change=before.accept_change
         )
         user_state = before.run_state.user_state
+        follow_optimizers(user_state.objects.values(), before.state, present=self.parts.state)
         for name, registered in user_state.objects.items():
             self.register_state(name, registered)
         self.parts.run_state.user_state.is_complete = user_state.is_complete
