@@ -25,6 +25,7 @@ from refused import refused
 from stated import lines_naming, numbers_in
 from surefoot.checkpoint import Store
 from surefoot.cli.main import main
+from surefoot.config.accepted_changes import change_names
 from surefoot.config.user_code import names_in
 
 PROGRAM = '''
@@ -338,6 +339,15 @@ def test_a_mistake_that_is_mended_before_a_step_was_trained_needs_no_accepted_ch
     assert "note: accepted: " in capsys.readouterr().out
     with refused("program-changed", sf.CheckpointError, changed=["loss"]):
         built(place, "loss * 1.0", "loss * 2.0", console=False).train()
+
+
+@pytest.mark.parametrize("name", ["clip", "optimizer.lr", "schedule.name", "ema"])
+def test_a_setting_is_not_accepted_and_names_the_line_to_type(name: str) -> None:
+    with pytest.raises(sf.ConfigError) as refusal:
+        change_names(f"loss,{name}")
+    assert refusal.value.code == "change-of-a-setting"
+    assert refusal.value.fields["value"] == name
+    assert f"surefoot change RUN {name}=VALUE" in str(refusal.value)
 
 
 def test_a_change_is_accepted_by_its_own_name_alone(place: Path) -> None:
