@@ -240,3 +240,26 @@ def test_a_change_says_that_a_run_is_exactly_the_longer_one(
     capsys.readouterr()
     command("change", str(run), "length=20 steps", "--dry-run")
     assert capsys.readouterr().out.splitlines()[-1].startswith("exact: ")
+
+
+def test_of_a_setting_named_twice_the_last_value_counts(run: Path) -> None:
+    command("change", str(run), "clip=off", "clip=value 0.1")
+    assert [change.now for change in read_changes(run)] == ["value 0.1"]
+
+
+def test_a_batch_that_is_large_again_has_the_micro_batches_that_were_chosen(run: Path) -> None:
+    command("resume", str(run), "--change", "batch_size=4", "--stop-after", "5 steps")
+    command("change", str(run), "batch_size=16")
+    follows = [change.follows["micro_batch_size"] for change in read_changes(run)]
+    assert follows == [[8, 4], [4, 8]]
+    command("resume", str(run), "--stop-after", "6 steps")
+    command("change", str(run), "micro_batch_size=2")
+    command("change", str(run), "batch_size=32")
+    assert read_changes(run)[-1].follows["micro_batch_size"] == [2, 2]
+
+
+def test_a_finished_run_says_how_it_goes_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command("resume", str(run))
+    capsys.readouterr()
+    command("resume", str(run))
+    assert f"surefoot change {run} length=" in capsys.readouterr().out

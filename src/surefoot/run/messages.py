@@ -304,8 +304,13 @@ def finished(parts: RunComponents) -> str:
         where = f" in {parts.directory.shown}"
         another += f", such as {free_directory(parts.directory.shown)}"
     why = "early stopping ended it"
+    longer = "early_stopping.patience=NUMBER"
     if parts.state.step >= parts.length.steps:
         why = f"all {parts.length.steps:,} steps are completed"
+        longer = "length='NUMBER steps'"
+    if parts.directory is not None:
+        path = shlex.quote(str(parts.directory.shown))
+        another = f"to go on with it: surefoot change {path} {longer}; {another}"
     return f"this run{where} is finished: {why}. Nothing to do; {another}"
 
 

@@ -372,6 +372,8 @@ def changes_of(
     unknown or cannot change, and for a value that it cannot have.
     """
     to_come = {change.setting for change in in_effect(earlier) if change.from_step > from_step}
+    by_setting = {wish.setting: wish for wish in wishes}  # of one named twice, the last value
+    wishes = list(by_setting.values())
     changes: list[SettingChange] = []
     for wish in _with_whole_weights(
         values, _with_whole_rules(values, _with_whole_schedules(values, wishes))
@@ -394,7 +396,8 @@ def changes_of(
         if name == "batch_size" and not any(
             other.setting == "micro_batch_size" for other in wishes
         ):
-            follows = _micro_batches_of(sizes, now)
+            past = [change for change in in_effect(earlier) if change.from_step <= from_step]
+            follows = _micro_batches_of(sizes, now, chosen=_chosen_micro_batch_size(sizes, past))
         change = SettingChange(0, from_step, name, was, now, follows=follows, because=wish.because)
         if name in origins:
             change = replace(change, origins=[origins[name], wish.origin])
@@ -411,12 +414,27 @@ def changes_of(
     return changes
 
 
-def _micro_batches_of(sizes: Batching, batch_size: int | str) -> dict[str, list[Any]]:
-    """Return what follows from another batch size: the micro-batches stay as large as they are, or
-    become the next smaller ones that divide it.
+def _chosen_micro_batch_size(sizes: Batching, past: Iterable[SettingChange]) -> int:
+    """Return the micro-batch size that a user or the run has chosen, which no batch size made
+    smaller. `sizes` are those of the present steps.
+    """
+    chosen = None
+    for change in past:
+        if change.setting == "micro_batch_size":
+            chosen = change.now
+        elif chosen is None and "micro_batch_size" in change.follows:
+            chosen, _ = change.follows["micro_batch_size"]
+    return sizes.micro_batch_size if chosen is None else batching(chosen, None).batch_size
+
+
+def _micro_batches_of(
+    sizes: Batching, batch_size: int | str, *, chosen: int
+) -> dict[str, list[Any]]:
+    """Return what follows from another batch size: micro-batches of the `chosen` size, or the next
+    smaller ones that divide the batch.
     """
     total = batching(batch_size, None).batch_size
-    size = min(sizes.micro_batch_size, total)
+    size = min(chosen, total)
     while total % size:
         size -= 1
     before = sizes.to_dict()["micro_batch_size"]
