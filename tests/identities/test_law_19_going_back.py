@@ -20,8 +20,9 @@ from identities.test_law_19_changes import run_in
 from identities.test_law_19_changes_of_averages import assert_same_end, given_the_journal_of
 from rank_processes import forks, on_ranks
 from refused import refused
-from surefoot.config.setting_change import in_effect
+from surefoot.config.setting_change import SettingChange, going_back, in_effect, left_by
 from surefoot.tracking.change_journal import append_changes, read_changes
+from surefoot.tracking.run_reader import newest_state, read_beginning
 
 BAD = 10  # the step of a change that was no good
 STOPPED = 16
@@ -300,6 +301,22 @@ def test_a_kill_at_any_point_changes_nothing(
         assert steps_in(run / "checkpoints") == steps_in(whole / "checkpoints")
         shutil.rmtree(run)
         number += 1 if number < 40 else 6  # the moves, then the opening and steps with their saves
+
+
+def test_what_is_left_counts_no_more_once_the_line_is_written(left: Path, tmp_path: Path) -> None:
+    run = copied(left, tmp_path / "run")
+    append_changes(run, [going_back(read_changes(run), was=STOPPED, now=BAD, because="")])
+    assert read_beginning(run).step == BAD
+    assert newest_state(run)[0] == BAD
+
+
+def test_a_checkpoint_belongs_to_the_branch_of_its_last_line() -> None:
+    lr = SettingChange(1, BAD, "optimizer.lr", 0.1, 0.2)
+    lines = [lr, SettingChange(2, BAD, "step", STOPPED, BAD)]
+    assert left_by({"number": 1}, BAD, lines) == 2  # saved again at the change
+    assert left_by(None, BAD + 1, lines) == 2
+    assert left_by(None, BAD, lines) is None
+    assert left_by({"number": 2}, BAD + 1, lines) is None
 
 
 # --- what is left, and what is refused ------------------------------------------------------------
