@@ -469,7 +469,8 @@ class SavedRun:
         from surefoot.recipes.optimizer_settings import note
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))
-        run = self.rebuild(one_process=False)
+        # a checkpoint is of the step before it: a change may hold from its own step on
+        run = self.rebuild(one_process=False, step=max(0, contents.step - 1))
         with nullcontext() if self.built is None else run.parts.snapshot():
             if run.load_checkpoint(contents):
                 note(

@@ -185,3 +185,22 @@ def test_the_command_repeats_all_steps_of_a_program(
     assert verdict["problems"] == []
     assert verdict["whole"]
     assert [(window["start"], window["stop"]) for window in verdict["windows"]] == [(0, 4), (4, 12)]
+
+
+@pytest.mark.parametrize("checkpoint", [3, 6, 9, "newest"])
+def test_a_checkpoint_is_evaluated_with_the_precision_and_the_average_of_its_step(
+    checkpoint: int | str, tmp_path: Path
+) -> None:
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
+    scored: dict[str, Any] = {
+        "splits": {"val": sf.Split((inputs, inputs.sum(1, keepdim=True)))},
+        "evaluate_every": "3 steps",
+        "length": "12 steps",
+    }
+    run_in(tmp_path, stop_after="6 steps", **scored).train()
+    sf.load(tmp_path).change(precision="bf16", ema=0.5)
+    run_in(tmp_path, **scored).train()
+    saved = sf.load(run_in(tmp_path, **scored))
+    recorded = {record["step"]: record["val/loss"] for record in saved.records("eval")}
+    step = 12 if checkpoint == "newest" else checkpoint
+    assert saved.evaluate("val", checkpoint=checkpoint)["val/loss"] == recorded[step]
