@@ -204,3 +204,33 @@ def test_a_checkpoint_is_evaluated_with_the_precision_and_the_average_of_its_ste
     recorded = {record["step"]: record["val/loss"] for record in saved.records("eval")}
     step = 12 if checkpoint == "newest" else checkpoint
     assert saved.evaluate("val", checkpoint=checkpoint)["val/loss"] == recorded[step]
+
+
+def test_the_command_evaluates_a_checkpoint_with_the_average_of_its_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    _verb(
+        [
+            "train",
+            "images",
+            "--length",
+            "20 steps",
+            "--batch-size",
+            "8",
+            "--report",
+            "False",
+            "--tensorboard",
+            "False",
+            "--stop-after",
+            "4 steps",
+            "--evaluate-every",
+            "2 steps",
+            "--run-dir",
+            run,
+        ]
+    )
+    _verb(["resume", run, "--change", "ema=0.5", "--stop-after", "8 steps"])
+    capsys.readouterr()
+    _verb(["evaluate", run, "--checkpoint", "4"])
+    assert "val/loss" in capsys.readouterr().out

@@ -95,7 +95,7 @@ def evaluate(arguments: list[str]) -> None:
         key = f"mean_of_steps={','.join(steps)}"
         whose = f"the average of steps {', '.join(steps)} of {run_path}"
     if splits or not files:
-        run = build_run(program, config_here, of=run_path)
+        run = build_run(program, config_here, of=run_path, step=max(0, chosen.step - 1))
         _evaluate_splits(run, splits, chosen, whose=whose, key=key)
     if files:
         note(f"evaluating {whose} on {', '.join(files)}")
