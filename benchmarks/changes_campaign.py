@@ -100,7 +100,8 @@ def session(
     with run:
         for step in run:
             time.sleep(BODY_STEP_S)  # so that another process may ask for a change
-            if step.index == body_changes_at:
+            # a change in the last step is refused
+            if step.index == body_changes_at and step.index + 1 < run.parts.length.steps:
                 run.change(OF_BODY, [0.8, 0.99], because="the body")
 
 
@@ -116,7 +117,7 @@ def drawn_change(draw: random.Random, *, step: int) -> tuple[str, Any]:
         "optimizer.lr": [1e-3, 3e-3, 2e-2],
         "optimizer.weight_decay": [0.0, 0.01, 0.5],
         "optimizer.eps": [1e-8, 1e-6],
-        "batch_size": [4, 12, 16, 30],
+        "batch_size": [6, 12, 16, 30],  # micro-batches for three ranks
         "micro_batch_size": [1, 2],
         "clip": ["off", "norm 0.1", "value 0.1", "auto 0.9"],
         "ema": [None, 0.5, 0.99],

@@ -132,7 +132,10 @@ def test_a_run_that_went_on_in_its_shape_may_be_stretched_later(tmp_path: Path) 
     sf.load(tmp_path).change(length="40 steps")
     run_in(tmp_path, stop_after="20 steps").train()
     sf.load(tmp_path).change(schedule="stretch")
-    factors = run_in(tmp_path).parts.task.factors
+    run = run_in(tmp_path)
+    factors = run.parts.task.factors
+    run.train()
+    assert sf.load(tmp_path).step == 40
     whole = run_in(tmp_path / "whole", length="40 steps").parts.task.factors
     assert [factors(step) for step in range(20, 41)] == [whole(step) for step in range(20, 41)]
 

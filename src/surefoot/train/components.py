@@ -185,7 +185,8 @@ class Components:
             ).inside(f"cannot resume {self.where(checkpoint)}")
         since = []
         for change in began_since(last, checkpoint.step, self.changes):
-            if change.from_step <= checkpoint.step and change.was != change.now:
+            is_other = change.was != change.now or change.stretches
+            if change.from_step <= checkpoint.step and is_other:
                 since.append(change)
         return since
 
