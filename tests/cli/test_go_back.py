@@ -27,9 +27,26 @@ def command(*words: str) -> None:
 def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run that has changed its rate at step 4, and was stopped at step 9."""
     run = tmp_path_factory.mktemp("runs") / "digits"
-    command("train", "images", "--length", f"{LAST} steps", "--stop-after", "4 steps",
-            "--batch-size", "8", "--log-every", "1 steps", "--save-every", "2 steps", "--report", "False",
-            "--tensorboard", "False", "--run-dir", str(run))  # fmt: skip
+    command(
+        "train",
+        "images",
+        "--length",
+        f"{LAST} steps",
+        "--stop-after",
+        "4 steps",
+        "--batch-size",
+        "8",
+        "--log-every",
+        "1 steps",
+        "--save-every",
+        "2 steps",
+        "--report",
+        "False",
+        "--tensorboard",
+        "False",
+        "--run-dir",
+        str(run),
+    )
     command("resume", str(run), "--change", "optimizer.lr=0.5", "--stop-after", "9 steps")
     return run
 
@@ -45,8 +62,18 @@ def losses(run: Path) -> list[float]:
 
 def test_a_run_goes_back_and_on_otherwise(run: Path) -> None:
     before = losses(run)
-    command("resume", str(run), "--from-step", "4", "--change", "optimizer.lr=1e-4",
-            "--because", "it spikes", "--length", "14 steps")  # fmt: skip
+    command(
+        "resume",
+        str(run),
+        "--from-step",
+        "4",
+        "--change",
+        "optimizer.lr=1e-4",
+        "--because",
+        "it spikes",
+        "--length",
+        "14 steps",
+    )
     changes = in_effect(read_changes(run))
     assert [(change.setting, change.from_step) for change in changes] == [
         ("step", 4),

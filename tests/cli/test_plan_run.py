@@ -13,18 +13,50 @@ from refused import refused
 from surefoot.cli.main import _verb
 from surefoot.tools.plan.rest_of_run import read_rest
 
-TRAIN = ["train", "images", "--length", "20 steps", "--batch-size", "8", "--report", "False",
-         "--tensorboard", "False", "--log-every", "1 steps"]  # fmt: skip
+TRAIN = [
+    "train",
+    "images",
+    "--length",
+    "20 steps",
+    "--batch-size",
+    "8",
+    "--report",
+    "False",
+    "--tensorboard",
+    "False",
+    "--log-every",
+    "1 steps",
+]
 
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "digits"
     _verb([*TRAIN, "--stop-after", "4 steps", "--run-dir", str(run)])
-    _verb(["resume", str(run), "--change", "optimizer.lr=1e-4", "--change", "batch_size=16",
-           "--stop-after", "9 steps"])  # fmt: skip
-    _verb(["resume", str(run), "--change", "schedule.name=linear", "--change", "length=30 steps",
-           "--stop-after", "12 steps"])  # fmt: skip
+    _verb(
+        [
+            "resume",
+            str(run),
+            "--change",
+            "optimizer.lr=1e-4",
+            "--change",
+            "batch_size=16",
+            "--stop-after",
+            "9 steps",
+        ]
+    )
+    _verb(
+        [
+            "resume",
+            str(run),
+            "--change",
+            "schedule.name=linear",
+            "--change",
+            "length=30 steps",
+            "--stop-after",
+            "12 steps",
+        ]
+    )
     return run
 
 
@@ -42,7 +74,9 @@ def test_steps_samples_settings_and_rates_are_those_that_the_run_will_have(chang
 
 
 def test_the_origin_of_a_changed_setting_is_its_change(changed: Path) -> None:
-    lines = {line.split(" = ")[0].strip(): line for line in read_rest(changed).lines() if " = " in line}  # fmt: skip
+    lines = {
+        line.split(" = ")[0].strip(): line for line in read_rest(changed).lines() if " = " in line
+    }
     for name, step in {"optimizer.lr": 4, "batch_size": 4, "schedule": 9, "length": 9}.items():
         assert f"[changed at step {step}, was " in lines[name]
     for name in ("clip", "optimizer.weight_decay", "precision"):
@@ -53,8 +87,17 @@ def test_changes_that_are_to_come_are_listed_and_not_in_force(
     changed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "given"
-    _verb([*TRAIN, "--stop-after", "2 steps", "--run-dir", str(run),
-           "--changes", str(changed / "changes.jsonl")])  # fmt: skip
+    _verb(
+        [
+            *TRAIN,
+            "--stop-after",
+            "2 steps",
+            "--run-dir",
+            str(run),
+            "--changes",
+            str(changed / "changes.jsonl"),
+        ]
+    )
     rest = read_rest(run)
     assert [change.from_step for change in rest.to_come] == [4, 4, 9, 9]
     assert rest.settings["batch_size"] == 8

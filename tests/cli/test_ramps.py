@@ -30,8 +30,15 @@ def test_a_ramp_of_a_flag_is_that_of_the_file_and_resumes(tmp_path: Path) -> Non
     file = tmp_path / "file"
     text = 'batch_size = "8, 16 from 50%"\nclip = "norm 1.0, off from 4 steps"\n'
     (tmp_path / "settings.toml").write_text(text)
-    command("train", "images", *settings, "--config", str(tmp_path / "settings.toml"), "--run-dir",
-            str(file))  # fmt: skip
+    command(
+        "train",
+        "images",
+        *settings,
+        "--config",
+        str(tmp_path / "settings.toml"),
+        "--run-dir",
+        str(file),
+    )
     losses = [[record["loss"] for record in sf.load(run).records("train")] for run in (flag, file)]
     assert losses[0][-1] == losses[1][-1]
     assert sf.load(file).step == 12
@@ -40,8 +47,16 @@ def test_a_ramp_of_a_flag_is_that_of_the_file_and_resumes(tmp_path: Path) -> Non
 def test_a_plan_shows_the_steps_of_a_ramp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command("plan", "images", "--batch-size", "64, 128 from 20%", "--length", "6 epochs", "--run-dir",
-            str(tmp_path / "run"))  # fmt: skip
+    command(
+        "plan",
+        "images",
+        "--batch-size",
+        "64, 128 from 20%",
+        "--length",
+        "6 epochs",
+        "--run-dir",
+        str(tmp_path / "run"),
+    )
     printed = capsys.readouterr().out
     assert "from step 24 on: batch_size 64 -> 128" in printed
     assert "73 steps in all" in printed
@@ -69,8 +84,24 @@ def test_resume_skips_steps_on_record_and_goes_back_for_those_that_are_completed
     tmp_path: Path,
 ) -> None:
     run = tmp_path / "run"
-    command("train", "images", "--length", "12 steps", "--stop-after", "8 steps", "--batch-size", "8",
-            "--log-every", "1 steps", "--report", "False", "--tensorboard", "False", "--run-dir", str(run))  # fmt: skip
+    command(
+        "train",
+        "images",
+        "--length",
+        "12 steps",
+        "--stop-after",
+        "8 steps",
+        "--batch-size",
+        "8",
+        "--log-every",
+        "1 steps",
+        "--report",
+        "False",
+        "--tensorboard",
+        "False",
+        "--run-dir",
+        str(run),
+    )
     with pytest.raises(sf.ConfigError) as refusal:
         command("resume", str(run), "--skip-steps", "6..7")
     assert refusal.value.code == "skipped-steps-completed"

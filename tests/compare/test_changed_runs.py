@@ -17,8 +17,20 @@ from surefoot.tools.report.series import read_reported_run
 from surefoot.tools.report.tables import differing_settings
 from surefoot.tracking.change_journal import append_changes
 
-TRAIN = ["train", "images", "--length", "12 steps", "--batch-size", "8", "--report", "False",
-         "--tensorboard", "False", "--log-every", "1 steps"]  # fmt: skip
+TRAIN = [
+    "train",
+    "images",
+    "--length",
+    "12 steps",
+    "--batch-size",
+    "8",
+    "--report",
+    "False",
+    "--tensorboard",
+    "False",
+    "--log-every",
+    "1 steps",
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
@@ -95,7 +95,7 @@ FULL_STEPS = ("permutation", "sequential", "weighted", "mixture", "stream")
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDS if name != "mixture"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(history=HISTORIES)
 def test_every_sample_is_seen_once_an_epoch_at_every_cut(
     name: str, history: list[tuple[Batching, int]]
@@ -113,7 +113,7 @@ def test_every_sample_is_seen_once_an_epoch_at_every_cut(
 
 
 @pytest.mark.parametrize("name", FULL_STEPS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(history=HISTORIES)
 def test_full_steps_read_what_a_run_without_changes_reads(
     name: str, history: list[tuple[Batching, int]]
@@ -134,7 +134,7 @@ def read_by(plans: list[tuple[Any, range]]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", BUILDS)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10)
 @given(history=HISTORIES)
 def test_a_step_has_the_same_samples_whatever_was_read_before_it(
     name: str, history: list[tuple[Batching, int]]
@@ -150,7 +150,7 @@ def test_a_step_has_the_same_samples_whatever_was_read_before_it(
 
 
 @pytest.mark.parametrize("name", BUILDS)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10)
 @given(history=HISTORIES)
 def test_a_step_before_the_present_size_can_be_looked_at(
     name: str, history: list[tuple[Batching, int]]

@@ -234,8 +234,13 @@ def test_a_remedy_changes_a_run_that_goes_on(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("optimizer.weight_decay", 0.0), ("workers", 4), ("model.dropout", 0.1), ("log_every", "1 steps")],
-)  # fmt: skip
+    [
+        ("optimizer.weight_decay", 0.0),
+        ("workers", 4),
+        ("model.dropout", 0.1),
+        ("log_every", "1 steps"),
+    ],
+)
 def test_what_cannot_change_keeps_its_flag(name: str, value: Any) -> None:
     run = RunDescription(program="recipe", in_force=IN_FORCE, goes_on=True)
     assert run.typed(name, value).startswith(f"--{name.replace('_', '-')}")

@@ -174,7 +174,7 @@ changes_of_weights = st.lists(
 
 
 @given(changes=changes_of_weights, batch_size=st.sampled_from([7, 250, 1000, 3000]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_sample_is_skipped_or_repeated_in_a_pass_whatever_changes_when(
     changes: list[tuple[int, list[int]]], batch_size: int
 ) -> None:

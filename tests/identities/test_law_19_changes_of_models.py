@@ -147,9 +147,30 @@ def test_the_dropout_of_a_recipe_changes(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 200)
     run = tmp_path / "run"
-    begin = ["train", "gpt", "--data.path", str(text), "--model.layers", "1", "--model.width", "16",
-             "--model.heads", "2", "--model.context", "16", "--batch-size", "4", "--length", "8 steps",
-             "--log-every", "1 steps", "--report", "False", "--tensorboard", "False"]  # fmt: skip
+    begin = [
+        "train",
+        "gpt",
+        "--data.path",
+        str(text),
+        "--model.layers",
+        "1",
+        "--model.width",
+        "16",
+        "--model.heads",
+        "2",
+        "--model.context",
+        "16",
+        "--batch-size",
+        "4",
+        "--length",
+        "8 steps",
+        "--log-every",
+        "1 steps",
+        "--report",
+        "False",
+        "--tensorboard",
+        "False",
+    ]
     _verb([*begin, "--run-dir", str(run), "--stop-after", "4 steps"])
     _verb(["resume", str(run), "--change", "model.dropout=0.5", "--stop-after", "6 steps"])
     _verb(["resume", str(run)])

@@ -36,7 +36,10 @@ def changed(run_dir: Path, wishes: dict[str, Any], **settings: Any) -> Run:
 
 
 HISTORIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "stopping begins": ({}, {"early_stopping.monitor": "min val/loss", "early_stopping.patience": 40}),
+    "stopping begins": (
+        {},
+        {"early_stopping.monitor": "min val/loss", "early_stopping.patience": 40},
+    ),
     "stopping ends": ({"early_stopping": STOPPING}, {"early_stopping": None}),
     "another monitor": ({"early_stopping": STOPPING}, {"early_stopping.monitor": "min more/loss"}),
     "two rules": (
@@ -47,7 +50,7 @@ HISTORIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plateau ends": ({"plateau": PLATEAU}, {"plateau": None}),
     "another plateau": ({"plateau": PLATEAU}, {"plateau.monitor": "max more/loss"}),
     "a slower plateau": ({"plateau": PLATEAU}, {"plateau.patience": 3, "plateau.factor": 0.25}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HISTORIES)
@@ -132,11 +135,17 @@ def test_a_run_that_stopped_early_goes_on(wishes: dict[str, Any], tmp_path: Path
         ({"early_stopping.monitor": "min val/loss"}, "rule-incomplete"),
         ({"early_stopping": "min val/loss"}, "setting-out-of-range"),
         ({"plateau.monitor": "loss", "plateau.patience": 3}, "setting-out-of-range"),
-        ({"early_stopping.monitor": "min other/loss", "early_stopping.patience": 3}, "score-unknown"),
+        (
+            {"early_stopping.monitor": "min other/loss", "early_stopping.patience": 3},
+            "score-unknown",
+        ),
         ({"plateau.monitor": "min val/loss", "plateau.patience": 0}, "setting-out-of-range"),
-        ({"plateau.monitor": "min val/loss", "plateau.patience": 1, "plateau.rate": 2}, "setting-cannot-change"),
+        (
+            {"plateau.monitor": "min val/loss", "plateau.patience": 1, "plateau.rate": 2},
+            "setting-cannot-change",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_rule_that_cannot_be_is_refused(
     wishes: dict[str, Any], code: str, tmp_path: Path
 ) -> None:

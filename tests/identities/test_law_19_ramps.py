@@ -62,8 +62,10 @@ def test_a_run_with_ramps_ends_as_one_whose_settings_were_changed_at_these_steps
     tmp_path: Path,
 ) -> None:
     run_in(tmp_path / "ramps", **RAMPS).train()
-    steps = [(change.from_step, change.setting, change.now)
-             for change in read_changes(tmp_path / "ramps")]  # fmt: skip
+    steps = [
+        (change.from_step, change.setting, change.now)
+        for change in read_changes(tmp_path / "ramps")
+    ]
     # 3 epochs of 60 samples: 40% are 72 samples, 2 epochs are 120, and half is 90
     assert steps == [(9, "batch_size", 16), (10, "clip", "off"), (12, "batch_size", 20)]
 

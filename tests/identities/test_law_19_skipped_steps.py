@@ -265,7 +265,9 @@ def test_a_stream_goes_on_behind_the_rows_of_skipped_steps(tmp_path: Path) -> No
     assert_same_end(tmp_path / "given", tmp_path / "changed")
     other = tmp_path / "other"
     run_in(other, **settings).train()
-    losses = [{record["step"]: record["loss"] for record in sf.load(run_dir).records("train")}
-              for run_dir in (tmp_path / "changed", other)]  # fmt: skip
+    losses = [
+        {record["step"]: record["loss"] for record in sf.load(run_dir).records("train")}
+        for run_dir in (tmp_path / "changed", other)
+    ]
     assert losses[0][8] == losses[1][8]
     assert losses[0][14] != losses[1][14]

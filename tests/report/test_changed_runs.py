@@ -28,8 +28,20 @@ from surefoot.tracking.run_reader import read_run
 from surefoot.train.recorded_settings import recorded_settings
 from written_runs import CONFIG, SESSION, train, written
 
-TRAIN = ["train", "images", "--length", "20 steps", "--batch-size", "8", "--report", "False",
-         "--tensorboard", "False", "--log-every", "1 steps"]  # fmt: skip
+TRAIN = [
+    "train",
+    "images",
+    "--length",
+    "20 steps",
+    "--batch-size",
+    "8",
+    "--report",
+    "False",
+    "--tensorboard",
+    "False",
+    "--log-every",
+    "1 steps",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +49,20 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was changed at step 4 and at step 9, and stopped at step 12."""
     run = tmp_path_factory.mktemp("runs") / "digits"
     _verb([*TRAIN, "--stop-after", "4 steps", "--run-dir", str(run)])
-    _verb(["resume", str(run), "--change", "optimizer.lr=1e-4", "--change", "batch_size=16",
-           "--because", "it <spikes>", "--stop-after", "9 steps"])  # fmt: skip
+    _verb(
+        [
+            "resume",
+            str(run),
+            "--change",
+            "optimizer.lr=1e-4",
+            "--change",
+            "batch_size=16",
+            "--because",
+            "it <spikes>",
+            "--stop-after",
+            "9 steps",
+        ]
+    )
     _verb(["resume", str(run), "--change", "schedule.name=linear", "--stop-after", "12 steps"])
     return run
 
@@ -63,8 +87,12 @@ def test_the_page_shows_the_reason_as_text(changed: Path) -> None:
 
 
 def test_the_table_has_the_values_in_force_and_the_others(changed: Path) -> None:
-    rows = {name: (value, origin) for name, value, origin
-            in tables.settings(read_reported_run(changed), limit=1000, max_length=400)}  # fmt: skip
+    rows = {
+        name: (value, origin)
+        for name, value, origin in tables.settings(
+            read_reported_run(changed), limit=1000, max_length=400
+        )
+    }
     value, origin = rows["optimizer.lr"]
     assert origin == "changed"
     assert value.split()[0] == "0.0001"
@@ -76,10 +104,23 @@ def test_the_table_has_the_values_in_force_and_the_others(changed: Path) -> None
 
 def test_a_change_that_is_to_come_is_not_in_force(changed: Path, tmp_path: Path) -> None:
     run = str(tmp_path / "given")
-    _verb([*TRAIN, "--stop-after", "6 steps", "--run-dir", run,
-           "--changes", str(changed / "changes.jsonl")])  # fmt: skip
-    rows = {name: value for name, value, _
-            in tables.settings(read_reported_run(Path(run)), limit=1000, max_length=400)}  # fmt: skip
+    _verb(
+        [
+            *TRAIN,
+            "--stop-after",
+            "6 steps",
+            "--run-dir",
+            run,
+            "--changes",
+            str(changed / "changes.jsonl"),
+        ]
+    )
+    rows = {
+        name: value
+        for name, value, _ in tables.settings(
+            read_reported_run(Path(run)), limit=1000, max_length=400
+        )
+    }
     assert rows["batch_size"].startswith("16 (")
     assert rows["schedule.name"] == "cosine (linear from step 9)"
     assert {mark.x for mark in chart_of(read_reported_run(Path(run)), "learning-rate").marks} == {4}
@@ -93,8 +134,17 @@ def test_the_rates_to_come_are_those_that_the_run_will_have(changed: Path, tmp_p
 
     assert min(planned(changed)) == 12
     run = tmp_path / "given"
-    _verb([*TRAIN, "--stop-after", "2 steps", "--run-dir", str(run),
-           "--changes", str(changed / "changes.jsonl")])  # fmt: skip
+    _verb(
+        [
+            *TRAIN,
+            "--stop-after",
+            "2 steps",
+            "--run-dir",
+            str(run),
+            "--changes",
+            str(changed / "changes.jsonl"),
+        ]
+    )
     rates = planned(run)
     _verb(["resume", str(run)])
     recorded = {record["step"]: record["lr"] for record in sf.load(run).records("train")}
@@ -171,9 +221,18 @@ def forged(**values: Any) -> str:
 
 @pytest.mark.parametrize(
     "values",
-    [{"from_step": "4"}, {"from_step": -1}, {"from_step": True}, {"setting": 3}, {"because": {}},
-     {"follows": {"clip": 3}}, {"follows": []}, {"origins": [1]}, {"stretches": 3}],
-)  # fmt: skip
+    [
+        {"from_step": "4"},
+        {"from_step": -1},
+        {"from_step": True},
+        {"setting": 3},
+        {"because": {}},
+        {"follows": {"clip": 3}},
+        {"follows": []},
+        {"origins": [1]},
+        {"stretches": 3},
+    ],
+)
 def test_a_line_of_another_type_is_damage(values: dict[str, Any], tmp_path: Path) -> None:
     run = written(tmp_path / "run", [train(1)], config=CONFIG, **SESSION)
     (run / "changes.jsonl").write_text(forged())

@@ -225,6 +225,9 @@ def test_a_momentum_is_stretched_with_its_schedule() -> None:
 
 
 def test_a_length_that_has_passed_is_refused() -> None:
-    legs = [Leg(0, "40 steps", 8, 1, sf.schedules.linear()), Leg(30, "20 steps", 8, 1, sf.schedules.linear())]  # fmt: skip
+    legs = [
+        Leg(0, "40 steps", 8, 1, sf.schedules.linear()),
+        Leg(30, "20 steps", 8, 1, sf.schedules.linear()),
+    ]
     with refused("length-already-passed", step=30):
         course(legs)

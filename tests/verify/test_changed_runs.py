@@ -108,8 +108,10 @@ def test_no_window_crosses_a_change(changed: Path) -> None:
     assert verdict.problems == []
     for start, stop in windows_of(verdict):
         assert not any(start < begin < stop for begin in (FIRST, SECOND))
-    begins = {max(begin for begin in (0, FIRST, SECOND) if begin <= start)
-              for start, _ in windows_of(verdict)}  # fmt: skip
+    begins = {
+        max(begin for begin in (0, FIRST, SECOND) if begin <= start)
+        for start, _ in windows_of(verdict)
+    }
     assert begins == {0, FIRST, SECOND}
 
 
@@ -175,9 +177,26 @@ def test_the_command_repeats_all_steps_of_a_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "digits")
-    _verb(["train", "images", "--length", "12 steps", "--stop-after", "4 steps", "--batch-size", "8",
-           "--report", "False", "--tensorboard", "False", "--log-every", "1 steps",
-           "--run-dir", run])  # fmt: skip
+    _verb(
+        [
+            "train",
+            "images",
+            "--length",
+            "12 steps",
+            "--stop-after",
+            "4 steps",
+            "--batch-size",
+            "8",
+            "--report",
+            "False",
+            "--tensorboard",
+            "False",
+            "--log-every",
+            "1 steps",
+            "--run-dir",
+            run,
+        ]
+    )
     _verb(["resume", run, "--change", "batch_size=16", "--change", "optimizer.lr=1e-4"])
     capsys.readouterr()
     _verb(["verify", run, "--all", "--json"])
