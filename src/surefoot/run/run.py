@@ -1,9 +1,10 @@
 """The class `Run`, a training run."""
 
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -139,22 +140,21 @@ class Run(RunSettings):
         if self.parts.task.loss is None:
             raise without_loss()
         self._open("for step in run")
-        return self._steps(opened=False)
+        return chain.from_iterable(self._loops(opened=False))
 
     def steps(self) -> Iterator[Step]:
         """Yield each step before its update. The loop body calls `forward_backward` and
         `update`.
         """
         self._open("for step in run.steps()")
-        return self._steps(opened=True)
+        return chain.from_iterable(self._loops(opened=True))
 
-    def _steps(self, *, opened: bool) -> Generator[Step]:
-        """Yield the steps of the session, and of those that follow it where settings change."""
+    def _loops(self, *, opened: bool) -> Iterator[Iterator[Step]]:
+        """Yield the loop of the session, and of those that follow it where settings change."""
         while self.session is not None:
             session = self.session
             loop = session.steps(opened=opened)
-            for step in loop:  # noqa: UP028  at `break` the session closes its loop
-                yield step
+            yield loop
             is_current = self.session is session and session.running is loop
             if not is_current or not self._goes_on():
                 return

@@ -60,11 +60,11 @@ class StopRequests:
         """Return True if `step` does not follow. All ranks call this once per step with a
         fingerprint of their trained parameters.
         """
+        if self.world.size == 1:
+            return self.on_this_rank() or self.change
         if self.ended_by is not None or self.stop_agreed or self.change_agreed:
             return True
         stop_requested = self.on_this_rank()
-        if self.world.size == 1:
-            return stop_requested or self.change
         save_requested = self._save_wanted and not self.save_sent
         self.save_sent = self.save_sent or save_requested
         requests = self._requests(stop=stop_requested, save=save_requested)
