@@ -178,11 +178,29 @@ class Run(RunSettings):
         before.is_followed = True
         before.close(None)
         self._build_again(before.parts, step=None)
-        session = Session(self.parts, configuration=self.configuration, follows=True)
-        session.stop_requests.deadline = before.stop_requests.deadline  # one for all of them
-        session.open()
+        session = self._open_session(before)
         session.periodic.alone = before.periodic.alone
         self.session = session
+
+    def _open_session(self, before: Session | None) -> Session:
+        """Open a session, which follows that `before` or is the first one. The components are built
+        again if settings were changed since they were built, or if the checkpoint at a change is
+        damaged. Collective.
+        """
+        while True:
+            session = Session(
+                self.parts, configuration=self.configuration, follows=before is not None
+            )
+            if before is not None:  # one for all of them
+                session.stop_requests.deadline = before.stop_requests.deadline
+            try:
+                session.open()
+                return session
+            except OtherSettings as problem:
+                if not session.takes_changes:
+                    raise problem.refusal from None
+                step = problem.step
+            self._build_again(self.parts, step=step)
 
     def _build_again(self, before: RunComponents, *, step: int | None) -> None:
         """Build the components with the settings that the run has after `step` steps, or after its
@@ -268,17 +286,7 @@ class Run(RunSettings):
         refuse_training_at_import()
         if self.session is not None:
             raise ConfigError("run-opened-twice", problem="this run is already open")
-        session = Session(self.parts, configuration=self.configuration)
-        try:
-            session.open()
-        except OtherSettings as problem:
-            # changed since the run was built, or the checkpoint at a change is damaged
-            if not session.takes_changes:
-                raise problem.refusal from None
-            self._build_again(self.parts, step=problem.step)
-            session = Session(self.parts, configuration=self.configuration)
-            session.open()
-        self.session = session
+        self.session = self._open_session(None)
         return self
 
     def __exit__(
