@@ -35,8 +35,9 @@ class StopRequests:
         self.run_save = False  # by user code
         self.out_of_time = False
         self.save_sent = False  # a request remains until the save, and is sent once
-        self.change = False  # of settings after this step
+        self.change = False  # of settings after this step, by the body of all ranks
         self.change_file: Path | None = None  # the request of another process, on rank 0
+        self.change_requested = False  # rank 0 has seen that file
         # of all ranks
         self.agreed_signal: int | None = None
         self.signal_rank = 0  # the lowest rank that received the signal
@@ -61,7 +62,7 @@ class StopRequests:
         fingerprint of their trained parameters.
         """
         if self.world.size == 1:
-            return self.on_this_rank() or self.change
+            return self.on_this_rank() or self.change or self.change_requested
         if self.ended_by is not None or self.stop_agreed or self.change_agreed:
             return True
         stop_requested = self.on_this_rank()
@@ -70,7 +71,7 @@ class StopRequests:
         requests = self._requests(stop=stop_requested, save=save_requested)
         call = f"at the beginning of step {step}"
         self._receive(self.agreement.exchange(call=call, **requests, trainable=trainable))
-        if stop_requested or save_requested or self.change:
+        if stop_requested or save_requested or self.change or self.change_requested:
             of_ranks = self.agreement.peek()
             self.stop_agreed |= all(of_ranks["stop"])
             self.save_agreed |= all(of_ranks["save"])
@@ -80,11 +81,13 @@ class StopRequests:
     def look_for_change(self) -> None:
         """Stop after this step if another process has asked for a change of settings."""
         if self.change_file is not None and self.change_file.exists():
-            self.change = True
+            self.change_requested = True
 
     @property
     def has_change(self) -> bool:
-        """True if the loop ends because settings change."""
+        """True if the loop of all ranks ends because settings change."""
+        if self.world.size == 1 and self.change_requested:
+            return True
         return self.change or self.change_agreed
 
     def on_this_rank(self) -> bool:
@@ -146,7 +149,7 @@ class StopRequests:
             "signal": self.signals.stop or 0,
             "stop": int(stop),
             "save": int(save),
-            "change": int(self.change),
+            "change": int(self.change or self.change_requested),
         }
 
     def _receive(self, agreed: Mapping[str, Sequence[int]]) -> None:
