@@ -18,11 +18,15 @@ from torch import Tensor, nn
 import surefoot as sf
 from rank_processes import forks, on_ranks
 from refused import refused
+from surefoot.run import run as run_module
+from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
+from surefoot.tools.change.change import plan_changes
 from surefoot.tools.change.while_training import ask_for_changes, request_half_rates
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.change_request import REQUEST, request_changes, requested_changes
 from surefoot.train.changed_settings import Wish
+from surefoot.train.run_settings import RunSettings
 from waiting import HANG_S, HangLimit
 
 SAMPLES = 60
@@ -153,6 +157,57 @@ def test_a_repeated_body_that_wants_another_value_is_refused(tmp_path: Path) -> 
         for step in run:
             if step.index == 4:
                 run.change("optimizer.lr", 2e-3)
+
+
+def test_a_body_that_is_repeated_before_a_later_change_changes_nothing_more(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with pytest.raises(LeftError):
+        train_with_two_rates(run_in(run_dir), leave_at=14)
+    for checkpoint in (run_dir / "checkpoints").glob("step-*"):
+        if checkpoint.name != "step-00000000":
+            shutil.rmtree(checkpoint)
+    run = run_in(run_dir)
+    train_with_two_rates(run)
+    assert [change.from_step for change in read_changes(run_dir)] == [5, 10]
+    assert same(weights(run), given_journal_of(run_dir))
+
+
+def train_with_two_rates(run: Run, *, leave_at: int | None = None) -> None:
+    with run:
+        for step in run:
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+            if step.index == 9:
+                run.change("optimizer.lr", 1e-4)
+            if step.index == leave_at:
+                raise LeftError
+
+
+def test_a_change_between_two_sessions_of_a_loop_holds_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    run = run_in(run_dir)
+    build = run_module.build
+
+    def build_and_change(settings: RunSettings) -> RunComponents:
+        parts = build(settings)
+        if len(read_changes(run_dir)) == 1:  # no process has the lock of the run now
+            plan_changes(run_dir, [Wish("clip", "norm 0.1")]).write()
+        return parts
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "build", build_and_change)
+        steps = []
+        with run:
+            for step in run:
+                steps.append(step.index)
+                if step.index == 4:
+                    run.change("optimizer.lr", 1e-3)
+    assert steps == list(range(20))
+    changes = [(change.from_step, change.setting) for change in read_changes(run_dir)]
+    assert changes == [(5, "optimizer.lr"), (5, "clip")]
+    assert same(weights(run), given_journal_of(run_dir))
 
 
 def test_registered_state_and_the_factor_of_a_body_go_on_across_a_change(tmp_path: Path) -> None:
@@ -348,3 +403,19 @@ def test_two_ranks_change_at_the_same_step(tmp_path: Path, parallel: str) -> Non
     one = sf.load(tmp_path / "run").load_model(model)
     other = sf.load(tmp_path / "given").load_model(model)
     assert same(list(one.parameters()), list(other.parameters()))
+
+
+@forks
+def test_a_request_in_the_last_step_of_two_ranks_holds_when_the_run_goes_on(tmp_path: Path) -> None:
+    def train(_: int) -> None:
+        run = run_in(tmp_path / "run", parallel="ddp")
+        with run:
+            for step in run:
+                if step.index == 19 and run.rank == 0:
+                    request_changes(tmp_path / "run", [wish("length", "25 steps")])
+        assert run.state.step == 20
+
+    assert on_ranks(2, train) == [0, 0]
+    (change,) = read_changes(tmp_path / "run")
+    assert (change.from_step, change.setting) == (20, "length")
+    assert not (tmp_path / "run" / REQUEST).exists()

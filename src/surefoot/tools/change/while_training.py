@@ -5,7 +5,7 @@ Imports no torch.
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from surefoot.config.setting_change import SettingChange, in_effect
@@ -28,20 +28,26 @@ def change_settings(run: Path, wish: Wish, *, step: int) -> bool:
     setting has the value already. Raises `ConfigError` if it has another one since the same step.
     """
     plan = plan_changes(run, [wish], step=step)
+    made = {line.setting: line for line in in_effect(plan.earlier) if line.from_step == step}
+    changes = []
     for change in plan.changes:
-        for earlier in in_effect(plan.earlier):
-            if earlier.setting == change.setting and earlier.from_step == step:
-                raise ConfigError(
-                    "changed-otherwise-already",
-                    problem=f"{change.setting} is {change.was} from step {step} on by the journal, and"
-                    f" run.change() wants {change.now}",
-                    reason="a body that is repeated changes what it changed the first time",
-                    remedy="call run.change() with the same value, or once in a step",
-                    setting=change.setting,
-                    value=change.now,
-                    step=step,
-                )
-    return bool(plan.write())
+        line = made.get(change.setting)
+        if line is None:
+            changes.append(change)
+            continue
+        present = line.now
+        if (present, line.stretches) != (change.now, change.stretches):
+            raise ConfigError(
+                "changed-otherwise-already",
+                problem=f"{change.setting} is {present} from step {step} on by the journal, and"
+                f" run.change() wants {change.now}",
+                reason="a body that is repeated changes what it changed the first time",
+                remedy="call run.change() with the same value, or once in a step",
+                setting=change.setting,
+                value=change.now,
+                step=step,
+            )
+    return bool(replace(plan, changes=changes).write())
 
 
 def take_request(run: Path, *, step: int) -> str | None:
