@@ -140,7 +140,25 @@ def test_a_model_of_before_a_change_refuses_to_be_called(tmp_path: Path) -> None
                 continue
             with refused("model-of-earlier-settings", model="Sequential"):
                 before(torch.zeros(1, 4))
+            with refused("model-of-earlier-settings", model="Linear"):
+                before[0](torch.zeros(1, 4))
             break
+
+
+def test_a_part_that_both_models_have_can_be_called_after_a_change(tmp_path: Path) -> None:
+    part = nn.Linear(4, 4)
+
+    def with_part() -> nn.Module:
+        return nn.Sequential(part, model())
+
+    run = run_in(tmp_path, model=with_part)
+    with run:
+        before = run.state.model
+        for step in run:
+            if step.index == CHANGED_AT - 1:
+                run.change("optimizer.lr", 1e-3)
+            part(torch.zeros(1, 4))
+    assert run.state.model is not before
 
 
 def test_an_optimizer_of_before_a_change_refuses_a_rate(tmp_path: Path) -> None:

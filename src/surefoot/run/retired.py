@@ -22,9 +22,11 @@ def retire(before: State, *, present: State) -> None:
     """Let a later use of models and optimizers raise `ConfigError`, but not of those that the run
     still has.
     """
+    of_run = {module for model in present.models.values() for module in model.modules()}
     for model in before.models.values():
-        if not any(model is other for other in present.models.values()):
-            model.register_forward_pre_hook(_refuse_call)
+        for module in model.modules():
+            if module not in of_run:
+                module.register_forward_pre_hook(_refuse_call)
     of_present = [trained.optimizer for trained in present.optimizers.values()]
     for trained in before.optimizers.values():
         if not any(trained.optimizer is other for other in of_present):
