@@ -105,14 +105,14 @@ def test_every_setting_stands_in_the_file_with_its_origin():
     assert set(values(written)) == {
         name for name, value in flatten(Config()).items() if value is not None
     }
-    assert [*document][:3] == ["seed", "length", "batch_size"]
+    assert [*document][:4] == ["init_optimizer", "seed", "length", "batch_size"]
 
 
 def test_none_is_written_where_it_is_not_the_default():
     written = to_toml(dataclasses.replace(Config(), label=None), {"label": "flag"}, {})
 
     assert 'label = "None" # flag\n' in written
-    assert "init" not in written
+    assert "init_from" not in written
     assert from_toml(written, Config).label is None
 
 

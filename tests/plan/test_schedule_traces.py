@@ -69,7 +69,7 @@ def test_of_a_long_run_some_steps_are_looked_at_and_the_marks_stay_where_they_ar
 ) -> None:
     schedule = sf.schedules.cosine("3%", min_lr_ratio=0.1)
     whole = trace(schedule, 99_991)
-    monkeypatch.setattr(schedule_plot, "_LOOKED_AT", 1000)
+    monkeypatch.setattr(schedule_plot, "LOOKED_AT", 1000)
     few = trace(schedule, 99_991)
     assert len(few.steps) <= 1002 < len(whole.steps)
     assert (few.peak, few.lowest, few.warmup) == (whole.peak, whole.lowest, whole.warmup)

@@ -348,7 +348,9 @@ def test_a_refused_change_in_a_script_names_a_free_directory(
 def test_a_remedy_with_a_list_stays_as_it_is(tmp_path: Path) -> None:
     of_list = Setting("split_files", ["a", "b"])
     with pytest.raises(sf.CheckpointError) as error, _naming_commands(RunDirectory(tmp_path), {}):
-        raise sf.CheckpointError("settings-changed", problem="", reason="", remedy=[of_list])
+        raise sf.CheckpointError(
+            "settings-changed", problem="", reason="", remedy=[of_list], changes=[]
+        )
     assert error.value.remedies == (of_list,)
 
 

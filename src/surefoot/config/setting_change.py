@@ -140,7 +140,7 @@ def left_by(
     for a checkpoint that it still has. `recorded` has the number of the last line that the
     checkpoint's steps had.
     """
-    number = 0 if recorded is None else int(recorded["number"])
+    number = 0 if recorded is None else int(recorded.get("number", 0))
     begin = lines[number - 1].from_step if 0 < number <= len(lines) else None
     for line in lines[number:]:
         if line.goes_back:
