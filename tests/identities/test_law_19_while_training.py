@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +270,29 @@ def test_a_directory_that_is_deleted_meanwhile_gets_its_journal_back(tmp_path: P
                 shutil.rmtree(tmp_path / "run")
     (change,) = read_changes(tmp_path / "run")
     assert change.from_step == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_while_the_run_is_built_again_is_not_lost(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    built: list[nn.Module] = []
+
+    def signaled_model() -> nn.Module:
+        built.append(model())
+        if len(built) == 2:
+            os.kill(os.getpid(), number)
+        return built[-1]
+
+    run = run_in(tmp_path / "run", model=signaled_model)
+    with suppress(SystemExit), run:
+        for step in run:
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+    assert run.state.step == (5 if number == signal.SIGTERM else 20)
+    again = run_in(tmp_path / "run")
+    again.train()
+    assert same(weights(again), given_journal_of(tmp_path / "run"))
 
 
 # --- at the request of another process ------------------------------------------------------------

@@ -25,6 +25,7 @@ from surefoot.run.resume import start_from_init
 from surefoot.run.retired import follow_optimizers, free, retire
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
+from surefoot.run.signals import Signals
 from surefoot.tracking.numbered import built_again
 from surefoot.train import state_dict
 from surefoot.train.evaluate import Split, numbers
@@ -176,9 +177,17 @@ class Run(RunSettings):
         """Close a session, and open another one with the settings of the next step. Collective."""
         self.session = None
         before.is_followed = True
-        before.close(None)
-        self._build_again(before.parts, step=None)
-        session = self._open_session(before)
+        # the handlers of the sessions are away while the run is built
+        signals = Signals(before.signals.standing, say=before.signals.say)
+        signals.install()
+        try:
+            before.close(None)
+            self._build_again(before.parts, step=None)
+            session = self._open_session(before)
+        finally:
+            signals.restore()
+        session.signals.stop = session.signals.stop or signals.stop
+        session.signals.save |= signals.save
         session.periodic.alone = before.periodic.alone
         self.session = session
 
