@@ -105,9 +105,9 @@ def session(
                 run.change(OF_BODY, [0.8, 0.99], because="the body")
 
 
-def verified(run_dir: str) -> list[str]:
+def verified(run_dir: str, *, parallel: str) -> list[str]:
     """Repeat all steps of a run; return what is wrong."""
-    verdict = sf.load(run_in(run_dir)).verify(steps="all")
+    verdict = sf.load(run_in(run_dir, parallel=parallel)).verify(steps="all")
     return [str(problem) for problem in verdict.problems]
 
 
@@ -276,7 +276,7 @@ def one_history(number: int, directory: Path, ranks: Ranks) -> tuple[list[str], 
     if differ:
         wrong.append(f"other bits: {', '.join(differ)}")
     if sizes == {1}:
-        (problems,) = ranks(1, verified, run_dir=str(run_dir))
+        (problems,) = ranks(1, verified, run_dir=str(run_dir), parallel=history.parallel)
         wrong += problems
         counts["verified"] += 1
     return wrong, counts
