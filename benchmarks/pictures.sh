@@ -70,7 +70,11 @@ costs() { # what grows with a run, its data or its records
   python "$here/benchmarks/costs.py" --cpu --picture "$images/costs.svg"
 }
 
-all=(resumed report find-lr schedules comparison costs optimizers)
+changes() { # the three stories of the guide to changes
+  python "$here/benchmarks/change_pictures.py" --out "$images"
+}
+
+all=(resumed report find-lr schedules comparison costs changes optimizers)
 for name in "${@:-${all[@]}}"; do
   case " ${all[*]} " in
     *" $name "*) echo "--- $name ---" && "$name" ;;
