@@ -284,3 +284,14 @@ def test_showing_changes_no_bit_of_the_weights(resumed: Resumed) -> None:
     plain = build(None)
     plain.train()
     assert torch.equal(resumed.weight, plain.state.model.weight.double())
+
+
+def test_tensorboard_has_a_change_of_a_setting_at_its_step_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    build(tmp_path, tensorboard=True, stop_after="3 steps").train()
+    sf.load(tmp_path).change("a test", clip="norm 2.0")
+    build(tmp_path, tensorboard=True, stop_after="4 steps").train()
+    build(tmp_path, tensorboard=True).train()
+    (text,) = events_of(tmp_path).Tensors("texts/change/text_summary")
+    assert text.step == 3
+    assert b"clip off -> norm 2.0 (a test)" in text.tensor_proto.string_val[0]

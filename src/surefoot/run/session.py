@@ -34,6 +34,7 @@ from surefoot.tracking.change_request import REQUEST
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import Phase, Record, scores_in
+from surefoot.train.changed_settings import described
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
 from surefoot.train.skipped_steps import steps_in
@@ -213,6 +214,18 @@ class Session:
             # after the console and the text log
             place = (parts.console is not None) + (parts.text_log is not None)
             self.journal.sinks.insert(place, self.live_findings)
+        if self.journal.board is not None or self.journal.trackers:
+            self._show_changes()
+
+    def _show_changes(self) -> None:
+        """Show in TensorBoard and trackers the changes of settings with which this session begins."""
+        from surefoot.tracking.shown import record_of
+
+        step = self.state.step
+        for change in self.parts.changes:
+            if change.from_step == step:
+                text = described(change)
+                self.journal.show(record_of("text", "change", text, step=step))
 
     def close(self, problem: BaseException | None) -> None:
         """Save unsaved steps, or report the `problem` that ended the session. Then release all
