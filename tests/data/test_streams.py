@@ -913,6 +913,7 @@ def test_steps_whose_rows_are_dropped_are_not_proved(heavy_run: tuple[Path, list
     verdict = verify(
         run,
         check_files(run_dir),
+        rebuild=lambda _: build_heavy(run_dir),
         steps="all",
         windows=5,
         seed=None,

@@ -49,8 +49,8 @@ def verify(
     """Check all files of a run directory, replay steps from its checkpoints, and compare every bit.
 
     `run` is built like the run in the directory and must not be open; its state is restored at the
-    end. Steps before a change of settings are repeated by a run that `rebuild` builds. `files` is the result of `check_files`. See `SavedRun.verify` for the other arguments.
-    Raises `ConfigError` for a run on several ranks.
+    end. Steps before a change of settings are repeated by a run that `rebuild` builds. `files` is
+    the result of `check_files`. See `SavedRun.verify` for the other arguments. Raises `ConfigError` for a run on several ranks.
     """
     # replay also from checkpoints older than a change
     parts = replace(run.parts, accept_change=CHANGES)
