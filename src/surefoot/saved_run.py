@@ -184,22 +184,24 @@ class SavedRun:
         return settings_at(self._directory(), step)
 
     @at_boundary
-    def change(self, because: str = "", **settings: Any) -> None:
-        """Change settings from the newest checkpoint on, as `surefoot change` does: `change("it
-        spikes", **{"optimizer.lr": 1e-4})`. Raises `ConfigError` for a run that trains, and for a
-        setting that cannot change or cannot have the value.
+    def change(self, because: str = "", **settings: Any) -> list[str]:
+        """Change settings from the newest checkpoint on, as `surefoot change` does, and return the
+        lines that it prints: `change("it spikes", **{"optimizer.lr": 1e-4})`. A process that trains
+        the run makes the change at its next record, and the call waits for it. Raises `ConfigError`
+        for a setting that cannot change or cannot have the value.
         """
         from surefoot.tools.change.change import plan_changes
-        from surefoot.tools.change.while_training import ask_for_changes
+        from surefoot.tools.change.while_training import answer, ask_for_changes
         from surefoot.tracking.run_reader import is_running
         from surefoot.train.changed_settings import Wish
 
         run = self._directory()
         wishes = [Wish(name, value, because) for name, value in settings.items()]
         if is_running(run):
-            ask_for_changes(run, wishes)
-        else:
-            plan_changes(run, wishes).write()
+            return answer(run, ask_for_changes(run, wishes))
+        plan = plan_changes(run, wishes)
+        plan.write()
+        return plan.lines
 
     @at_boundary
     def go_back(self, step: int, because: str = "", **settings: Any) -> None:

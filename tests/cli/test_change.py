@@ -263,3 +263,23 @@ def test_a_finished_run_says_how_it_goes_on(run: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     command("resume", str(run))
     assert f"surefoot change {run} length=" in capsys.readouterr().out
+
+
+def test_a_change_in_python_returns_the_lines_of_the_command(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    command("change", str(run), "clip=off", "--dry-run")
+    printed = capsys.readouterr().out.splitlines()
+    assert sf.load(run).change(clip="off") == printed
+
+
+def test_changes_that_are_to_come_are_printed_at_the_beginning(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sf.load(run).change(clip="off")
+    begin = ["train", "images", "--config", str(run / "config.toml"), "--stop-after", "1 steps"]
+    capsys.readouterr()
+    command(*begin, "--run-dir", str(tmp_path / "new"), "--changes", str(run / "changes.jsonl"))
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "change 1, from step 4 on: clip norm 1.0 -> off"

@@ -88,6 +88,7 @@ def _journal_of_another(file: Path, run_dir: str | Path | None) -> Iterator[None
     which has them. They are removed if no run begins there. In a process of several, rank 0 does.
     """
     from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes, read_journal
+    from surefoot.train.changed_settings import described
 
     if run_dir is None or is_numbered(run_dir):
         raise ConfigError(
@@ -122,6 +123,8 @@ def _journal_of_another(file: Path, run_dir: str | Path | None) -> Iterator[None
         )
     directory.mkdir(parents=True, exist_ok=True)
     append_changes(directory, changes)
+    for change in changes:
+        print(described(change))
     try:
         yield
     finally:

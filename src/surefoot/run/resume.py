@@ -480,12 +480,12 @@ def _warn_of_divergence(parts: RunComponents, step: int) -> None:
     if diverged_step is None:
         return
     shown = parts.directory.shown
-    another = f"another {Setting('run_dir')} with {Setting('init_from', str(shown))}"
+    change = f"surefoot change {shlex.quote(str(shown))} optimizer.lr=..."
     parts.say(
         f"WARNING: this run diverged at step {diverged_step:,}, and the same steps with the same"
         " settings diverge again, unless the cause was in the data or on the machine\n"
         f"  inspect that step: {replay_command(shown, diverged_step)}\n"
-        f"  to go on from these weights with other settings, such as a lower rate: {another}"
+        f"  to go on with another setting, such as a lower rate: {change}"
     )
 
 
