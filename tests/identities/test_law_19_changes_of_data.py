@@ -419,6 +419,14 @@ def test_the_end_of_the_epoch_moves_with_another_batch_size(tmp_path: Path) -> N
     assert sorted(id_ for epoch, id_ in seen if epoch == 2) == list(range(MANY))
 
 
+def test_the_end_of_the_epoch_is_that_of_the_samples_that_were_read(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after=f"{AT} steps").train()
+    sf.load(tmp_path).change(batch_size=16)
+    sf.load(tmp_path).change(batch_size=20)  # instead, from the same step on
+    sf.load(tmp_path).change(data="next epoch")
+    assert list(data_changes(read_changes(tmp_path))) == [12]  # 80 + 2 * 20
+
+
 def test_the_same_wish_again_changes_nothing(tmp_path: Path) -> None:
     changed_run(tmp_path, "at once")
     run_in(tmp_path, MANY, stop_after="12 steps").train()

@@ -5,6 +5,7 @@ supersedes what was to come of its setting.
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,37 @@ def test_a_change_in_the_midst_of_a_ramp_supersedes_what_is_to_come_of_its_setti
     assert sf.load(tmp_path).step == 20
     assert sf.load(tmp_path).settings_at(19)["batch_size"] == 10
     assert sf.load(tmp_path).settings_at(19)["clip"] == "off"
+
+
+@pytest.mark.parametrize("setting", ["optimizer.lr", "batch_size"])
+def test_a_change_before_a_ramp_begins_ends_with_the_bits_of_the_whole_journal(
+    setting: str, tmp_path: Path
+) -> None:
+    changed = tmp_path / "changed"
+    run_in(changed, stop_after="3 steps", **RAMPS).train()
+    sf.load(changed).change(**{setting: {"optimizer.lr": 1e-3, "batch_size": 10}[setting]})
+    run_in(changed, **RAMPS).train()
+    sizes = [sf.load(changed).settings_at(step)["batch_size"] for step in (2, 3, 9, 12)]
+    assert sizes == {"optimizer.lr": [8, 8, 16, 20], "batch_size": [8, 10, 10, 10]}[setting]
+
+    given = tmp_path / "given"
+    given.mkdir()
+    shutil.copy(changed / "changes.jsonl", given)
+    run_in(given).train()
+    assert_same_end(given, changed)
+
+
+def test_a_run_whose_ramp_is_not_written_yet_is_not_changed(whole: Path, tmp_path: Path) -> None:
+    with run_in(tmp_path, **RAMPS):
+        pass  # step 0 is saved
+    (tmp_path / "changes.jsonl").unlink()  # as a kill before has it
+    assert sf.load(tmp_path).settings_at(0)["batch_size"] == 8
+    for work in (sf.load(tmp_path).change, partial(sf.load(tmp_path).go_back, 0)):
+        with refused("ramp-not-written-yet", setting="batch_size"):
+            work(**{"optimizer.lr": 1e-3})
+    assert read_changes(tmp_path) == ()
+    run_in(tmp_path, **RAMPS).train()
+    assert_same_end(tmp_path, whole)
 
 
 OTHERS = {

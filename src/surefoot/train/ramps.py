@@ -8,13 +8,14 @@ A ramp is nothing else than changes that are known from the start: its lines are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.durations import NEVER, Length, planned, steps_until
 from surefoot.config.ramps import Ramp, check_batch_sizes, ramp_of
 from surefoot.config.setting_change import SettingChange
-from surefoot.errors import ConfigError, Setting
+from surefoot.errors import Command, ConfigError, Setting
 from surefoot.train.changed_settings import Values, Wish, changes_of, values_at
 
 if TYPE_CHECKING:  # imports torch
@@ -50,11 +51,8 @@ def ramps_to_write(
     """
     texts = {name: ramp.text for name, ramp in ramps.items()}
     of_ramps = [change for change in changes if change.because == texts.get(change.setting)]
-    missing = {}
-    for name, ramp in ramps.items():
-        written = [change for change in of_ramps if change.setting == name]
-        if len(written) >= len(ramp.then):  # more, if the run went back
-            continue
+    missing = _unwritten(ramps, changes)
+    for name, ramp in missing.items():
         if step > 0 or len(of_ramps) < len(changes):
             raise ConfigError(
                 "ramp-of-begun-run",
@@ -68,7 +66,41 @@ def ramps_to_write(
                 value=ramp.text,
                 step=step,
             )
-        missing[name] = ramp
+    return missing
+
+
+def refuse_change_before_ramps(
+    run: Path, of_program: Values, changes: Sequence[SettingChange]
+) -> None:
+    """Raise `ConfigError` for a run that was killed before its journal had the ramps of its
+    program: they would be changes of a run that has begun.
+    """
+    ramps = {}
+    for name in RAMPED:
+        ramp = ramp_of(of_program.get(name), setting=name)
+        if ramp is not None:
+            ramps[name] = ramp
+    for name, ramp in _unwritten(ramps, changes).items():
+        raise ConfigError(
+            "ramp-not-written-yet",
+            problem=f"{name} = {ramp.text!r} is not in the journal of {run} yet",
+            reason="a run writes it there before its first step, and was stopped before",
+            remedy=("train the run, and change it then:", Command(f"surefoot resume {run}")),
+            setting=name,
+            value=ramp.text,
+            run=str(run),
+        )
+
+
+def _unwritten(ramps: Mapping[str, Ramp], changes: Sequence[SettingChange]) -> dict[str, Ramp]:
+    """Return the ramps whose lines a journal does not have, or not all of them."""
+    missing = {}
+    for name, ramp in ramps.items():
+        written = [
+            change for change in changes if change.setting == name and change.because == ramp.text
+        ]
+        if len(written) < len(ramp.then):  # more, if the run went back
+            missing[name] = ramp
     return missing
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from surefoot.config.batch_size import batching
 from surefoot.config.data_change import data_changes, epoch_sizes
 from surefoot.config.durations import Length, planned
+from surefoot.config.ramps import first_value
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
@@ -21,6 +22,7 @@ from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
 from surefoot.train.changed_settings import PLAIN, RULES, WEIGHTS, Wish, schedule_of, values_at
 from surefoot.train.course import Leg, course_of
+from surefoot.train.ramps import RAMPED
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,11 @@ class RecordedSettings:
 
     def at(self, step: int) -> dict[str, Any]:
         """Return the values that hold in the step after `step` finished ones."""
-        return values_at(self.of_program, self.changes, step)
+        values = values_at(self.of_program, self.changes, step)
+        for name in RAMPED:  # a kill may have come before their lines
+            if name in values:
+                values[name] = first_value(values[name], setting=name)
+        return values
 
     def course(self) -> Course | None:
         """Return the course of the run by its journal; None if only its program knows the sizes of
@@ -114,7 +120,7 @@ class RecordedSettings:
         legs = []
         lr_at = {}
         batch_sizes = {}
-        for leg in self._legs():
+        for leg in self._legs(self._epochs()):
             values = self.at(leg.begin)
             if values["schedule"]["shape"] not in SHAPES:
                 return None
@@ -140,7 +146,7 @@ class RecordedSettings:
         knows the sizes of its epochs.
         """
         until = tuple(change for change in in_effect(self.changes) if change.from_step <= step)
-        legs = replace(self, changes=until)._legs()
+        legs = self._legs(replace(self, changes=until)._epochs())
         return self._over(legs)[0] if legs else None
 
     def _over(self, legs: Sequence[Leg]) -> tuple[Length, AnySchedule]:
@@ -153,13 +159,13 @@ class RecordedSettings:
         first_schedule = legs[0].schedule.resolved(began)
         return course_of(legs, first_length=first, first_schedule=first_schedule)
 
-    def _legs(self) -> list[Leg]:
-        """Return the legs of the run with a constant schedule; [] if only its program knows the
-        sizes of its epochs.
+    def _legs(self, epochs: Sequence[tuple[int, int, str]]) -> list[Leg]:
+        """Return the legs of the run with a constant schedule, one for each of `_epochs`; [] if
+        only its program knows how many samples a step has.
         """
         stretched_at = {change.from_step for change in in_effect(self.changes) if change.stretches}
         legs = []
-        for begin, samples, new_data in self._epochs():
+        for begin, samples, new_data in epochs:
             values = self.at(begin)
             batch_size = batching(values["batch_size"], None)
             if batch_size.unit != "samples":

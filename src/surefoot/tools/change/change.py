@@ -33,6 +33,7 @@ from surefoot.train.changed_settings import (
 )
 from surefoot.train.next_epoch import changes_with_epochs, next_epoch
 from surefoot.train.patience import feedback, load_stopping, rules_of, watched
+from surefoot.train.ramps import refuse_change_before_ramps
 from surefoot.train.recorded_settings import (
     RecordedSettings,
     origins_of_present,
@@ -182,7 +183,9 @@ def plan_from(
     from which it goes on, and `earlier` has the changes in force.
     """
     identity = state.identity
-    recorded = RecordedSettings(values_of_program(run, identity), earlier, identity)
+    of_program = values_of_program(run, identity)
+    refuse_change_before_ramps(run, of_program, earlier)
+    recorded = RecordedSettings(of_program, earlier, identity)
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
     other_wishes = [wish for wish in wishes if wish.setting != DATA]
