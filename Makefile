@@ -48,7 +48,7 @@ campaign-streams: .venv/ready  ## sources that fork, raise, hang, exit, die and 
 campaign-diagnose: .venv/ready  ## short runs with planted faults, each of which must be found; appends likewise
 	$(BIN)/python benchmarks/planted_faults.py
 
-campaign-changes: .venv/ready  ## 300 random histories of changes and kills, each with the bits of its journal; appends its result
+campaign-changes: .venv/ready  ## 300 random histories of changes, skipped steps, going back and kills, each with the bits of its journal in force; appends its result
 	$(BIN)/python benchmarks/changes_campaign.py --write
 
 campaign-mutants: .venv/ready  ## 140 small faults in the source, one by one, each of which a test must find; 15 minutes
