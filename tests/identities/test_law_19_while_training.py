@@ -20,15 +20,11 @@ from torch import Tensor, nn
 import surefoot as sf
 from rank_processes import forks, on_ranks
 from refused import refused
-from surefoot.run import run as run_module
-from surefoot.run.components import RunComponents
 from surefoot.run.run import Run
-from surefoot.tools.change.change import plan_changes
 from surefoot.tools.change.while_training import ask_for_changes, request_half_rates
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.change_request import REQUEST, request_changes, requested_changes
 from surefoot.train.changed_settings import Wish
-from surefoot.train.run_settings import RunSettings
 from waiting import HANG_S, HangLimit
 
 SAMPLES = 60
@@ -185,33 +181,6 @@ def train_with_two_rates(run: Run, *, leave_at: int | None = None) -> None:
                 raise LeftError
 
 
-def test_a_change_between_two_sessions_of_a_loop_holds_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_dir = tmp_path / "run"
-    run = run_in(run_dir)
-    build = run_module.build
-
-    def build_and_change(settings: RunSettings) -> RunComponents:
-        parts = build(settings)
-        if len(read_changes(run_dir)) == 1:  # no process has the lock of the run now
-            plan_changes(run_dir, [Wish("clip", "norm 0.1")]).write()
-        return parts
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run_module, "build", build_and_change)
-        steps = []
-        with run:
-            for step in run:
-                steps.append(step.index)
-                if step.index == 4:
-                    run.change("optimizer.lr", 1e-3)
-    assert steps == list(range(20))
-    changes = [(change.from_step, change.setting) for change in read_changes(run_dir)]
-    assert changes == [(5, "optimizer.lr"), (5, "clip")]
-    assert same(weights(run), given_journal_of(run_dir))
-
-
 def test_registered_state_and_the_factor_of_a_body_go_on_across_a_change(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     seen = run.register_state("seen", {"steps": 0})
@@ -312,6 +281,26 @@ def test_a_request_is_taken_at_the_next_record(tmp_path: Path) -> None:
     assert change.from_step == 7
     assert change.because == "a request"
     assert not (tmp_path / "run" / REQUEST).exists()
+    assert same(weights(run), given_journal_of(tmp_path / "run"))
+
+
+def test_a_request_while_the_run_is_built_again_is_taken_at_the_next_record(tmp_path: Path) -> None:
+    built: list[nn.Module] = []
+
+    def build_and_request() -> nn.Module:
+        built.append(model())
+        if len(built) == 2:
+            request_changes(tmp_path / "run", [wish("clip", "norm 0.1")])
+        return built[-1]
+
+    run = run_in(tmp_path / "run", model=build_and_request)
+    with run:
+        for step in run:
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+    assert run.state.step == 20
+    changes = [(change.from_step, change.setting) for change in read_changes(tmp_path / "run")]
+    assert changes == [(5, "optimizer.lr"), (6, "clip")]
     assert same(weights(run), given_journal_of(tmp_path / "run"))
 
 

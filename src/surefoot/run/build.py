@@ -76,17 +76,20 @@ from surefoot.train.state_dict import RunState
 from surefoot.train.weight_check import refuse_max_norm
 
 
-def build(settings: RunSettings) -> RunComponents:
-    """Build the components of a run without writing files. Raises `ConfigError` or `DataError` for
-    invalid settings or data, and `CheckpointError` for a run that cannot go on. Collective.
+def build(settings: RunSettings, *, directory: RunDirectory | None = None) -> RunComponents:
+    """Build the components of a run without writing files. `directory` is that of a run that is
+    built again. Raises `ConfigError` or `DataError` for invalid settings or data, and
+    `CheckpointError` for a run that cannot go on. Collective.
     """
     with ExitStack() as unless_built:
-        parts = _built(settings, unless_built)
+        parts = _built(settings, directory, unless_built)
         unless_built.pop_all()
     return parts
 
 
-def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
+def _built(
+    settings: RunSettings, directory: RunDirectory | None, unless_built: ExitStack
+) -> RunComponents:
     with_ramps = settings
     settings, ramps = without_ramps(settings)
     data = read_train_data(settings)
@@ -186,7 +189,9 @@ def _built(settings: RunSettings, unless_built: ExitStack) -> RunComponents:
         begins=history.begins,
         changed=history.changed,
     )
-    parts = assemble(settings, history, plan, run_data, steering, models, state, console, log)
+    parts = assemble(
+        settings, history, plan, run_data, steering, models, state, directory, console, log
+    )
     for line in [*models.notes, *assembly.notes(state.optimizers, plan.schedule)]:
         parts.say(f"note: {line}")
     if numbered is not None and parts.directory is not None:
@@ -558,6 +563,7 @@ def assemble(
     steering: Steering,
     models: Models,
     state: State,
+    directory: RunDirectory | None,
     console: Screen | None,
     log: RankLog | None,
 ) -> RunComponents:
@@ -585,8 +591,7 @@ def assemble(
     laid = layout(plan.channels_last, image_models)
     task = build_task(settings, plan, pipeline, models, state, precision)
 
-    directory = None
-    if settings.run_dir is not None:
+    if directory is None and settings.run_dir is not None:
         path = run_path(settings.run_dir, setting="run_dir")
         directory = RunDirectory(path, text_log=settings.text_log)
     text_log = None

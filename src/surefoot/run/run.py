@@ -174,8 +174,12 @@ class Run(RunSettings):
         return bool(world.from_main(world.is_main and session.begin_change()))
 
     def _begin_next_session(self, before: Session) -> None:
-        """Close a session, and open another one with the settings of the next step. Collective."""
+        """Close a session, and open another one with the settings of the next step. The run's
+        directory stays locked. Collective.
+        """
         self.session = None
+        directory = before.parts.directory
+        assert directory is not None  # only there can settings change
         before.is_followed = True
         # the handlers of the sessions are away while the run is built
         signals = Signals(before.signals.standing, say=before.signals.say)
@@ -184,6 +188,9 @@ class Run(RunSettings):
             before.close(None)
             self._build_again(before.parts, step=None)
             session = self._open_session(before)
+        except BaseException:
+            directory.close()
+            raise
         finally:
             signals.restore()
         session.signals.stop = session.signals.stop or signals.stop
@@ -219,9 +226,10 @@ class Run(RunSettings):
         free(before.state)
         names = [field.name for field in fields(RunSettings)]
         with built_again(before.directory.path, step=step):
-            parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
-        assert parts.directory is not None
-        parts.directory.numbered = before.directory.numbered
+            parts = build(
+                RunSettings(**{name: getattr(self, name) for name in names}),
+                directory=before.directory,
+            )
         self.parts = replace(
             parts, example=before.example, alert=before.alert, accept_change=before.accept_change
         )

@@ -157,7 +157,7 @@ class Session:
             try:
                 crash_report.tell_others(problem, self.parts)
             finally:
-                self.release()
+                self.release(keeps_lock=self.follows)
             raise
         if opened.checkpoint is not None:
             for trained in self.state.optimizers.values():
@@ -251,7 +251,7 @@ class Session:
             self._record_event(crash_report.failed(failed))
             raise
         finally:
-            self.release()
+            self.release(keeps_lock=self.is_followed)
             self._end_loop()
             self.heartbeat.closed()
             if parts.world.is_main:
@@ -267,14 +267,14 @@ class Session:
                 raise interrupt() from problem  # SystemExit would end the interpreter
             raise SystemExit(128 + signal_number) from problem
 
-    def release(self) -> None:
+    def release(self, *, keeps_lock: bool) -> None:
         """Close sinks and directory, wait for the writer, and restore settings and signal handlers,
-        even if one of these fails.
+        even if one of these fails. Between two sessions the directory stays locked.
         """
         self.state.buffers.before_call = None  # it refers to the state
         self.state.show = None  # it refers to the session
         with ExitStack() as last_first:  # calls all functions even if one fails
-            if self.parts.directory is not None:
+            if self.parts.directory is not None and not keeps_lock:
                 last_first.callback(self.parts.directory.close)
             last_first.callback(self.journal.close)
             if self.parts.checkpointing is not None:

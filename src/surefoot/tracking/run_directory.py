@@ -84,8 +84,10 @@ class RunDirectory:
 
     def open(self) -> None:
         """Create and lock the directory; raise an error if another process trains in the directory
-        or a file to write is a link.
+        or a file to write is a link. No effect if an earlier session has kept the lock.
         """
+        if self.lock is not None:
+            return
         resolved = self.path.resolve()
         if resolved in HELD:  # one process can lock the same file repeatedly
             raise self._in_training("this")
