@@ -34,7 +34,7 @@ def part(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return inputs, inputs.sum(1, keepdim=True)
 
 
-def mixture(web: float = 0.7, books: float = 0.3) -> sf.data.Mixture:
+def mixture(web: float | str = 0.7, books: float | str = 0.3) -> sf.data.Mixture:
     return sf.data.Mixture({"web": (part(300, 0), web), "old books": (part(150, 1), books)})
 
 

@@ -1,9 +1,12 @@
 """The weights of a mixture of data sets: its shares of each block of samples. Imports no torch."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, out_of_range
 
+WEIGHTS = "train_data.weights"
+"""The setting of all weights, by the names of the data sets."""
 SLOTS = 1000
 """Samples of a block of a mixture; the proportions are exact in each block."""
 
@@ -31,6 +34,18 @@ def quotas(weights: Sequence[float]) -> list[int]:
             weights=list(weights),
         )
     return slots
+
+
+def weight_of(value: Any, *, setting: str) -> float:
+    """Return a weight that is a number or the text of one. Raises `ConfigError` for another text.
+
+    >>> weight_of("0.5", setting="train_data.weights.web")
+    0.5
+    """
+    try:
+        return float(value)
+    except ValueError as problem:
+        raise out_of_range(setting, value, "a number above 0") from problem
 
 
 def first_of_next_block(samples: int) -> int:

@@ -4,12 +4,15 @@ torch.
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.config.batch_size import batching
 from surefoot.config.durations import Length, in_steps
-from surefoot.errors import ConfigError, Setting
+from surefoot.config.mixture_weights import WEIGHTS, weight_of
+from surefoot.config.setting_change import SettingChange
+from surefoot.errors import ConfigError, Remedy, Setting
 
 _STEP = re.compile(r"(.+?)\s+from\s+(.+)", re.IGNORECASE)
 _IS_RAMP = re.compile(r"\sfrom\s", re.IGNORECASE)
@@ -46,10 +49,10 @@ def ramp_of(value: Any, *, setting: str) -> Ramp | None:
         if match is None:
             raise _not_a_ramp(value, setting)
         in_steps(match[2], length=_ANY_LENGTH, setting=f"{setting} from")
-        then.append((_value(match[1]), match[2]))
+        then.append((_value(match[1], setting), match[2]))
     if not first or _IS_RAMP.search(f"{first} ") or not then:
         raise _not_a_ramp(value, setting)
-    return Ramp(_value(first), tuple(then), ", ".join([first, *later]))
+    return Ramp(_value(first, setting), tuple(then), ", ".join([first, *later]))
 
 
 def first_value(value: Any, *, setting: str) -> Any:
@@ -98,17 +101,59 @@ def check_batch_sizes(batch_size: Any, micro_batch_size: int | str | None) -> No
         )
 
 
-def _value(text: str) -> Any:
-    """Return a whole number, or a text."""
+def is_of_mixture(setting: str) -> bool:
+    """Return True for the weight of a data set, which a line of the journal has with the others."""
+    return setting.startswith(f"{WEIGHTS}.")
+
+
+def reason_of(setting: str, ramp: Ramp) -> str:
+    """Return the reason for the changes of a ramp. That of several weights has a part for each.
+
+    >>> reason_of("train_data.weights.web", Ramp(0.8, ((0.5, "50%"),), "0.8, 0.5 from 50%"))
+    'web: 0.8, 0.5 from 50%'
+    """
+    if is_of_mixture(setting):
+        return f"{setting.removeprefix(f'{WEIGHTS}.')}: {ramp.text}"
+    return ramp.text
+
+
+def ramps_of(change: SettingChange) -> dict[str, Ramp]:
+    """Return the ramps of whose values a line of the journal has one, by their settings; {} for a
+    change that was not known from the start.
+    """
+    texts = {change.setting: change.because}
+    values = {change.setting: change.now}
+    if change.setting == WEIGHTS:
+        parts = [part.rpartition(": ") for part in change.because.split("; ")]
+        texts = {f"{WEIGHTS}.{name}": text for name, _, text in parts}
+        values = {f"{WEIGHTS}.{name}": weight for name, weight in change.now.items()}
+    ramps = {}
+    for setting, text in texts.items():
+        ramp = None
+        with suppress(ConfigError):  # a reason that only looks like one
+            ramp = ramp_of(text, setting=setting)
+        if ramp is not None and values.get(setting) in [value for value, _ in ramp.then]:
+            ramps[setting] = ramp
+    return ramps
+
+
+def _value(text: str, setting: str) -> Any:
+    """Return the weight of a data set, another whole number, or a text."""
+    if is_of_mixture(setting):
+        return weight_of(text, setting=setting)
     return int(text) if re.fullmatch(r"[0-9]+(_[0-9]+)*", text) else text
 
 
 def _not_a_ramp(value: str, setting: str) -> ConfigError:
-    example = "norm 1.0, off from 50%" if setting == "clip" else "64, 128 from 20%"
+    remedy: Remedy = Setting(setting, "64, 128 from 20%")
+    if setting == "clip":
+        remedy = Setting(setting, "norm 1.0, off from 50%")
+    elif is_of_mixture(setting):
+        remedy = 'write the weight as "0.8, 0.5 from 50%"'
     return ConfigError(
         "ramp-not-understood",
         problem=f"{setting} = {value!r} is no list of values, each but the first with a step",
-        remedy=Setting(setting, example),
+        remedy=remedy,
         setting=setting,
         value=value,
     )

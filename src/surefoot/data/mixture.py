@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from surefoot.config.keywords import known_keywords
-from surefoot.config.mixture_weights import SLOTS, first_of_next_block, quotas
+from surefoot.config.mixture_weights import (
+    SLOTS,
+    WEIGHTS,
+    first_of_next_block,
+    quotas,
+    weight_of,
+)
+from surefoot.config.ramps import Ramp, ramp_of
 from surefoot.data.dataset_checks import check_samples, fingerprint
 from surefoot.data.gathering import Gather, by_sample, gather_fn
 from surefoot.data.nested import children, is_opaque, rebuilt
@@ -25,16 +32,16 @@ class Mixture:
     """Weighted mixture of data sets by name: {"web": (pages, 0.7), "books": (books, 0.3)}.
 
     In every block of 1,000 samples, each data set's share is proportional to its weight. Weights
-    need not sum to 1. Each data set has its own order and epochs. `mixture[i]` indexes the
-    concatenated data sets. A data set with only `gather` cannot be mixed with a data set without
-    `gather`.
+    need not sum to 1. A weight may change on the way: "0.8, 0.5 from 50%". Each data set has its
+    own order and epochs. `mixture[i]` indexes the concatenated data sets. A data set with only
+    `gather` cannot be mixed with a data set without `gather`.
 
     >>> from torch import zeros
     >>> len(Mixture({"web": ((zeros(30), zeros(30)), 0.7), "books": ((zeros(10), zeros(10)), 0.3)}))
     40
     """
 
-    def __init__(self, parts: Mapping[str, tuple[Any, float]]) -> None:
+    def __init__(self, parts: Mapping[str, tuple[Any, float | str]]) -> None:
         if not parts:
             raise DataError(
                 "mixture-without-parts",
@@ -42,7 +49,16 @@ class Mixture:
                 remedy="give {name: (dataset, weight), ...}",
             )
         self.names = list(parts)
-        self.weights = [float(weight) for _, weight in parts.values()]
+        self.weights: list[float] = []  # of a weight with several values, the first one
+        self.ramps: dict[str, Ramp] = {}  # of such weights, by their settings
+        for name, (_, weight) in parts.items():
+            setting = f"{WEIGHTS}.{name}"
+            ramp = ramp_of(weight, setting=setting)
+            if ramp is None:
+                self.weights.append(weight_of(weight, setting=setting))
+            else:
+                self.weights.append(ramp.first)
+                self.ramps[setting] = ramp
         self.sizes = [_checked_size(name, dataset) for name, (dataset, _) in parts.items()]
         self.datasets = [by_sample(dataset) for dataset, _ in parts.values()]
         quotas(self.weights)  # raises if a weight is invalid or too small

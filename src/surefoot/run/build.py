@@ -21,11 +21,13 @@ from surefoot.config.behavior import (
 from surefoot.config.extras import trackers_of
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import absolute_path, named_path, run_path
+from surefoot.config.ramps import Ramp
 from surefoot.config.setting import shared_by_ranks
 from surefoot.config.train_settings import clipping
 from surefoot.data import pipeline as data_pipeline
 from surefoot.data.data_values import DataValues
 from surefoot.data.dataset_checks import check_samples, check_split, is_stream
+from surefoot.data.mixture import Mixture
 from surefoot.distributed.spread import spread
 from surefoot.distributed.world import World, joined
 from surefoot.errors import CheckpointError
@@ -90,11 +92,12 @@ def build(settings: RunSettings, *, directory: RunDirectory | None = None) -> Ru
 def _built(
     settings: RunSettings, directory: RunDirectory | None, unless_built: ExitStack
 ) -> RunComponents:
-    with_ramps = settings
     settings, ramps = without_ramps(settings)
     data = read_train_data(settings)
+    if isinstance(data.dataset, Mixture):
+        ramps |= data.dataset.ramps
     _check(settings, data)
-    world, parallel = join_world(with_ramps)
+    world, parallel = join_world(settings, ramps)
     numbered = str(settings.run_dir) if is_numbered(settings.run_dir) else None
     if numbered is not None:
         settings = in_numbered_directory(settings, world, unless_built)
@@ -253,7 +256,7 @@ def in_numbered_directory(
     return replace(settings, run_dir=world.from_main(chosen))
 
 
-def join_world(settings: RunSettings) -> tuple[World, Strategy]:
+def join_world(settings: RunSettings, ramps: Mapping[str, Ramp]) -> tuple[World, Strategy]:
     """Connect the ranks and select the parallel strategy. Raises `ConfigError` if the settings
     differ between ranks. Collective.
     """
@@ -263,8 +266,9 @@ def join_world(settings: RunSettings) -> tuple[World, Strategy]:
     if world.size > 1:
         from surefoot.distributed.consistency import check_same_on_all_ranks, comparable
 
-        shared = comparable(shared_by_ranks(settings))
-        check_same_on_all_ranks(world, shared | {"device": world.device.type})
+        shared = comparable(shared_by_ranks(settings)) | {"device": world.device.type}
+        shared |= {name: ramp.text for name, ramp in ramps.items()}
+        check_same_on_all_ranks(world, shared)
     return world, strategy_for(parallel, ranks=world.on_meta or world.ranks)
 
 

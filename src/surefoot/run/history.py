@@ -26,7 +26,7 @@ from surefoot.train.changed_settings import (
     specs_of,
     with_specs,
 )
-from surefoot.train.ramps import ramps_to_write
+from surefoot.train.ramps import ramps_to_write, with_ramps
 from surefoot.train.run_settings import RunSettings
 
 
@@ -130,7 +130,7 @@ def read_history(
     """
     # a `DataLoader` may have given them
     as_read = replace(settings, batch_size=data.batch_size, train_data=data.dataset)
-    of_program = changeable(as_read) | {name: ramp.text for name, ramp in ramps.items()}
+    of_program = with_ramps(changeable(as_read), ramps)
     changes = _changes_of_run(settings, world)
     missing = ramps_to_write(ramps, changes, step=step)
     if not changes:

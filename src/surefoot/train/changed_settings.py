@@ -16,7 +16,7 @@ from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
 from surefoot.config.data_change import UNCHANGED
-from surefoot.config.mixture_weights import quotas
+from surefoot.config.mixture_weights import WEIGHTS, quotas
 from surefoot.config.ramps import ramp_of
 from surefoot.config.setting import names_that_change, number
 from surefoot.config.setting_change import DATA, SettingChange, at_beginning, in_effect, left_by
@@ -43,8 +43,6 @@ STRETCH = "stretch"  # a wish for the schedule: the present one over the whole n
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
 _CHOSEN_BY_RUN = ("batch_size", "micro_batch_size")  # where they are None
 PLAIN = names_that_change(TrainSettings)
-WEIGHTS = "train_data.weights"
-"""The weights of a mixture, by the names of its data sets."""
 
 
 @dataclass(frozen=True)
@@ -522,7 +520,9 @@ def _check_value(values: Values, name: str, value: Any) -> None:
     """Raise `ConfigError` for a value that a setting cannot have, as far as it shows without the
     program.
     """
-    if name in ("batch_size", "clip") and ramp_of(value, setting=name) is not None:
+    texts = value if name == WEIGHTS and isinstance(value, Mapping) else {"": value}
+    can_be_ramp = name in ("batch_size", "clip", WEIGHTS)
+    if can_be_ramp and any(ramp_of(text, setting=name) is not None for text in texts.values()):
         raise ConfigError(
             "ramp-begins-with-run",
             problem=f"{name} cannot change to several values at once",

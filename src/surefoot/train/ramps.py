@@ -6,14 +6,22 @@ A ramp is nothing else than changes that are known from the start: its lines are
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.durations import NEVER, Length, planned, steps_until
-from surefoot.config.ramps import Ramp, check_batch_sizes, ramp_of
+from surefoot.config.mixture_weights import WEIGHTS
+from surefoot.config.ramps import (
+    Ramp,
+    check_batch_sizes,
+    is_of_mixture,
+    ramp_of,
+    ramps_of,
+    reason_of,
+)
 from surefoot.config.setting_change import SettingChange
 from surefoot.errors import Command, ConfigError, Setting
 from surefoot.train.changed_settings import Values, Wish, changes_of, values_at
@@ -43,14 +51,54 @@ def without_ramps(settings: "RunSettings") -> "tuple[RunSettings, dict[str, Ramp
     return type(settings)(**(values | of_first_step)), ramps
 
 
+def ramps_in(of_program: Values) -> dict[str, Ramp]:
+    """Return the ramps among the values of a program as a session has recorded them."""
+    values = {name: of_program.get(name) for name in RAMPED}
+    for name, weight in (of_program.get(WEIGHTS) or {}).items():
+        values[f"{WEIGHTS}.{name}"] = weight
+    ramps = {}
+    for name, value in values.items():
+        ramp = ramp_of(value, setting=name)
+        if ramp is not None:
+            ramps[name] = ramp
+    return ramps
+
+
+def with_ramps(values: Values, ramps: Mapping[str, Ramp]) -> dict[str, Any]:
+    """Return the values of a program with its ramps as texts, for the record of a session."""
+    return _with(values, {name: ramp.text for name, ramp in ramps.items()})
+
+
+def at_first_step(of_program: Values) -> dict[str, Any]:
+    """Return the values of a program as a session has recorded them, with the first ones of its
+    ramps.
+    """
+    first_values = {name: ramp.first for name, ramp in ramps_in(of_program).items()}
+    return _with(of_program, first_values)
+
+
+def _with(values: Values, others: Values) -> dict[str, Any]:
+    """Return values with others, each weight of a mixture among the others."""
+    changed = dict(values)
+    for name, value in others.items():
+        if is_of_mixture(name):
+            weight = {name.removeprefix(f"{WEIGHTS}."): value}
+            changed[WEIGHTS] = {**changed[WEIGHTS], **weight}
+        else:
+            changed[name] = value
+    return changed
+
+
 def ramps_to_write(
     ramps: Mapping[str, Ramp], changes: Sequence[SettingChange], *, step: int
 ) -> dict[str, Ramp]:
     """Return the ramps of a program whose changes are not in the journal yet. Raises `ConfigError`
     for a run that has begun without them.
     """
-    texts = {name: ramp.text for name, ramp in ramps.items()}
-    of_ramps = [change for change in changes if change.because == texts.get(change.setting)]
+    of_ramps = []
+    for change in changes:
+        if any(_is_of(name, ramp, change) for name, ramp in ramps.items()):
+            of_ramps.append(change)
     missing = _unwritten(ramps, changes)
     for name, ramp in missing.items():
         if step > 0 or len(of_ramps) < len(changes):
@@ -75,12 +123,7 @@ def refuse_change_before_ramps(
     """Raise `ConfigError` for a run that was killed before its journal had the ramps of its
     program: they would be changes of a run that has begun.
     """
-    ramps = {}
-    for name in RAMPED:
-        ramp = ramp_of(of_program.get(name), setting=name)
-        if ramp is not None:
-            ramps[name] = ramp
-    for name, ramp in _unwritten(ramps, changes).items():
+    for name, ramp in _unwritten(ramps_in(of_program), changes).items():
         raise ConfigError(
             "ramp-not-written-yet",
             problem=f"{name} = {ramp.text!r} is not in the journal of {run} yet",
@@ -96,12 +139,16 @@ def _unwritten(ramps: Mapping[str, Ramp], changes: Sequence[SettingChange]) -> d
     """Return the ramps whose lines a journal does not have, or not all of them."""
     missing = {}
     for name, ramp in ramps.items():
-        written = [
-            change for change in changes if change.setting == name and change.because == ramp.text
-        ]
+        written = [change for change in changes if _is_of(name, ramp, change)]
         if len(written) < len(ramp.then):  # more, if the run went back
             missing[name] = ramp
     return missing
+
+
+def _is_of(name: str, ramp: Ramp, change: SettingChange) -> bool:
+    """Return True for a line of the journal that has a value of a ramp."""
+    found = ramps_of(change).get(name)
+    return found is not None and found.text == ramp.text
 
 
 @dataclass(frozen=True)
@@ -122,11 +169,14 @@ def changes_of_ramps(
     length in epochs: in 30 epochs, "20%" are the steps that read 6 epochs. Raises `ConfigError` for
     steps that are not in order, or beyond the end, and for data that are cut into whole epochs.
     """
+    for name, ramp in ramps.items():
+        _refuse_repeats(name, ramp)
     changes: list[SettingChange] = []
     stretches = [_Stretch(0, _planned(values["length"], data, data.step, before=(0, 0)))]
     if "batch_size" in ramps:
         changes = _of_batch_size(ramps["batch_size"], values, data, stretches)
     end = stretches[-1].length.steps
+    wishes: dict[tuple[int, str], list[Wish]] = {}  # of each line, by its step and its setting
     for name, ramp in ramps.items():
         if name == "batch_size":
             continue
@@ -134,8 +184,11 @@ def changes_of_ramps(
         for value, when in ramp.then:
             step = _step_of(when, stretches, of=values["length"], setting=name)
             _check_step(name, ramp, when, step, before=before, end=end)
-            changes += _line(name, value, ramp, step, values, changes, data.sizes)
+            setting = WEIGHTS if is_of_mixture(name) else name
+            wishes.setdefault((step, setting), []).append(Wish(name, value, reason_of(name, ramp)))
             before = step
+    for step, setting in sorted(wishes):
+        changes += _lines(wishes[step, setting], step, values, changes, data.sizes)
     return sorted(changes, key=lambda change: change.from_step)
 
 
@@ -158,8 +211,7 @@ def _of_batch_size(
         begin, length = stretches[-1].begin, stretches[-1].length
         step = steps_until(when, length=length, of=values["length"], setting="batch_size from")
         _check_step("batch_size", ramp, when, step, before=begin, end=length.steps)
-        lines = _line("batch_size", value, ramp, step, values, changes, sizes)
-        changes += lines
+        changes += _lines([Wish("batch_size", value, ramp.text)], step, values, changes, sizes)
         present = values_at(values, changes, step)
         sizes = batching(present["batch_size"], present["micro_batch_size"])
         before = (step, length.samples_before(step))
@@ -182,6 +234,24 @@ def _step_of(when: str, stretches: Sequence[_Stretch], *, of: str, setting: str)
     return step
 
 
+def _refuse_repeats(name: str, ramp: Ramp) -> None:
+    """Raise `ConfigError` for a value that already holds."""
+    for before, value in pairwise([ramp.first, *(value for value, _ in ramp.then)]):
+        if value == before:
+            raise ConfigError(
+                "ramp-repeats-value",
+                problem=f"{name} = {ramp.text!r}: {value} is already the value before",
+                remedy=("leave it out of", _typed(name)),
+                setting=name,
+                value=ramp.text,
+            )
+
+
+def _typed(name: str) -> Setting | str:
+    """Return a setting as a user types it. The weight of a data set is no setting of a run."""
+    return name if is_of_mixture(name) else Setting(name)
+
+
 def _check_step(name: str, ramp: Ramp, when: str, step: int, *, before: int, end: int) -> None:
     if before < step < end:
         return
@@ -192,7 +262,7 @@ def _check_step(name: str, ramp: Ramp, when: str, step: int, *, before: int, end
         "ramp-step-out-of-order",
         problem=f"{name} = {ramp.text!r}: {when!r} is step {step:,}",
         reason=f"{reason}, and each value needs a step",
-        remedy=("write another step in", Setting(name)),
+        remedy=("write another step in", _typed(name)),
         setting=name,
         value=ramp.text,
         step=step,
@@ -201,30 +271,23 @@ def _check_step(name: str, ramp: Ramp, when: str, step: int, *, before: int, end
     )
 
 
-def _line(
-    name: str,
-    value: Any,
-    ramp: Ramp,
+def _lines(
+    wishes: Sequence[Wish],
     step: int,
     values: Values,
     earlier: Sequence[SettingChange],
     sizes: Batching,
 ) -> list[SettingChange]:
-    """Return the line of a value. Raises `ConfigError` for a value that already holds."""
+    """Return the line of the values that begin at a step, of one setting or of several weights."""
     present = values_at(values, earlier, step)
-    wish = Wish(name, value, ramp.text)
+    setting = wishes[0].setting
+    if is_of_mixture(setting):
+        setting = WEIGHTS
     lines = changes_of(
-        present, [wish], from_step=step, sizes=sizes, earlier=earlier, origins={name: "given"}
+        present, wishes, from_step=step, sizes=sizes, earlier=earlier, origins={setting: "given"}
     )
-    if not lines:
-        raise ConfigError(
-            "ramp-repeats-value",
-            problem=f"{name} = {ramp.text!r}: {value} is already the value before",
-            remedy=("leave it out of", Setting(name)),
-            setting=name,
-            value=ramp.text,
-        )
-    return lines
+    because = "; ".join(wish.because for wish in wishes)
+    return [replace(line, because=because) for line in lines]
 
 
 def length_after(changes: Sequence[SettingChange], length: Length, *, text: str) -> Length:

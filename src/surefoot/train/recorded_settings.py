@@ -12,7 +12,7 @@ from typing import Any
 from surefoot.config.batch_size import batching
 from surefoot.config.data_change import data_changes, epoch_sizes
 from surefoot.config.durations import Length, planned
-from surefoot.config.ramps import first_value
+from surefoot.config.mixture_weights import WEIGHTS
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError
 from surefoot.schedules.curves import SHAPES, Factors
@@ -20,9 +20,9 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
-from surefoot.train.changed_settings import PLAIN, RULES, WEIGHTS, Wish, schedule_of, values_at
+from surefoot.train.changed_settings import PLAIN, RULES, Wish, schedule_of, values_at
 from surefoot.train.course import Leg, course_of
-from surefoot.train.ramps import RAMPED
+from surefoot.train.ramps import at_first_step
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,8 @@ class RecordedSettings:
 
     def at(self, step: int) -> dict[str, Any]:
         """Return the values that hold in the step after `step` finished ones."""
-        values = values_at(self.of_program, self.changes, step)
-        for name in RAMPED:  # a kill may have come before their lines
-            if name in values:
-                values[name] = first_value(values[name], setting=name)
-        return values
+        # a kill may have come before the lines of a ramp
+        return at_first_step(values_at(self.of_program, self.changes, step))
 
     def course(self) -> Course | None:
         """Return the course of the run by its journal; None if only its program knows the sizes of

@@ -12,13 +12,13 @@ from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.averaging import OF_AVERAGE
 from surefoot.config.behavior import PICTURES_AS_SHOWN, behavior_of
 from surefoot.config.durations import Length
+from surefoot.config.mixture_weights import WEIGHTS
 from surefoot.config.setting_change import SettingChange
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
 from surefoot.tracking.format import counted
-from surefoot.train.changed_settings import WEIGHTS
 
 Described = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.behavior import newest_behavior
 from surefoot.config.data_change import data_changes
 from surefoot.config.durations import Length
-from surefoot.config.mixture_weights import SLOTS, first_of_next_block
+from surefoot.config.mixture_weights import SLOTS, WEIGHTS, first_of_next_block
 from surefoot.config.setting_change import DATA, SettingChange, in_effect
 from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.tools.change.data_change import change_of_data
@@ -24,7 +24,6 @@ from surefoot.tracking.change_journal import CHANGES, append_changes, read_chang
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
 from surefoot.train.changed_settings import (
     RULES,
-    WEIGHTS,
     Wish,
     changes_of,
     described,

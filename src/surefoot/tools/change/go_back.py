@@ -8,7 +8,7 @@ from pathlib import Path
 
 from surefoot.checkpoint.state_json import SavedState
 from surefoot.config.batch_size import batching
-from surefoot.config.ramps import ramp_of
+from surefoot.config.ramps import ramps_of
 from surefoot.config.setting_change import SettingChange, going_back, in_effect, left_by
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tools.change.change import plan_from, planned_before, write_lines
@@ -113,24 +113,13 @@ def _still_to_come(journal: Sequence[SettingChange], step: int) -> list[SettingC
     """Return what was to come of ramps when the run was at a step: it is written again behind the
     line that goes back, which supersedes it.
     """
-    then = [line for line in journal if line.from_step < step or _is_of_ramp(line)]
+    then = [line for line in journal if line.from_step < step or ramps_of(line)]
     to_come: list[SettingChange] = []
     for line in in_effect(then):
-        if line.from_step > step and _is_of_ramp(line):
+        if line.from_step > step and ramps_of(line):
             number = len(journal) + 2 + len(to_come)
             to_come.append(replace(line, number=number, when="", sha256=""))
     return to_come
-
-
-def _is_of_ramp(line: SettingChange) -> bool:
-    """Return True for a change that was known before the run began, by a setting with several
-    values.
-    """
-    try:
-        ramp = ramp_of(line.because, setting=line.setting)
-    except ConfigError:  # a reason that only looks like one
-        return False
-    return ramp is not None and line.now in [value for value, _ in ramp.then]
 
 
 def _is_back(
