@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from identities.changed_runs import on_two_ranks, tensors_of
-from identities.test_law_19_changes import CHANGED_AT, data, loss, run_in
+from identities.changed_runs import CHANGED_AT, data, loss, on_two_ranks, run_in, tensors_of
 from rank_processes import forks
 from refused import refused
 from surefoot.run.run import Run

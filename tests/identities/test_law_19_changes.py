@@ -11,49 +11,29 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import surefoot as sf
-from rank_processes import forks, on_ranks
+from identities.changed_runs import (
+    CHANGED_AT,
+    SAMPLES,
+    assert_same_end,
+    data,
+    given_the_journal_of,
+    halved,
+    loss,
+    model,
+    on_two_ranks,
+    optimizer_state,
+    run_in,
+    same,
+    samples_read,
+    weights,
+)
+from rank_processes import forks
 from refused import refused
 from surefoot.checkpoint.reader import read
 from surefoot.run.run import Run
-
-SAMPLES = 60
-CHANGED_AT = 10
-
-
-def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
-
-def data() -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
-    return inputs, inputs.sum(1, keepdim=True)
-
-
-def run_in(run_dir: Path | None, **settings: Any) -> Run:
-    chosen: dict[str, Any] = {
-        "model": model,
-        "loss": loss,
-        "train_data": data(),
-        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
-        "schedule": sf.schedules.cosine("10%"),
-        "clip": "norm 1.0",
-        "ema": 0.9,
-        "batch_size": 8,
-        "length": "3 epochs",
-        "device": "cpu",
-        "console": False,
-        "report": False,
-        "log_every": "1 steps",
-        "run_dir": run_dir,
-    }
-    return sf.Run(**(chosen | settings))
 
 
 def changed_run(run_dir: Path, *, at: int = CHANGED_AT, **settings: Any) -> Run:
@@ -61,18 +41,6 @@ def changed_run(run_dir: Path, *, at: int = CHANGED_AT, **settings: Any) -> Run:
     run_in(run_dir, stop_after=f"{at} steps").train()
     sf.load(run_dir).change("a test", **settings)
     return run_in(run_dir)
-
-
-def weights(run: Run) -> list[Tensor]:
-    averages = run.state.ema_models["model"].model
-    return [
-        tensor.detach().clone()
-        for tensor in [*run.state.model.parameters(), *averages.parameters()]
-    ]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
 
 
 def rates(run_dir: Path) -> list[float]:
@@ -94,9 +62,7 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(tmp_path
     run = changed_run(tmp_path / "changed", **EVERYTHING)
     run.train()
 
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    given = run_in(tmp_path / "given")
+    given = run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"))
     given.train()
 
     assert same(weights(given), weights(run))
@@ -105,10 +71,8 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(tmp_path
 def test_a_loop_of_ones_own_goes_on_across_a_change(tmp_path: Path) -> None:
     run = changed_run(tmp_path / "changed", **EVERYTHING)
     run.train()
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
 
-    given = run_in(tmp_path / "given")
+    given = run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"))
     steps = steps_of(given)
 
     assert steps == list(range(28))
@@ -120,11 +84,10 @@ def test_a_loop_ends_at_a_change_where_no_function_builds_its_model(tmp_path: Pa
     given = model()
     run_in(tmp_path, model=given, stop_after="10 steps").train()
     sf.load(tmp_path).change(batch_size=16)
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changes.jsonl", tmp_path / "given")
+    without_steps = given_the_journal_of(tmp_path, tmp_path / "given")
 
-    first = steps_of(run_in(tmp_path / "given", model=given))
-    second = steps_of(run_in(tmp_path / "given", model=given))
+    first = steps_of(run_in(without_steps, model=given))
+    second = steps_of(run_in(without_steps, model=given))
 
     assert first == list(range(CHANGED_AT))
     assert second == list(range(CHANGED_AT, 17))
@@ -188,9 +151,8 @@ def test_a_registered_scheduler_goes_on_across_a_change(tmp_path: Path) -> None:
     train(tmp_path / "restarted", stop_after="10 steps")
     sf.load(tmp_path / "restarted").change(**{"optimizer.weight_decay": 0.5, "clip": "value 0.1"})
     restarted = train(tmp_path / "restarted", stop_after=None)
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "restarted" / "changes.jsonl", tmp_path / "given")
-    given = train(tmp_path / "given", stop_after=None)
+    given_dir = given_the_journal_of(tmp_path / "restarted", tmp_path / "given")
+    given = train(given_dir, stop_after=None)
     assert same(weights(given), weights(restarted))
     assert rates(tmp_path / "given") == rates(tmp_path / "restarted")
 
@@ -199,9 +161,7 @@ def given_changes(run_dir: Path, **settings: Any) -> Run:
     """Return a new run that has its journal from the start."""
     run_in(run_dir / "first", stop_after=f"{CHANGED_AT} steps").train()
     sf.load(run_dir / "first").change("a test", **settings)
-    (run_dir / "given").mkdir()
-    shutil.copy(run_dir / "first" / "changes.jsonl", run_dir / "given")
-    return run_in(run_dir / "given")
+    return run_in(given_the_journal_of(run_dir / "first", run_dir / "given"))
 
 
 @pytest.mark.parametrize("damaged", ["the change", "all since the change"])
@@ -244,33 +204,14 @@ def test_two_ranks_that_are_given_the_journal_train_as_those_that_were_changed(
 ) -> None:
     of_ranks: dict[str, Any] = {"parallel": parallel, "micro_batch_size": 4}
     changed = tmp_path / "changed"
-    train_on_two_ranks(changed, stop_after=f"{CHANGED_AT} steps", **of_ranks)
+    on_two_ranks(changed, stop_after=f"{CHANGED_AT} steps", **of_ranks)
     sf.load(changed).change(**EVERYTHING)
-    train_on_two_ranks(changed, **of_ranks)
+    on_two_ranks(changed, **of_ranks)
 
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
-    train_on_two_ranks(given, **of_ranks)
+    given = given_the_journal_of(changed, tmp_path / "given")
+    on_two_ranks(given, **of_ranks)
 
-    of_changed = saved_tensors(changed, step=28)
-    of_given = saved_tensors(given, step=28)
-    assert of_changed.keys() == of_given.keys()
-    assert [name for name in of_given if not torch.equal(of_given[name], of_changed[name])] == []
-
-
-def train_on_two_ranks(run_dir: Path, **settings: Any) -> None:
-    statuses = on_ranks(2, lambda _: run_in(run_dir, **settings).train())
-    assert statuses == [0, 0]
-
-
-def saved_tensors(run_dir: Path, *, step: int) -> dict[str, Tensor]:
-    checkpoint = read(run_dir / "checkpoints" / f"step-{step:08d}")
-    tensors = {}
-    for file in ("model", "ema", "optimizer"):
-        for name, tensor in checkpoint.tensors(file).items():
-            tensors[f"{file}/{name}"] = tensor
-    return tensors
+    assert_same_end(given, changed, step=28)
 
 
 @pytest.mark.parametrize("stopped_at", [11, 17])
@@ -320,18 +261,6 @@ def test_steps_after_a_change_are_those_of_a_plain_loop(tmp_path: Path) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
 
 
-def optimizer_state(run_dir: Path, *, step: int) -> dict[int, dict[str, Tensor]]:
-    """Return the moments of a checkpoint, in the form of torch's optimizers."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(run_dir / "checkpoints" / f"step-{step:08d}" / "optimizer.safetensors")
-    state: dict[int, dict[str, Tensor]] = {0: {}, 1: {}}
-    for name, tensor in tensors.items():
-        parameter, _, moment = name.partition("/")
-        state[0 if parameter == "weight" else 1][moment] = tensor
-    return state
-
-
 @pytest.mark.parametrize("at", [1, 3, 7, 8, 13])
 @pytest.mark.parametrize("batch_size", [4, 12, 16, 60])
 def test_every_sample_is_seen_once_an_epoch_across_a_change_of_the_batch_size(
@@ -344,11 +273,7 @@ def test_every_sample_is_seen_once_an_epoch_across_a_change_of_the_batch_size(
         (run.parts.pipeline.plan, range(at, run.parts.length.steps)),
     ]
 
-    seen: list[tuple[int, int]] = []
-    for plan, steps in plans:
-        for step in steps:
-            for ids, epochs in plan.micro_batches(step):
-                seen += zip(epochs.tolist(), ids.tolist(), strict=True)
+    seen = [pair for plan, steps in plans for pair in samples_read(plan, steps)]
 
     for epoch in range(4):
         of_epoch = [sample for number, sample in seen if number == epoch]
@@ -370,17 +295,8 @@ def test_other_orders_too_go_on_where_the_last_batch_ended(name: str, tmp_path: 
     sf.load(tmp_path / "run").change(batch_size=12)
     after = run_in(tmp_path / "run", **ORDERS[name]).parts.pipeline.plan
 
-    expected = read_by(before, range(15))[: at * 8 + 5 * 12]
-    assert read_by(before, range(at)) + read_by(after, range(at, at + 5)) == expected
-
-
-def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
-    """Return the samples of some steps with their epochs, in order."""
-    read: list[tuple[int, int]] = []
-    for step in steps:
-        for ids, epochs in plan.micro_batches(step):
-            read += zip(ids.tolist(), epochs.tolist(), strict=True)
-    return read
+    expected = samples_read(before, range(15))[: at * 8 + 5 * 12]
+    assert samples_read(before, range(at)) + samples_read(after, range(at, at + 5)) == expected
 
 
 def test_a_longer_cosine_goes_on_from_its_present_rate_to_its_end(tmp_path: Path) -> None:
@@ -506,24 +422,13 @@ def test_a_rate_that_the_body_wrote_stays_as_a_factor_on_the_new_rate(tmp_path: 
         assert record["lr"] == pytest.approx(0.5e-3 * run.parts.task.factors(step))
 
 
-def halved(run: Run) -> None:
-    """Train a run whose body halves the rate after step 4."""
-    with run:
-        for step in run:
-            if step.index == 4:
-                for group in run.state.optimizers["model"].optimizer.param_groups:
-                    group["lr"] = group["lr"] / 2
-
-
 def test_a_change_before_the_first_step_is_that_of_a_run_given_its_journal(tmp_path: Path) -> None:
     (tmp_path / "changed").mkdir()
     run_in(tmp_path / "changed", stop_after="1 steps").train()
     shutil.rmtree(tmp_path / "changed" / "checkpoints" / "step-00000001")
     sf.load(tmp_path / "changed").change(length="60 steps", batch_size=12)
     changed = run_in(tmp_path / "changed")
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    given = run_in(tmp_path / "given")
+    given = run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"))
 
     factors = [changed.parts.task.factors(step) for step in range(60)]
     assert factors == [given.parts.task.factors(step) for step in range(60)]

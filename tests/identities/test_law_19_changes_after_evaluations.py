@@ -13,8 +13,7 @@ import pytest
 from torch import Tensor, nn
 
 import surefoot as sf
-from identities.changed_runs import assert_same_end, given_the_journal_of
-from identities.test_law_19_changes import data, loss, run_in
+from identities.changed_runs import assert_same_end, data, given_the_journal_of, loss, run_in
 from surefoot.checkpoint.reader import read
 
 HISTORIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

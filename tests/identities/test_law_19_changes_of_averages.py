@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from identities.changed_runs import (
+    CHANGED_AT,
     LAST,
     assert_same_end,
+    data,
     given_the_journal_of,
+    loss,
     on_two_ranks,
+    run_in,
     tensors_of,
 )
-from identities.test_law_19_changes import CHANGED_AT, data, loss, run_in
 from rank_processes import forks
 from refused import refused
 from surefoot.checkpoint.reader import read

@@ -9,8 +9,14 @@ import pytest
 from torch import nn
 
 import surefoot as sf
-from identities.changed_runs import LAST, assert_same_end, given_the_journal_of, on_two_ranks
-from identities.test_law_19_changes import CHANGED_AT, run_in
+from identities.changed_runs import (
+    CHANGED_AT,
+    LAST,
+    assert_same_end,
+    given_the_journal_of,
+    on_two_ranks,
+    run_in,
+)
 from rank_processes import forks
 from refused import refused
 from surefoot.cli.main import _verb

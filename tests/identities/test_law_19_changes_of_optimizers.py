@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from identities.changed_runs import assert_same_end, given_the_journal_of, on_two_ranks
-from identities.test_law_19_changes import (
+from identities.changed_runs import (
     CHANGED_AT,
+    assert_same_end,
     data,
+    given_the_journal_of,
     halved,
     loss,
+    on_two_ranks,
     optimizer_state,
     run_in,
 )

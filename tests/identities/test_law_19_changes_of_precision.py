@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import surefoot as sf
-from identities.changed_runs import assert_same_end, given_the_journal_of
-from identities.test_law_19_changes import CHANGED_AT, run_in
+from identities.changed_runs import CHANGED_AT, assert_same_end, given_the_journal_of, run_in
 from refused import refused
 from surefoot.config.setting_change import SettingChange
 from surefoot.tracking.change_journal import append_changes, read_changes

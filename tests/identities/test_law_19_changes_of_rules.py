@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 import surefoot as sf
-from identities.changed_runs import LAST, assert_same_end, given_the_journal_of
-from identities.test_law_19_changes import CHANGED_AT, data, run_in
+from identities.changed_runs import (
+    CHANGED_AT,
+    LAST,
+    assert_same_end,
+    data,
+    given_the_journal_of,
+    run_in,
+)
 from refused import refused
 from surefoot.run.run import Run
 from surefoot.tracking.change_journal import read_changes

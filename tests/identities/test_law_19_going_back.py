@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 import surefoot as sf
-from identities.test_law_19_changes import run_in
-from identities.test_law_19_changes_of_averages import assert_same_end, given_the_journal_of
+from identities.changed_runs import assert_same_end, given_the_journal_of, run_in
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.config.setting_change import SettingChange, going_back, in_effect, left_by

@@ -4,7 +4,6 @@ supersedes what was to come of its setting.
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 import pytest
 
 import surefoot as sf
-from identities.test_law_19_changes import run_in, train_on_two_ranks
+from identities.changed_runs import assert_same_end, given_the_journal_of, on_two_ranks, run_in
 from rank_processes import forks
 from refused import refused
-from same_bits import assert_same_bits, newest_checkpoint, tensors_of
 from surefoot.config.setting_change import SettingChange
 from surefoot.tracking.change_journal import append_changes, read_changes
 
@@ -30,6 +28,7 @@ RAMPS: dict[str, Any] = {
     "batch_size": "8, 16 from 40%, 20 from 2 epochs",
     "clip": "norm 1.0, off from 50%",
 }
+END = 15  # the last step with these batches
 
 
 def test_changes_in_the_midst_of_others_end_with_the_bits_of_the_whole_journal(
@@ -47,15 +46,12 @@ def test_changes_in_the_midst_of_others_end_with_the_bits_of_the_whole_journal(
     assert sf.load(changed).settings_at(14)["batch_size"] == 20
     assert sf.load(changed).settings_at(11)["clip"] == "auto 0.5"
 
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
+    given = given_the_journal_of(changed, tmp_path / "given")
     for step in range(2, 15):  # a resume after every step
         run_in(given, stop_after=f"{step} steps").train()
     run_in(given).train()
 
-    assert sf.load(given).step == sf.load(changed).step
-    assert_same_bits(tensors_of(newest_checkpoint(given)), tensors_of(newest_checkpoint(changed)))
+    assert_same_end(given, changed, step=sf.load(changed).step)
     assert sf.load(run_in(given)).verify(steps="all").problems == []
 
 
@@ -76,10 +72,7 @@ def test_a_run_with_ramps_ends_as_one_whose_settings_were_changed_at_these_steps
         sf.load(changed).change(**{setting: value})
     run_in(changed).train()
 
-    assert sf.load(changed).step == 15
-    assert_same_bits(
-        tensors_of(newest_checkpoint(tmp_path / "ramps")), tensors_of(newest_checkpoint(changed))
-    )
+    assert_same_end(tmp_path / "ramps", changed, step=END)
     assert sf.load(run_in(tmp_path / "ramps", **RAMPS)).verify(steps="all").problems == []
 
 
@@ -90,18 +83,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def assert_same_end(run_dir: Path, other: Path) -> None:
-    assert sf.load(run_dir).step == sf.load(other).step
-    assert_same_bits(tensors_of(newest_checkpoint(run_dir)), tensors_of(newest_checkpoint(other)))
-
-
 def test_a_run_with_ramps_that_stops_after_every_step_ends_with_the_same_bits(
     whole: Path, tmp_path: Path
 ) -> None:
     for step in range(1, 15):
         run_in(tmp_path, stop_after=f"{step} steps", **RAMPS).train()
     run_in(tmp_path, **RAMPS).train()
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
     assert len(read_changes(tmp_path)) == 3
 
 
@@ -116,16 +104,15 @@ def test_a_kill_before_the_journal_was_written_whole_loses_none_of_a_ramp(
     torn = b"" if lines == 0 else b'{"number": '
     journal.write_bytes(b"".join(written[:lines]) + torn)
     run_in(tmp_path, **RAMPS).train()
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
     assert len(read_changes(tmp_path)) == 3
 
 
 def test_a_run_given_the_journal_of_a_ramp_needs_no_ramp(whole: Path, tmp_path: Path) -> None:
     for name, settings in {"plain": {}, "ramps": RAMPS}.items():
-        (tmp_path / name).mkdir()
-        shutil.copy(whole / "changes.jsonl", tmp_path / name)
-        run_in(tmp_path / name, **settings).train()
-        assert_same_end(tmp_path / name, whole)
+        given = given_the_journal_of(whole, tmp_path / name)
+        run_in(given, **settings).train()
+        assert_same_end(given, whole, step=END)
 
 
 @forks
@@ -133,13 +120,13 @@ def test_a_run_given_the_journal_of_a_ramp_needs_no_ramp(whole: Path, tmp_path: 
 def test_two_ranks_with_ramps_train_as_those_that_were_changed(
     parallel: str, tmp_path: Path
 ) -> None:
-    train_on_two_ranks(tmp_path / "ramps", parallel=parallel, **RAMPS)
+    on_two_ranks(tmp_path / "ramps", parallel=parallel, **RAMPS)
     changed = tmp_path / "changed"
     for change in read_changes(tmp_path / "ramps"):
-        train_on_two_ranks(changed, parallel=parallel, stop_after=f"{change.from_step} steps")
+        on_two_ranks(changed, parallel=parallel, stop_after=f"{change.from_step} steps")
         sf.load(changed).change(**{change.setting: change.now})
-    train_on_two_ranks(changed, parallel=parallel)
-    assert_same_end(tmp_path / "ramps", changed)
+    on_two_ranks(changed, parallel=parallel)
+    assert_same_end(tmp_path / "ramps", changed, step=END)
 
 
 def test_a_change_in_the_midst_of_a_ramp_supersedes_what_is_to_come_of_its_setting(
@@ -165,11 +152,9 @@ def test_a_change_before_a_ramp_begins_ends_with_the_bits_of_the_whole_journal(
     sizes = [sf.load(changed).settings_at(step)["batch_size"] for step in (2, 3, 9, 12)]
     assert sizes == {"optimizer.lr": [8, 8, 16, 20], "batch_size": [8, 10, 10, 10]}[setting]
 
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
+    given = given_the_journal_of(changed, tmp_path / "given")
     run_in(given).train()
-    assert_same_end(given, changed)
+    assert_same_end(given, changed, step=sf.load(changed).step)
 
 
 def test_a_run_whose_ramp_is_not_written_yet_is_not_changed(whole: Path, tmp_path: Path) -> None:
@@ -182,7 +167,7 @@ def test_a_run_whose_ramp_is_not_written_yet_is_not_changed(whole: Path, tmp_pat
             work(**{"optimizer.lr": 1e-3})
     assert read_changes(tmp_path) == ()
     run_in(tmp_path, **RAMPS).train()
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
 
 
 OTHERS = {
@@ -206,7 +191,7 @@ def test_or_it_has_the_first_or_the_last_value(
 ) -> None:
     run_in(tmp_path, stop_after="3 steps", **RAMPS).train()
     run_in(tmp_path, **RAMPS | {"batch_size": batch_size}).train()
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
 
 
 def test_a_run_that_began_without_a_ramp_has_none_later(tmp_path: Path) -> None:

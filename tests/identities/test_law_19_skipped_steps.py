@@ -4,7 +4,6 @@ and nothing else does.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,19 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from identities.test_law_19_changes import data, loss, model, run_in, train_on_two_ranks
+from identities.changed_runs import (
+    assert_same_end,
+    data,
+    given_the_journal_of,
+    loss,
+    model,
+    on_two_ranks,
+    run_in,
+    tensors_of,
+)
 from rank_processes import forks
 from refused import refused
-from same_bits import assert_same_bits, changed_names, newest_checkpoint, tensors_of
+from same_bits import changed_names
 from surefoot.tracking.change_journal import read_changes
 
 SKIPPED = range(8, 13)  # indexes from 0; 9..13 in records
@@ -40,11 +48,6 @@ def skipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = skipping(tmp_path_factory.mktemp("skipped") / "run", **VALIDATION)
     run_in(run_dir, **VALIDATION).train()
     return run_dir
-
-
-def assert_same_end(run_dir: Path, other: Path) -> None:
-    assert sf.load(run_dir).step == sf.load(other).step == 23
-    assert_same_bits(tensors_of(newest_checkpoint(run_dir)), tensors_of(newest_checkpoint(other)))
 
 
 def test_a_run_that_skips_steps_is_a_plain_loop_that_continues(tmp_path: Path) -> None:
@@ -86,16 +89,10 @@ def first_weights(run_dir: Path) -> dict[str, Tensor]:
 def test_nothing_but_the_index_changes_in_skipped_steps(skipped: Path) -> None:
     saved = sf.load(skipped)
     assert {8, 12, 13} <= set(saved.checkpoints)
-    of_step = {step: read(skipped, step) for step in (8, 12, 13)}
+    of_step = {step: tensors_of(skipped, step) for step in (8, 12, 13)}
     for step in (12, 13):
         changed = changed_names(of_step[step], of_step[8])
         assert [name for name in changed if not name.startswith("state/")] == []
-
-
-def read(run_dir: Path, step: int) -> dict[str, Tensor]:
-    from surefoot.checkpoint.reader import read as read_checkpoint
-
-    return tensors_of(read_checkpoint(run_dir / "checkpoints" / f"step-{step:08d}"))
 
 
 def test_records_say_which_steps_were_skipped_and_evaluations_keep_their_steps(
@@ -128,20 +125,19 @@ def test_a_run_that_stops_after_every_step_skips_the_same_ones(
 def test_a_run_given_the_journal_skips_whatever_it_records(
     log_every: str, skipped: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(skipped / "changes.jsonl", tmp_path)
+    given = given_the_journal_of(skipped, tmp_path / "given")
     settings = VALIDATION | {"log_every": log_every}
-    run_in(tmp_path, **settings).train()
-    assert_same_end(tmp_path, skipped)
-    verdict = sf.load(run_in(tmp_path, **settings)).verify(steps="all")
+    run_in(given, **settings).train()
+    assert_same_end(given, skipped)
+    verdict = sf.load(run_in(given, **settings)).verify(steps="all")
     assert verdict.problems == []
-    steps = [record["step"] for record in sf.load(tmp_path).records("train")]
+    steps = [record["step"] for record in sf.load(given).records("train")]
     assert [step for step in steps if step in range(9, 14)] == []
 
 
 def test_a_body_runs_in_no_skipped_step(skipped: Path, tmp_path: Path) -> None:
     for name in ("updated", "own"):
-        (tmp_path / name).mkdir()
-        shutil.copy(skipped / "changes.jsonl", tmp_path / name)
+        given_the_journal_of(skipped, tmp_path / name)
     expected = [step for step in range(23) if step not in SKIPPED]
     with run_in(tmp_path / "updated", **VALIDATION) as run:
         assert [step.index for step in run] == expected
@@ -161,14 +157,12 @@ def test_a_body_runs_in_no_skipped_step(skipped: Path, tmp_path: Path) -> None:
 def test_two_ranks_skip_the_same_steps(parallel: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = VALIDATION | {"parallel": parallel, "micro_batch_size": 4}
     changed = tmp_path / "changed"
-    train_on_two_ranks(changed, stop_after="5 steps", **settings)
+    on_two_ranks(changed, stop_after="5 steps", **settings)
     sf.load(changed).change(skip_steps="9..13")
-    train_on_two_ranks(changed, stop_after="10 steps", **settings)
-    train_on_two_ranks(changed, **settings)
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
-    train_on_two_ranks(given, **settings)
+    on_two_ranks(changed, stop_after="10 steps", **settings)
+    on_two_ranks(changed, **settings)
+    given = given_the_journal_of(changed, tmp_path / "given")
+    on_two_ranks(given, **settings)
     assert_same_end(given, changed)
 
 
@@ -240,12 +234,12 @@ def test_what_cannot_be_skipped_is_refused(value: Any, code: str, tmp_path: Path
 
 
 def test_a_record_over_skipped_steps_is_proved(skipped: Path, tmp_path: Path) -> None:
-    shutil.copy(skipped / "changes.jsonl", tmp_path)
+    given = given_the_journal_of(skipped, tmp_path / "given")
     settings = VALIDATION | {"log_every": "5 steps"}
-    run_in(tmp_path, **settings).train()
-    records = sf.load(tmp_path).records("train")
+    run_in(given, **settings).train()
+    records = sf.load(given).records("train")
     assert [(record["step"], record["samples"]) for record in records][:2] == [(5, 40), (15, 40)]
-    verdict = sf.load(run_in(tmp_path, **settings)).verify(steps="all")
+    verdict = sf.load(run_in(given, **settings)).verify(steps="all")
     proved = [step for outcome in verdict.outcomes for step in outcome.records]
     assert proved == [5, 15, 20, 23]
 
@@ -259,10 +253,9 @@ def test_a_stream_goes_on_behind_the_rows_of_skipped_steps(tmp_path: Path) -> No
     settings: dict[str, Any] = {"train_data": rows, "length": "23 steps"}
     skipping(tmp_path / "changed", **settings)
     run_in(tmp_path / "changed", **settings).train()
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    run_in(tmp_path / "given", **settings).train()
-    assert_same_end(tmp_path / "given", tmp_path / "changed")
+    given = given_the_journal_of(tmp_path / "changed", tmp_path / "given")
+    run_in(given, **settings).train()
+    assert_same_end(given, tmp_path / "changed")
     other = tmp_path / "other"
     run_in(other, **settings).train()
     losses = [
