@@ -111,3 +111,88 @@ def test_a_session_that_cannot_be_opened_after_a_change_leaves_its_directory(
         train(run_in(tmp_path, model=at_second_call(damage_the_journal)))
     assert lock_holder(tmp_path) == 0
     assert can_lock(tmp_path)
+
+
+# --- a change at the step of another one ----------------------------------------------------------
+
+
+def test_a_change_where_a_value_of_a_ramp_begins_is_refused_with_the_ramp(tmp_path: Path) -> None:
+    ramp = "8, 16 from 5 steps"
+    run = run_in(tmp_path, batch_size=ramp)
+    refusal = refused("changed-otherwise-already", step=5, value=12, because=ramp)
+    with refusal as error, run:
+        for step in run:
+            if step.index == 4:
+                run.change("batch_size", 12)
+    assert ramp in str(error.value)
+
+
+# --- what is said ---------------------------------------------------------------------------------
+
+
+def notes_of(run_dir: Path) -> list[str]:
+    lines = (run_dir / "log.txt").read_text().splitlines()
+    return [line for line in lines if "note:" in line]
+
+
+def test_a_change_of_the_first_micro_batch_is_noted_at_a_start_alone(tmp_path: Path) -> None:
+    one_process = tmp_path / "one"
+    run = run_in(one_process, batch_size="8, 16 from 5 steps", text_log=True)
+    run.train()
+    two = tmp_path / "two"
+    run_in(two, stop_after="5 steps", text_log=True).train()
+    sf.load(two).change(batch_size=16)
+    before = notes_of(two)
+    run_in(two, text_log=True).train()
+    assert notes_of(one_process) == before == []
+    assert len(notes_of(two)) == 1
+
+
+# --- what is given up -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda parameter: parameter.detach(),
+        lambda parameter: parameter.data.mul_(0.5),
+        nn.init.zeros_,
+        lambda parameter: parameter.norm(),
+    ],
+)
+def test_a_parameter_of_the_model_before_a_change_refuses_its_use(
+    tmp_path: Path, use: Callable[[nn.Parameter], Any]
+) -> None:
+    run = run_in(tmp_path)
+    parameter = run.state.models["model"][0].weight
+    train(run)
+    with refused("model-of-earlier-settings", model="Parameter"), torch.no_grad():
+        use(parameter)
+    use(run.state.models["model"][0].weight)
+
+
+def test_the_weights_of_a_model_before_a_change_are_not_saved(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "run")
+    network = run.state.models["model"]
+    train(run)
+    with refused("model-of-earlier-settings"):
+        torch.save(network.state_dict(), tmp_path / "weights.pt")
+
+
+def test_parameters_that_the_next_model_has_too_are_used_on(tmp_path: Path) -> None:
+    body = nn.Linear(4, 8)
+    tied = nn.Linear(8, 8)
+
+    def around_the_same_layers() -> nn.Module:
+        output = nn.Linear(8, 8)
+        output.weight = tied.weight
+        return nn.Sequential(body, output, nn.Linear(8, 1))
+
+    run = run_in(tmp_path, model=around_the_same_layers)
+    first = run.state.models["model"]
+    train(run)
+    assert run.state.models["model"] is not first
+    assert body.weight.norm() > 0
+    assert tied.weight.norm() > 0
+    with refused("model-of-earlier-settings"):
+        first[2].weight.norm()

@@ -36,6 +36,7 @@ class RunComponents(Components):
     example: str | None  # an example input for `surefoot predict`
     trackers: tuple[str, ...]  # names
     alert: str | None = None  # where this session sends findings of severity error
+    follows: bool = False  # another session of this process, which had other settings
     # of ramps, with which the journal of a new run begins once step 0 is saved
     first_changes: tuple[SettingChange, ...] = ()
 

@@ -567,7 +567,7 @@ def _comparable(
     has_other_model = any(name.startswith("model.") for name in names)
     if not has_other_model and not names & _OF_FIRST_PASS:
         return before
-    if not parts.finished:
+    if not parts.finished and not parts.follows:
         parts.say(
             "note: the loss of this program is not compared with that of the beginning, because its"
             " first micro-batch is another one after the change"

@@ -1,5 +1,5 @@
-"""What a run has given up where its settings changed: user code may still hold these models and
-optimizers, and their use would be in vain.
+"""What a run has given up where its settings changed: user code may still hold these models, their
+parameters and optimizers, and their use would be in vain.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,19 @@ def free(state: State) -> None:
 
 
 def retire(before: State, *, present: State) -> None:
-    """Let a later use of models and optimizers raise `ConfigError`, but not of those that the run
-    still has.
+    """Let a later use of models, parameters and optimizers raise `ConfigError`, but not of those
+    that the run still has. Sharded parameters are not among them.
     """
-    of_run = {module for model in present.models.values() for module in model.modules()}
+    of_run: set[nn.Module | nn.Parameter] = set()
+    for model in present.models.values():
+        of_run.update(model.modules(), model.parameters())
     for model in before.models.values():
         for module in model.modules():
             if module not in of_run:
                 module.register_forward_pre_hook(_refuse_call)
+        for parameter in model.parameters():
+            if parameter not in of_run and type(parameter) is nn.Parameter:
+                parameter.__class__ = _RefusedParameter
     of_present = [trained.optimizer for trained in present.optimizers.values()]
     for trained in before.optimizers.values():
         if not any(trained.optimizer is other for other in of_present):
@@ -42,12 +47,24 @@ def follow_optimizers(registered: Iterable[Any], before: State, *, present: Stat
 
 
 def _refuse_call(model: nn.Module, inputs: Any) -> NoReturn:  # noqa: ARG001  of the hook
-    raise ConfigError(
+    raise _of_earlier_model(type(model).__name__)
+
+
+class _RefusedParameter(nn.Parameter):
+    """A parameter that nobody may read or write."""
+
+    @classmethod
+    def __torch_function__(cls, *_arguments: Any, **_keywords: Any) -> NoReturn:
+        raise _of_earlier_model("Parameter")
+
+
+def _of_earlier_model(kind: str) -> ConfigError:
+    return ConfigError(
         "model-of-earlier-settings",
-        problem=f"this {type(model).__name__} is the model of before a change of settings",
+        problem=f"this {kind} is of the model of before a change of settings",
         reason="the run was built again, and trains another object",
         remedy="take the model from run.state or step.state where you use it",
-        model=type(model).__name__,
+        model=kind,
     )
 
 

@@ -187,6 +187,7 @@ class Run(RunSettings):
         try:
             before.close(None)
             self._build_again(before.parts, step=None)
+            self.parts.follows = True
             session = self._open_session(before)
         except BaseException:
             directory.close()
@@ -204,9 +205,7 @@ class Run(RunSettings):
         damaged. Collective.
         """
         while True:
-            session = Session(
-                self.parts, configuration=self.configuration, follows=before is not None
-            )
+            session = Session(self.parts, configuration=self.configuration)
             if before is not None:  # one for all of them
                 session.stop_requests.deadline = before.stop_requests.deadline
             try:
@@ -231,7 +230,11 @@ class Run(RunSettings):
                 directory=before.directory,
             )
         self.parts = replace(
-            parts, example=before.example, alert=before.alert, accept_change=before.accept_change
+            parts,
+            example=before.example,
+            alert=before.alert,
+            accept_change=before.accept_change,
+            follows=before.follows,
         )
         user_state = before.run_state.user_state
         follow_optimizers(user_state.objects.values(), before.state, present=self.parts.state)

@@ -66,11 +66,8 @@ class Session:
     periodic: PeriodicWork
     watches: StepWatches
 
-    def __init__(
-        self, parts: RunComponents, *, configuration: str | None, follows: bool = False
-    ) -> None:
+    def __init__(self, parts: RunComponents, *, configuration: str | None) -> None:
         self.parts = parts
-        self.follows = follows  # a session with other settings, in this process
         self.run_state = parts.run_state
         self.clock = parts.run_state.clock
         self.state = parts.state
@@ -157,7 +154,7 @@ class Session:
             try:
                 crash_report.tell_others(problem, self.parts)
             finally:
-                self.release(keeps_lock=self.follows)
+                self.release(keeps_lock=self.parts.follows)
             raise
         if opened.checkpoint is not None:
             for trained in self.state.optimizers.values():
@@ -186,7 +183,7 @@ class Session:
         self._say_beginning(contract, resumed=opened.checkpoint is not None)
 
     def _say_beginning(self, contract: "LossContract | None", *, resumed: bool) -> None:
-        if not self.follows:
+        if not self.parts.follows:
             self.parts.say(messages.header(self.parts, resumed=resumed))
         if contract is not None and not contract.holds:
             self.parts.say(f"warning: {contract.warning}")

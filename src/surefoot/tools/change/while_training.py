@@ -35,19 +35,26 @@ def change_settings(run: Path, wish: Wish, *, step: int) -> bool:
         if line is None:
             changes.append(change)
             continue
-        present = line.now
-        if (present, line.stretches) != (change.now, change.stretches):
-            raise ConfigError(
-                "changed-otherwise-already",
-                problem=f"{change.setting} is {present} from step {step} on by the journal, and"
-                f" run.change() wants {change.now}",
-                reason="a body that is repeated changes what it changed the first time",
-                remedy="call run.change() with the same value, or once in a step",
-                setting=change.setting,
-                value=change.now,
-                step=step,
-            )
+        if (line.now, line.stretches) != (change.now, change.stretches):
+            raise _changed_otherwise(line, change)
     return bool(replace(plan, changes=changes).write())
+
+
+def _changed_otherwise(line: SettingChange, change: SettingChange) -> ConfigError:
+    reason = "a body that is repeated changes what it changed the first time"
+    if line.because:  # it may be of another body, of a command, or of a setting with several values
+        reason = f"the reason of its line is: {line.because}"
+    return ConfigError(
+        "changed-otherwise-already",
+        problem=f"{line.setting} is {line.now} from step {line.from_step} on by the journal, and"
+        f" run.change() wants {change.now}",
+        reason=reason,
+        remedy="call run.change() with the same value, or in another step",
+        setting=line.setting,
+        value=change.now,
+        step=line.from_step,
+        because=line.because,
+    )
 
 
 def take_request(run: Path, *, step: int) -> str | None:
