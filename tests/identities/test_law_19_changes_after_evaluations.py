@@ -15,6 +15,8 @@ from torch import Tensor, nn
 import surefoot as sf
 from identities.changed_runs import assert_same_end, data, given_the_journal_of, loss, run_in
 from surefoot.checkpoint.reader import read
+from surefoot.config.setting_change import SettingChange
+from surefoot.tracking.change_journal import append_changes
 
 HISTORIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "average ends": ({"ema": 0.9}, {"ema": None}),
@@ -83,3 +85,43 @@ def test_a_loop_of_ones_own_makes_it_too(tmp_path: Path) -> None:
     scored(given).train()
     assert evaluations(given) == evaluations(changed)
     assert_same_end(given, changed)
+
+
+def ending_with_a_test(run_dir: Path, **settings: Any) -> sf.Run:
+    """Return a run of 10 steps with a split that is for the end of the run."""
+    splits = {"val": sf.Split(data()), "test": sf.Split(data(), at_end=True)}
+    chosen: dict[str, Any] = {
+        "splits": splits,
+        "best": "min val/loss",
+        "evaluate_every": "5 steps",
+        "length": "10 steps",
+        "sample_every": "20 steps",
+        "sample_fn": lambda _: "a sample",
+    }
+    return run_in(run_dir, **(chosen | settings))
+
+
+def ends(run_dir: Path) -> list[tuple[str, int]]:
+    """Return the records that belong to the end of a run."""
+    records = sf.load(run_dir).records()
+    return [(each["kind"], each["step"]) for each in records if each["kind"] in ("final_eval", "sample")]
+
+
+def test_a_run_given_its_journal_evaluates_the_splits_of_its_end_once(tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    ending_with_a_test(changed).train()  # it was the end
+    sf.load(changed).change(length="20 steps")
+    ending_with_a_test(changed).train()
+    given = given_the_journal_of(changed, tmp_path / "given")
+    ending_with_a_test(given).train()
+    assert ends(given) == [("final_eval", 20), ("sample", 20)]
+    assert_same_end(given, changed, step=20)
+
+
+def test_an_early_end_at_a_change_that_lets_it_stand_is_the_end(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    append_changes(run_dir, [SettingChange(0, 10, "optimizer.lr", 1e-2, 1e-3)])
+    rule = sf.EarlyStopping("max val/loss", patience=1)
+    ending_with_a_test(run_dir, length="20 steps", early_stopping=rule, sample_fn=None).train()
+    assert ends(run_dir) == [("final_eval", 10)]

@@ -125,7 +125,7 @@ def _built(
             beginning,
             exact_sums=pipeline.exact_sums,
             history=history.segments,
-            until=history.next_change,
+            next_change=history.next_change,
         )
     except CheckpointError as problem:
         raise problem.inside(f"cannot resume {settings.run_dir}") from problem.__cause__

@@ -89,11 +89,9 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
     if stop_requests.ended_by is not None:
         where = f" on rank {stop_requests.signal_rank}" if stop_requests.signal_rank else ""
         return f"stopped by {signal.Signals(stop_requests.ended_by).name}{where}"
-    if parts.state.step >= parts.length.steps:
-        return "finished"
-    if parts.out_of_patience:
-        return "stopped early"
-    return f"stopped by {stop_cause(parts, stop_requests)}"
+    if not parts.finished:
+        return f"stopped by {stop_cause(parts, stop_requests)}"
+    return "finished" if parts.state.step >= parts.length.steps else "stopped early"
 
 
 AT_CHANGE = "a change of settings"

@@ -264,6 +264,8 @@ def _outcome(
         return f"{stopped}, before its evaluation"
     if end_interrupted:
         return f"{stopped}, before its last evaluation"
+    if not parts.finished:
+        return stopped
     if step >= last_step:
         return f"finished: {step:,} steps"
     for rule in parts.run_state.stopping:

@@ -291,7 +291,9 @@ class Session:
             self._leave_loop()
         self.periodic.catch_up()
         self._take_request()  # it holds when the run goes on
-        if evaluations.end_due() and self.stop_requests.ended_by is None:
+        # a session that follows takes care of the end
+        is_end = parts.finished and not self.is_followed
+        if is_end and evaluations.end_due() and self.stop_requests.ended_by is None:
             self.periodic.save_last()  # first, because the evaluation may take minutes
             self.clock.enter("evaluating")
             evaluations.score_at_end(stop=self.stop_requests.stop_requested)
@@ -306,13 +308,14 @@ class Session:
         begun_end = self.begun_end
         went_on = has_scored or step > self.periodic.first_step or begun_end is not None
         # a resume repeats the evaluation, and draws and concludes after it
-        end_interrupted = self.stop_requests.ended_by is not None and evaluations.end_due()
+        is_interrupted = self.stop_requests.ended_by is not None
+        end_interrupted = is_interrupted and is_end and evaluations.end_due()
         if went_on and not evaluations.due and not end_interrupted:
             has_sample = begun_end is not None and begun_end.has_sample
             draws = parts.settings.sample_fn is not None and not has_sample
-            if step >= parts.length.steps and draws:
+            if is_end and step >= parts.length.steps and draws:
                 self.samples.show(self.samples.draw(step))
-            if parts.finished and self.stop_requests.ended_by is None:
+            if is_end and not is_interrupted:
                 self._conclude()
         if not self.is_over:
             # also of a session without steps, which else would look killed; first, because findings

@@ -101,7 +101,11 @@ class Components:
 
     @property
     def finished(self) -> bool:
-        """True if the run has reached its length or early stopping has ended it."""
+        """True if the run has reached its length or early stopping has ended it, and no change of
+        settings begins here.
+        """
+        if self.state.step == self.plan.timeline.next_change:
+            return False
         return self.run_state.is_finished(self.length.steps)
 
     @property

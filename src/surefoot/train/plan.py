@@ -111,7 +111,8 @@ class Timeline:
     behavior: int  # `config.behavior` has what each number means
     exact_sums: bool
     varied: str  # see `SizeFacts`
-    until: int | None = None  # the step of the next change of settings, at which a session ends
+    next_change: int | None = None  # the step from which on other settings hold
+    until: int | None = None  # this step, if the session ends there, to go on with these settings
 
 
 @dataclass(frozen=True)
@@ -191,15 +192,16 @@ def resolve_timeline(
     *,
     exact_sums: bool,
     history: Sequence[SegmentSettings] = (),
-    until: int | None = None,
+    next_change: int | None = None,
 ) -> Timeline:
     """Return the length, intervals and learning rates of a run in steps.
 
     A run that began with another length keeps the intervals and learning rates of that length.
     `history` has the settings of a run that were changed while it went on, `settings` last, and
-    `until` is the step of the next change, at which the session ends. Raises `ConfigError` for a setting that does not fit the length, or if compiled code would get a
-    new shape in almost every step. Raises `CheckpointError` for a schedule that does not fit the
-    length with which the run began.
+    `next_change` is the step of the next change, at which the session ends. Raises `ConfigError`
+    for a setting that does not fit the length, or if compiled code would get a new shape in almost
+    every step. Raises `CheckpointError` for a schedule that does not fit the length with which the
+    run began.
     """
     if settings.compile is True:
         _refuse_varied(data.varied)
@@ -214,13 +216,13 @@ def resolve_timeline(
     averaging = averaging_of_settings(settings, times.length, behavior=beginning.behavior)
     if len(history) > 1:
         times, schedule = _as_it_went_on(history, data, times, schedule)
-    if until is not None:
+    until = None
+    if next_change is not None:
         # a length that a later change makes longer is not the end
-        goes_on_at_end = until == times.length.steps and settings.stop_after is None
-        if until < times.stop_step or goes_on_at_end:
-            times.stop_step = until
-        else:  # the session ends before
-            until = None
+        goes_on_at_end = next_change == times.length.steps and settings.stop_after is None
+        if next_change < times.stop_step or goes_on_at_end:
+            until = next_change
+            times.stop_step = next_change
     return Timeline(
         sizes=data.sizes,
         times=times,
@@ -229,6 +231,7 @@ def resolve_timeline(
         behavior=beginning.behavior,
         exact_sums=exact_sums,
         varied=data.varied,
+        next_change=next_change,
         until=until,
     )
 
