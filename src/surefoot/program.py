@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from surefoot.config import toml, user_code
 from surefoot.config.paths import file_text, local_path
+from surefoot.config.setting_change import in_effect
 from surefoot.config.tree import default_values, did_you_mean, flatten, layered
 from surefoot.distributed.environment import import_torch
 from surefoot.errors import Command, ConfigError, DataError
 from surefoot.recipes import NAMES
 from surefoot.recipes.optimizer_settings import RecipeSettings, note
+from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.commands import script_command
 from surefoot.tracking.numbered import built_again
 from surefoot.tracking.run_reader import behavior_in
@@ -296,13 +298,16 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     last. Damaged checkpoints are reported.
     """
     from surefoot.checkpoint import Store, average_weights
+    from surefoot.checkpoint.average import last_steps
     from surefoot.checkpoint.store import without_checkpoint
 
     store = Store(run / "checkpoints")
     average = re.fullmatch(r"\s*average\s+([0-9]+)\s*", which or "")
     if average:
         last_count = int(average[1])
-        return store.choose(lambda: average_weights(store, last_count))
+        mean = store.choose(lambda: average_weights(store, last_count))
+        _note_other_settings(run, last_steps(store, last_count))
+        return mean
 
     def read() -> "tuple[Checkpoint, list[Damage]]":
         newest = store.newest_intact()
@@ -328,6 +333,26 @@ def choose_checkpoint(run: Path, which: str | None) -> "Checkpoint":
     for damage in damaged:
         note(f"warning: {damage}")
     return checkpoint
+
+
+def _note_other_settings(run: Path, steps: Sequence[int]) -> None:
+    """Say which settings changed between the checkpoints of a mean: it has those of the newest."""
+    names: set[str] = set()
+    for change in in_effect(read_changes(run)):
+        if steps[0] <= change.from_step < steps[-1]:
+            names |= change.names
+    if names:
+        note(
+            f"note: {', '.join(sorted(names))} changed between the averaged checkpoints; the average"
+            f" has the settings of step {steps[-1]}"
+        )
+
+
+def step_of_settings(checkpoint: "Checkpoint") -> int:
+    """Return the step before a checkpoint, whose settings made its weights: others may hold from
+    the step of the checkpoint on.
+    """
+    return max(0, checkpoint.step - 1)
 
 
 def _in_file(path: Path, function: str) -> Program:

@@ -184,19 +184,24 @@ class SavedRun:
         return settings_at(self._directory(), step)
 
     @at_boundary
-    def change(self, because: str = "", **settings: Any) -> list[str]:
+    # dry_run: a type checker takes every keyword of `**{"optimizer.lr": 1e-4}` for it
+    def change(self, because: str = "", *, dry_run: Any = False, **settings: Any) -> list[str]:
         """Change settings from the newest checkpoint on, as `surefoot change` does, and return the
-        lines that it prints: `change("it spikes", **{"optimizer.lr": 1e-4})`. A process that trains
-        the run makes the change at its next record, and the call waits for it. Raises `ConfigError`
-        for a setting that cannot change or cannot have the value.
+        lines that it prints: `change("it spikes", **{"optimizer.lr": 1e-4})`. With `dry_run`,
+        nothing is written. A process that trains the run makes the change at its next record, and
+        the call waits for it. Raises `ConfigError` for a setting that cannot change or cannot have
+        the value.
         """
         from surefoot.tools.change.change import plan_changes
         from surefoot.tools.change.while_training import answer, ask_for_changes
-        from surefoot.tracking.run_reader import is_running
+        from surefoot.tracking.run_reader import is_running, newest_state
         from surefoot.train.changed_settings import Wish
 
         run = self._directory()
         wishes = [Wish(name, value, because) for name, value in settings.items()]
+        if dry_run:
+            step = newest_state(run)[0] if is_running(run) else None
+            return plan_changes(run, wishes, step=step).lines
         if is_running(run):
             return answer(run, ask_for_changes(run, wishes))
         plan = plan_changes(run, wishes)
@@ -390,7 +395,7 @@ class SavedRun:
         """
         from torch.nn import Module
 
-        from surefoot.program import choose_checkpoint
+        from surefoot.program import choose_checkpoint, step_of_settings
         from surefoot.run.model_kinds import needs_arguments
         from surefoot.train.model_weights import load_weights
 
@@ -398,7 +403,7 @@ class SavedRun:
         # the mean of several checkpoints needs the run's data for its batch norms
         run = self.built if contents.of_newest else None
         if model is None:
-            run = self.rebuild(one_process=True)
+            run = self.rebuild(one_process=True, step=step_of_settings(contents))
             models = run.state.models
             if name not in models:
                 raise ConfigError(
@@ -467,12 +472,11 @@ class SavedRun:
     @contextmanager
     def _run_at(self, checkpoint: str | int, *, computes: str) -> Iterator[Run]:
         """Yield the run with the weights of a checkpoint."""
-        from surefoot.program import choose_checkpoint
+        from surefoot.program import choose_checkpoint, step_of_settings
         from surefoot.recipes.optimizer_settings import note
 
         contents = choose_checkpoint(self._directory(), str(checkpoint))
-        # a checkpoint is of the step before it: a change may hold from its own step on
-        run = self.rebuild(one_process=False, step=max(0, contents.step - 1))
+        run = self.rebuild(one_process=False, step=step_of_settings(contents))
         with nullcontext() if self.built is None else run.parts.snapshot():
             if run.load_checkpoint(contents):
                 note(

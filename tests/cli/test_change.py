@@ -151,7 +151,7 @@ def test_a_journal_is_for_a_run_that_has_not_begun(run: Path, tmp_path: Path) ->
     begin = ["train", "images", "--config", str(run / "config.toml"), "--run-dir", str(run)]
     with refused("journal-of-begun-run"):
         command(*begin, "--changes", str(other / "changes.jsonl"))
-    with refused("journal-unreadable"):
+    with refused("path-not-usable"):
         command(*begin, "--changes", str(tmp_path / "missing.jsonl"))
 
 
@@ -271,7 +271,10 @@ def test_a_change_in_python_returns_the_lines_of_the_command(
     capsys.readouterr()
     command("change", str(run), "clip=off", "--dry-run")
     printed = capsys.readouterr().out.splitlines()
-    assert sf.load(run).change(clip="off") == printed
+    saved = sf.load(run)
+    assert saved.change(clip="off", dry_run=True) == printed
+    assert read_changes(run) == ()
+    assert saved.change(clip="off") == printed
 
 
 def test_changes_that_are_to_come_are_printed_at_the_beginning(

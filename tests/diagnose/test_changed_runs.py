@@ -331,3 +331,17 @@ def test_a_run_made_longer_after_its_end_is_not_judged_as_if_it_had_ended() -> N
     run: History = history(improving, planned_steps=900, **longer)
     assert isinstance(judge("still-improving", run), Unknown)
     assert not finds("ended-early", run)
+
+
+def test_of_several_optimizers_the_first_has_its_changed_values_and_its_name() -> None:
+    of_beginning = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
+    present = {"optimizer.critic.lr": 1e-4, "optimizer.critic.weight_decay": 0.0}
+    described = RunDescription(
+        identity={"optimizer": {"critic": of_beginning, "actor": of_beginning}},
+        in_force={**present, "optimizer.actor.lr": 1e-2},
+        goes_on=True,
+    )
+    assert described.lr == 1e-4
+    assert described.present("optimizer.weight_decay") == 0.0
+    remedy = described.typed("optimizer.lr", 1e-5)
+    assert remedy == "surefoot change RUN optimizer.critic.lr=1e-05 (now 0.0001)"

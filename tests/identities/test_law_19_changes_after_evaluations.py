@@ -104,7 +104,9 @@ def ending_with_a_test(run_dir: Path, **settings: Any) -> sf.Run:
 def ends(run_dir: Path) -> list[tuple[str, int]]:
     """Return the records that belong to the end of a run."""
     records = sf.load(run_dir).records()
-    return [(each["kind"], each["step"]) for each in records if each["kind"] in ("final_eval", "sample")]
+    return [
+        (each["kind"], each["step"]) for each in records if each["kind"] in ("final_eval", "sample")
+    ]
 
 
 def test_a_run_given_its_journal_evaluates_the_splits_of_its_end_once(tmp_path: Path) -> None:

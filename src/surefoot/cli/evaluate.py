@@ -4,7 +4,7 @@ of the report.
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from surefoot.cli.options import (
     SavedRunOptions,
     check_excluded,
     find_run,
+    flag_text,
     not_of,
     verb_options,
     without,
@@ -23,7 +24,13 @@ from surefoot.cli.options import (
 from surefoot.cli.settings import saved_settings
 from surefoot.config.paths import write_whole
 from surefoot.errors import CheckpointError, ConfigError, out_of_range
-from surefoot.program import Program, build_run, choose_checkpoint, in_directory
+from surefoot.program import (
+    Program,
+    build_run,
+    choose_checkpoint,
+    in_directory,
+    step_of_settings,
+)
 from surefoot.recipes.gpt.questions import named_files
 from surefoot.recipes.optimizer_settings import note
 from surefoot.tracking.format import number
@@ -95,9 +102,12 @@ def evaluate(arguments: list[str]) -> None:
         key = f"mean_of_steps={','.join(steps)}"
         whose = f"the average of steps {', '.join(steps)} of {run_path}"
     if splits or not files:
-        run = build_run(program, config_here, of=run_path, step=max(0, chosen.step - 1))
+        run = build_run(program, config_here, of=run_path, step=step_of_settings(chosen))
         _evaluate_splits(run, splits, chosen, whose=whose, key=key)
     if files:
+        if flag_text(flags, "precision") is None:  # it may have changed on the way
+            precision = chosen.saved.identity["precision"]
+            config_here = replace(config_here, precision=precision)
         note(f"evaluating {whose} on {', '.join(files)}")
         answer = program.names["evaluate_questions"]
         for name, value in answer(config_here, files, run=run_path, checkpoint=chosen):
@@ -146,7 +156,11 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
             problem=f"{run_path} is training: it writes its panels when it ends",
             path=run_path,
         )
-    run = build_run(program, config, of=run_path)
+    try:
+        chosen = choose_checkpoint(run_path, "best")
+    except CheckpointError:  # the run has no best checkpoint, or it is damaged
+        chosen = choose_checkpoint(run_path, "newest")
+    run = build_run(program, config, of=run_path, step=step_of_settings(chosen))
     if run.parts.settings.panels_fn is None:
         raise ConfigError(
             "panels-without-function",
@@ -154,10 +168,6 @@ def _write_panels(program: Program, config: Any, run_path: Path) -> None:
             remedy="add Run(panels_fn=...)",
             path=run_path,
         )
-    try:
-        chosen = choose_checkpoint(run_path, "best")
-    except CheckpointError:  # the run has no best checkpoint, or it is damaged
-        chosen = choose_checkpoint(run_path, "newest")
     run.load_checkpoint(chosen)
     try:
         write_whole(run_path / FILE, run.make_panels().to_json().encode())

@@ -15,6 +15,7 @@ from surefoot.cli.options import ProgramOptions, without
 from surefoot.cli.processes import Several, program_options, settled, start_several
 from surefoot.cli.settings import program_settings
 from surefoot.config.accepted_changes import change_names
+from surefoot.config.paths import unusable_path
 from surefoot.config.train_settings import TrainSettings
 from surefoot.config.tree import flatten
 from surefoot.distributed.environment import placed
@@ -103,11 +104,7 @@ def _journal_of_another(file: Path, run_dir: str | Path | None) -> Iterator[None
     try:
         changes = read_journal(file)
     except OSError as problem:
-        raise ConfigError(
-            "journal-unreadable",
-            problem=f"cannot read {file}: {problem.strerror or problem}",
-            path=file,
-        ) from problem
+        raise unusable_path(file, problem, setting="changes") from problem
     directory = Path(run_dir)
     present = read_changes(directory)
     if present[: len(changes)] == changes:

@@ -193,16 +193,21 @@ def _newest_or_best(
     store: Store, which: str, weights: Weights, model: str
 ) -> tuple[Checkpoint, list[Damage]]:
     alone = World(torch.device("cpu"))
-    # all checkpoints of a run have the same files
     newest = store.newest_intact(only=(), world=alone)
-    if newest is None or newest[0].directory is None:
+    if newest is None:
         raise without_checkpoint(store.directory.parent)
-    only = [_file_of(newest[0].directory, weights, model)]
+    chosen, damaged = newest
     if _is_step(which):
-        return store.at(int(which), only=only, world=alone), []
+        chosen = store.at(int(which), only=(), world=alone)
+        damaged = []
+    elif which == "best":
+        chosen = store.at(store.best_step(chosen), only=(), world=alone)
+    # an average may begin or end between two checkpoints of a run
+    assert chosen.directory is not None
+    only = [_file_of(chosen.directory, weights, model)]
     if which == "newest":
         return store.newest_intact(only=only, world=alone) or newest
-    return store.at(store.best_step(newest[0]), only=only, world=alone), newest[1]
+    return store.at(chosen.step, only=only, world=alone), damaged
 
 
 def _file_of(path: Path, weights: Weights, model: str) -> str:

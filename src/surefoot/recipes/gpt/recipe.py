@@ -299,7 +299,7 @@ def evaluate_questions(
     model = _load_model(config, tokenizer, checkpoint, device=config.device)
     precision = config.precision
     if precision == "auto":  # what it came to in training
-        precision = checkpoint.saved.described["precision"]
+        precision = checkpoint.saved.identity["precision"]
     for name, split in splits.items():
         metrics = sf.evaluate(
             model, split, device=config.device, precision=precision, seed=config.seed

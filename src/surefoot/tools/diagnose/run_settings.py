@@ -104,21 +104,31 @@ class RunDescription:
     @property
     def optimizer(self) -> Mapping[str, Any]:
         """The name and settings of the optimizer (of the first model if there are several)."""
-        optimizer = _mapping(self.identity.get("optimizer"))
-        if "name" in optimizer:
-            values = dict(optimizer)
-            for name, value in self.in_force.items():
-                group, _, setting = name.partition(".")
-                if group == "optimizer":
-                    values[setting] = value
-            return values
-        of_first_model: Any = next(iter(optimizer.values()), {})
-        return _mapping(of_first_model)
+        values = dict(_mapping(self.identity.get("optimizer")))
+        if self.optimizer_count != 1:
+            values = dict(_mapping(next(iter(values.values()), {})))
+        prefix = self._recorded("optimizer.")
+        for name, value in self.in_force.items():
+            if name.startswith(prefix):
+                values[name.removeprefix(prefix)] = value
+        return values
 
     @property
     def optimizer_count(self) -> int:
         optimizer = _mapping(self.identity.get("optimizer"))
         return 1 if "name" in optimizer else len(optimizer)
+
+    def _recorded(self, name: str) -> str:
+        """Return the name of a setting in the journal, which names one of several optimizers.
+
+        >>> several = RunDescription(identity={"optimizer": {"critic": {}, "actor": {}}})
+        >>> several._recorded("optimizer.lr"), RunDescription()._recorded("optimizer.lr")
+        ('optimizer.critic.lr', 'optimizer.lr')
+        """
+        if not name.startswith("optimizer.") or self.optimizer_count < 2:
+            return name
+        first = next(iter(self.identity["optimizer"]))
+        return f"optimizer.{first}.{name.removeprefix('optimizer.')}"
 
     @property
     def lr(self) -> float | None:
@@ -315,7 +325,7 @@ class RunDescription:
         'Run(batch_size=64) (now 8)'
         """
         if self._changes_on_record(name, value):
-            change = self.change({name: value})
+            change = self.change({self._recorded(name): value})
         else:
             change = self._flag(name, value) or self._code(name, value)
         now = self.present(name)
@@ -323,7 +333,7 @@ class RunDescription:
 
     def _changes_on_record(self, name: str, value: Any) -> bool:
         """Return True if a setting can get this value while the run goes on."""
-        now = self.in_force.get(name)
+        now = self.in_force.get(self._recorded(name))
         if not self.goes_on or now is None or name.partition(".")[0] not in _ON_RECORD:
             return False
         # batches in tokens, and a decay that is to begin or end, belong to the whole run
