@@ -524,3 +524,15 @@ def test_verify_finds_nothing_wrong_with_a_changed_run(tmp_path: Path) -> None:
     verdict = sf.load(run_in(tmp_path)).verify(steps="all")
     assert verdict.problems == []
     assert any(window.problems == [] for window in verdict.outcomes)
+
+
+def test_verify_knows_the_rates_before_a_change_to_the_bit(tmp_path: Path) -> None:
+    rates = {"lr": 0.014, "weight_decay": 0.05}  # 0.003 * (0.014 / 0.003) is not 0.014
+    started = run_in(tmp_path, optimizer=sf.optim.adamw(**rates), stop_after="10 steps")
+    started.train()
+    sf.load(tmp_path).change(**{"optimizer.lr": 0.003})
+    run_in(tmp_path, optimizer=sf.optim.adamw(**rates)).train()
+    verdict = sf.load(run_in(tmp_path, optimizer=sf.optim.adamw(**rates))).verify(
+        windows=1, steps=1
+    )
+    assert verdict.problems == []

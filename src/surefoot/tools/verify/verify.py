@@ -242,7 +242,7 @@ def _add_rates(verdict: Verdict, parts: RunComponents, files: Files) -> None:
         rate = initial
         for change in reversed(rates):
             if step < change.from_step:
-                rate *= change.was / change.now
+                rate = change.was if rate == change.now else rate * (change.was / change.now)
         return rate * (parts.task.factors(step) * plateau_factor)
 
     wrong = consistency.shortened(consistency.rates(files.log, planned))
