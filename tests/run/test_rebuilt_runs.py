@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from refused import refused
-from surefoot.tracking.change_journal import CHANGES
+from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import lock_holder
 
 INPUTS = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -196,3 +196,25 @@ def test_parameters_that_the_next_model_has_too_are_used_on(tmp_path: Path) -> N
     assert tied.weight.norm() > 0
     with refused("model-of-earlier-settings"):
         first[2].weight.norm()
+
+
+# --- a journal that was given ---------------------------------------------------------------------
+
+
+def test_a_ramp_beside_a_journal_without_it_is_refused_with_its_first_value(tmp_path: Path) -> None:
+    ramp = "8, 16 from 5 steps"
+    begun = tmp_path / "begun"
+    run_in(begun, batch_size=ramp, stop_after="1 steps").train()
+    sf.load(begun).change(batch_size=12)
+    (_, change) = read_changes(begun)
+    given = tmp_path / "given"
+    given.mkdir()
+    append_changes(given, [change])  # the line that holds, without that which it supersedes
+    with refused("ramp-of-begun-run", setting="batch_size", step=0) as error:
+        run_in(given, batch_size=ramp)
+    assert "batch_size=8" in str(error.value).replace(" ", "")
+    run_in(given, batch_size=8).train()
+    run_in(begun, batch_size=ramp).train()
+    one = sf.load(begun).load_model(build_model)
+    other = sf.load(given).load_model(build_model)
+    assert all(map(torch.equal, one.parameters(), other.parameters()))

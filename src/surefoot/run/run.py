@@ -22,7 +22,6 @@ from surefoot.run.build import build
 from surefoot.run.components import RunComponents
 from surefoot.run.history import OtherSettings
 from surefoot.run.resume import start_from_init
-from surefoot.run.retired import follow_optimizers, free, retire
 from surefoot.run.samples import draw_sample, make_panels
 from surefoot.run.session import Session
 from surefoot.run.signals import Signals
@@ -221,6 +220,8 @@ class Run(RunSettings):
         """Build the components with the settings that the run has after `step` steps, or after its
         newest checkpoint. Collective.
         """
+        from surefoot.run.retired import follow_optimizers, free, retire
+
         assert before.directory is not None  # only there can settings change
         free(before.state)
         names = [field.name for field in fields(RunSettings)]

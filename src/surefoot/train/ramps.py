@@ -93,7 +93,7 @@ def ramps_to_write(
     ramps: Mapping[str, Ramp], changes: Sequence[SettingChange], *, step: int
 ) -> dict[str, Ramp]:
     """Return the ramps of a program whose changes are not in the journal yet. Raises `ConfigError`
-    for a run that has begun without them.
+    for a run that has begun without them, and for one that was given a journal without them.
     """
     of_ramps = []
     for change in changes:
@@ -104,10 +104,12 @@ def ramps_to_write(
         if step > 0 or len(of_ramps) < len(changes):
             raise ConfigError(
                 "ramp-of-begun-run",
-                problem=f"{name} = {ramp.text!r}: the run has begun without these values, and its"
-                " journal of changes does not have them",
+                problem=f"{name} = {ramp.text!r}: the journal of changes of this run does not have"
+                " these values",
+                reason="they are written before its first step, and before all other changes",
                 remedy=[
                     "leave the program as it was",
+                    ("to go on as the journal says:", Setting(name, ramp.first)),
                     ("begin another run with", Setting("run_dir")),
                 ],
                 setting=name,
