@@ -442,7 +442,7 @@ def test_the_same_wish_again_changes_nothing(tmp_path: Path) -> None:
         ("tomorrow", "data-change-unknown", {}),
         (3, "data-change-unknown", {}),
         ("at once", "data-cannot-change", {"order": "lanes"}),
-        ("at once", "data-cannot-change", {"order": sf.data.Weighted([1.0] * FEW)}),
+        ("at once", "data-cannot-change", {"order": sf.data.Weighted([1.0] * FEW, 90)}),
         ("next epoch", "no-epoch-for-other-data", {"length": "2 epochs"}),
         ("at once", "no-epoch-for-other-data", {"length": "2 epochs"}),
         ("next epoch", "no-epoch-for-other-data", {"length": "12 steps"}),

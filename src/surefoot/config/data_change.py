@@ -12,8 +12,12 @@ NEXT_EPOCH = "next epoch"
 AT_ONCE = "at once"
 UNCHANGED = "unchanged"
 """Takes back a change whose data no step has read yet."""
-ORDERS = ("permutation per epoch", "sequential")
+ORDERS = ("permutation per epoch", "sequential", "weighted")
 """The orders of samples that have epochs of any number of samples."""
+WHICH_CAN_CHANGE = (
+    "only shuffled, sequential and weighted data of one kind can, with batches in samples, and with"
+    " as many samples in an epoch as the data have"
+)
 
 
 def data_changes(changes: Iterable[SettingChange]) -> dict[int, SettingChange]:

@@ -80,3 +80,12 @@ def check_order(value: Any, *, setting: str) -> None:
     shown = value if isinstance(value, str | int | float) else type(value)
     meaning = f"one of {', '.join(names)}, or in code sf.data.Weighted(weights)"
     raise out_of_range(setting, shown, meaning)
+
+
+def draws_as_many(weighted: Weighted) -> bool:
+    """Return True if an epoch has as many draws as the data set has samples.
+
+    >>> draws_as_many(Weighted([1, 1, 2])), draws_as_many(Weighted([1, 1, 2], num_samples=100))
+    (True, False)
+    """
+    return weighted.num_samples in (None, len(weighted.weights))

@@ -19,6 +19,7 @@ from surefoot.config.behavior import (
     mean_of_nothing,
 )
 from surefoot.config.extras import trackers_of
+from surefoot.config.order import Weighted, draws_as_many
 from surefoot.config.parallel import Strategy, strategy_for
 from surefoot.config.paths import absolute_path, named_path, run_path
 from surefoot.config.ramps import Ramp
@@ -339,6 +340,8 @@ def read_data(
         sizes = data_pipeline.planned_sizes(of_earlier, earlier.micro_batch_size)
         if is_stream(data.dataset):
             return StepSize(sizes.batch_size, None, None)
+        if isinstance(data.order, Weighted) and draws_as_many(data.order):
+            return StepSize(sizes.batch_size, samples, None)
         plan = data_pipeline.data_plan(
             of_earlier.dataset, order=of_earlier.order, seed=seed, samples=samples, sizes=sizes
         )

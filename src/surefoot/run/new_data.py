@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.checkpoint.format import Checkpoint
-from surefoot.config.data_change import UNCHANGED, data_changes, next_data_change
+from surefoot.config.data_change import (
+    UNCHANGED,
+    WHICH_CAN_CHANGE,
+    data_changes,
+    next_data_change,
+)
+from surefoot.config.order import Weighted, draws_as_many
 from surefoot.config.setting_change import DATA
 from surefoot.data.dataset_checks import fingerprint, is_stream
 from surefoot.data.mixture import Mixture
+from surefoot.data.orders import WeightedOrder
 from surefoot.data.pipeline import TrainData
 from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.run.components import RunComponents
@@ -24,8 +31,12 @@ def refuse_data_of_later_steps(history: SettingsHistory, data: TrainData, *, run
     """
     if not data_changes(history.changes):
         return
+    if isinstance(data.order, Weighted):
+        has_epochs = draws_as_many(data.order)
+    else:
+        has_epochs = data.order in ("shuffled", "sequential")
     can_change = (
-        data.order in ("shuffled", "sequential")
+        has_epochs
         and isinstance(data.batch_size, int)
         and not isinstance(data.dataset, Mixture)
         and not is_stream(data.dataset)
@@ -34,13 +45,16 @@ def refuse_data_of_later_steps(history: SettingsHistory, data: TrainData, *, run
         raise ConfigError(
             "data-cannot-change",
             problem=f"the data of {run} cannot change while it goes on",
-            reason="only shuffled and sequential data of one kind can, with batches in samples",
+            reason=WHICH_CAN_CHANGE,
             run=run,
         )
     following = next_data_change(history.changes, history.segments[-1].begin)
     if following is None:
         return
-    differing = _differing(following.was, fingerprint(data.dataset))
+    given = fingerprint(data.dataset)
+    if isinstance(data.order, Weighted):
+        given["plan"] = WeightedOrder(0, data.order, batch_size=1).to_dict()
+    differing = _differing(following.was, given)
     if differing:
         raise CheckpointError(
             "data-of-later-steps",
@@ -75,8 +89,11 @@ def refuse_data_of_earlier_steps(parts: RunComponents, checkpoint: Checkpoint) -
 
 
 def _differing(before: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return a line for each difference between two data sets, whatever their order is."""
+    """Return a line for each difference between two data sets and the weights of their samples,
+    whatever else their order is.
+    """
     described = [{"data": dict(before)}, {"data": json.loads(json.dumps(given))}]
     for each in described:
-        each["data"].pop("plan", None)
+        plan = each["data"].pop("plan", {})
+        each["data"]["weights"] = plan.get("weights")
     return differences(*described)

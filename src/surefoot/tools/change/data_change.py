@@ -8,6 +8,7 @@ from surefoot.config.data_change import (
     NEXT_EPOCH,
     ORDERS,
     UNCHANGED,
+    WHICH_CAN_CHANGE,
     data_changes,
     first_epoch,
 )
@@ -69,7 +70,7 @@ def change_of_data(
         raise ConfigError(
             "data-cannot-change",
             problem=f"the data of {run} cannot change while it goes on",
-            reason="only shuffled and sequential data of one kind can, with batches in samples",
+            reason=WHICH_CAN_CHANGE,
             run=str(run),
         )
     begin = step
