@@ -83,6 +83,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "counting": Counting,
     "gpt": gpt,
     "gpt2": lambda: gpt("gpt2"),
+    "llama": lambda: gpt("llama"),
 }
 
 

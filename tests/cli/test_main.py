@@ -238,7 +238,7 @@ def test_bash_completes_verbs_recipes_flags_and_choices(
         "train t": ["translation"],
         "train gpt --mod": flags_of_model,
         "train images --model.fam": [],
-        "train gpt --model.family ": ["modern", "gpt2"],
+        "train gpt --model.family ": ["modern", "gpt2", "llama"],
         "train gpt --help": ["--help", "--help-all"],
         "compare gpt --pruner n": ["none"],
         "resume latest --time-l": ["--time-limit"],

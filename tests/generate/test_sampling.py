@@ -161,7 +161,13 @@ def gpt(family="modern", **changes):
 
 every_kind = pytest.mark.parametrize(
     "kind",
-    [{}, {"family": "gpt2"}, {"smear": True}, {"smear": 5, "ngrams": 4, "ngram_buckets": 50}],
+    [
+        {},
+        {"family": "gpt2"},
+        {"family": "llama", "kv_heads": 1},
+        {"smear": True},
+        {"smear": 5, "ngrams": 4, "ngram_buckets": 50},
+    ],
     ids=str,
 )
 

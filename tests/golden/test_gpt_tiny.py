@@ -20,6 +20,7 @@ from surefoot.recipes import gpt
 GOLDEN = {
     "modern": [3.911508, 1.999079, 1.984223],
     "gpt2": [3.994046, 2.785549, 2.348144],
+    "llama": [4.3601, 2.5714, 2.0728],
 }
 
 

@@ -25,6 +25,10 @@ KINDS = {
     "modern with SwiGLU, tied": replace(SMALL, activation="swiglu", tie_embeddings=True),
     "gpt2": replace(SMALL, family="gpt2", tie_embeddings=True),
     "gpt2, untied": replace(SMALL, family="gpt2"),
+    "llama": replace(SMALL, family="llama", mlp_width=24),
+    "llama with shared keys, tied": replace(
+        SMALL, family="llama", heads=4, kv_heads=2, tie_embeddings=True
+    ),
 }
 every_kind = pytest.mark.parametrize("shape", KINDS.values(), ids=KINDS.keys())
 
@@ -203,6 +207,33 @@ def test_gpt2_starts_with_the_documented_deviations():
     assert_close(deviations, expected, rtol=0.06, atol=0)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_llama_starts_with_one_deviation_for_every_matrix_and_with_gains_of_one(tied):
+    shape = replace(SMALL, width=256, family="llama", kv_heads=1, tie_embeddings=tied)
+    for name, parameter in gpt(shape).named_parameters():
+        if parameter.ndim == 1:
+            assert_close(parameter, torch.ones(256), rtol=0, atol=0)
+        else:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.03), name
+
+
+def test_a_head_of_keys_serves_the_heads_of_queries_that_stand_together():
+    """Grouped queries are attention with repeated keys and values."""
+    shared = replace(SMALL, heads=4, kv_heads=2, family="llama")
+    model = gpt(shared, trained=True)
+    whole = gpt(replace(shared, kv_heads=None), trained=True)
+    state = model.state_dict()
+    for layer in range(SMALL.layers):
+        name = f"blocks.{layer}.attention.qkv.weight"
+        q_CC, k_dC, v_dC = state[name].split([32, 16, 16])
+        k_CC = k_dC.view(2, 8, 32)[[0, 0, 1, 1]].reshape(32, 32)
+        v_CC = v_dC.view(2, 8, 32)[[0, 0, 1, 1]].reshape(32, 32)
+        state[name] = torch.cat([q_CC, k_CC, v_CC])
+    whole.load_state_dict(state)
+    assert_close(model(tokens(2, 16)), whole(tokens(2, 16)), rtol=1e-5, atol=1e-5)
+    assert model.new_cache(1).keys.numel() == whole.new_cache(1).keys.numel() / 2
+
+
 def test_gpt2_starts_without_biases():
     model = gpt(replace(SMALL, family="gpt2"))
     biases = {name: bias for name, bias in model.named_parameters() if "bias" in name}
@@ -241,6 +272,7 @@ def test_every_parameter_has_a_gradient_that_is_not_zero_once_training_has_begun
         {"family": "modern", "activation": "swiglu", "smear": 2},
         {"family": "modern", "activation": "gelu", "ngrams": 3, "ngram_buckets": 150},
         {"family": "gpt2"},
+        {"family": "llama", "mlp_width": 31, "kv_heads": 1},
     ],
 )
 @pytest.mark.parametrize("size", [(1, 1, 8, 10), (3, 4, 64, 257), (12, 12, 768, 100)])

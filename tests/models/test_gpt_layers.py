@@ -5,6 +5,7 @@ s.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,9 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
     assert not any(table.weight.any() for table in GPT(shape).ngrams.tables)
 
 
+SMALLEST = {"layers": 1, "heads": 2, "width": 8, "context": 16, "vocab_size": 10}
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -71,13 +75,47 @@ def test_they_start_at_zero_so_that_the_first_loss_does_not_know_them() -> None:
             {"activation": "swiglu", "smear": True, "family": "gpt2"},
             "^activation = 'swiglu', smear = True: family = 'gpt2' ",
         ),
+        (
+            {"activation": "gelu", "ngrams": 2, "family": "llama"},
+            "^activation = 'gelu', ngrams = 2: family = 'llama' has only activation = 'swiglu'",
+        ),
+        (
+            {"kv_heads": 2, "rope_theta": 5e5, "mlp_width": 9, "norm_eps": 1e-5},
+            "^kv_heads = 2, mlp_width = 9, rope_theta = 500000.0, norm_eps = 1e-05: .* 'modern' ",
+        ),
+        ({"family": "llama", "kv_heads": 3}, "^heads = 2 .* kv_heads = 3$"),
+        ({"family": "llama", "kv_heads": 0}, "every size"),
+        ({"family": "llama", "mlp_width": 0}, "every size"),
+        ({"family": "llama", "rope_theta": 0.0}, "^rope_theta = 0.0 "),
+        ({"family": "llama", "norm_eps": -1e-6}, "^norm_eps = -1e-06 "),
+        ({"family": "llama", "heads": 8}, "^width = 8 .* rotary"),
+        ({"family": "mamba"}, "^family = 'mamba' is not one of modern, gpt2, llama$"),
     ],
 )
-def test_what_cannot_be_is_refused_and_all_that_is_foreign_to_a_gpt2_at_once(
+def test_what_cannot_be_is_refused_and_all_that_is_foreign_to_a_family_at_once(
     wrong: dict[str, object], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        GPTConfig(layers=1, heads=2, width=8, context=16, vocab_size=10, **wrong)  # type: ignore[arg-type]
+        GPTConfig(**{**SMALLEST, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_description_has_the_settings_of_llama_only_where_they_are_set() -> None:
+    """So that a run of an older version is resumed: it compares its description with this one."""
+    shape = GPTConfig(**SMALLEST)
+    llama = replace(shape, family="llama", kv_heads=1, rope_theta=5e5)
+    new = {"kv_heads": 1, "rope_theta": 5e5}
+    assert llama.to_dict() == {**shape.to_dict(), "family": "llama", **new}
+    assert shape.to_dict().keys() == {
+        *SMALLEST,
+        "dropout",
+        "family",
+        "activation",
+        "tie_embeddings",
+        "smear",
+        "ngrams",
+        "ngram_buckets",
+    }
+    assert GPTConfig(**llama.to_dict()) == llama
 
 
 def test_tokens_of_32_bits_have_the_rows_of_those_of_64() -> None:

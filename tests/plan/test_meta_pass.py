@@ -51,6 +51,7 @@ def of_images() -> tuple[Any, Any]:
 CASES = {
     "gpt2": lambda: of_gpt(family="gpt2"),
     "modern": of_gpt,
+    "llama": lambda: of_gpt(family="llama", kv_heads=1),
     "swiglu": lambda: of_gpt(activation="swiglu"),
     "blocks computed again": lambda: of_gpt(again="blocks"),
     "blocks computed again in part": lambda: of_gpt(again="selective"),

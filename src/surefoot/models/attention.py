@@ -226,14 +226,16 @@ def _written_out(
     return weights_BHTS @ v_BHSD
 
 
-def rotations(context: int, channels: int) -> tuple[Tensor, Tensor]:
+def rotations(context: int, channels: int, *, theta: float | None = None) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (T, D) of the angles by which position t rotates the channel pairs
-    (i, i + D/2), with base 10,000.
+    (i, i + D/2), with base `theta`. None: 10,000.
 
     The sines of the first half are negated, so that a rotation is
-    `x * cosines + swapped halves of x * sines`.
+    `x * cosines + swapped halves of x * sines`. With `theta`, the frequencies are rounded as in
+    transformers' LlamaRotaryEmbedding.
     """
-    frequencies_d = 10000.0 ** (-torch.arange(0, channels, 2, dtype=torch.float32) / channels)
+    exponents_d = torch.arange(0, channels, 2, dtype=torch.float32) / channels
+    frequencies_d = 10000.0**-exponents_d if theta is None else 1.0 / theta**exponents_d
     angles_Td = torch.outer(torch.arange(context, dtype=torch.float32), frequencies_d)
     cos_Td = angles_Td.cos()
     sin_Td = angles_Td.sin()
@@ -245,6 +247,14 @@ def rotate(x_BHTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     only on the distance of positions.
     """
     return x_BHTD * cos_TD + x_BHTD.roll(x_BHTD.shape[-1] // 2, dims=-1) * sin_TD
+
+
+def rotate_only(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    """Rotate queries or keys (B, T, H, D), and return (B, H, T, D). The computation is in
+    float32.
+    """
+    wide = torch.promote_types(x_BTHD.dtype, torch.float32)
+    return rotate(x_BTHD.transpose(1, 2).to(wide), cos_TD, sin_TD).to(x_BTHD.dtype)
 
 
 def norm_and_rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""A decoder-only transformer in two families: `modern` (the default) and `gpt2`.
+"""A decoder-only transformer in three families: `modern` (the default), `gpt2` and `llama`.
 
 modern: rotary positions, RMS norms, normalized queries and keys, no biases, squared ReLU or SwiGLU.
 `gpt2`: learned positions, layer norms, biases, GELU, tied embeddings (Radford et al. 2019, section
-2.3). Shapes: B batch, T time (tokens), C channels (width), H heads, D channels of a head, V
+2.3). `llama`: rotary positions, RMS norms with gains, SwiGLU, no biases, and queries that may share
+keys and values, as transformers' LlamaForCausalLM (Touvron et al. 2023, section 2.2). Shapes: B
+batch, T time (tokens), C channels (width), H heads, D channels of a head, V
 vocabulary.
 """
 
@@ -34,7 +36,7 @@ class GPT(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.positions: nn.Embedding | None = None
-        if shape.family == "gpt2":
+        if shape.parts.positions == "learned":
             self.positions = nn.Embedding(shape.context, shape.width)
         self.smear: nn.Parameter | None = None
         if shape.smear:
@@ -52,12 +54,16 @@ class GPT(nn.Module):
         self.norm = norm(shape)
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         if self.positions is None:
-            turns = torch.stack(rotations(shape.context, shape.width // shape.heads))
-            self.register_buffer("turns", turns, persistent=False)
-        if shape.family == "gpt2":
-            self._initialize_gpt2()
-        else:
-            self._initialize_modern()
+            theta = shape.rope_theta if shape.family == "llama" else None
+            turns = rotations(shape.context, shape.width // shape.heads, theta=theta)
+            self.register_buffer("turns", torch.stack(turns), persistent=False)
+        match shape.family:
+            case "modern":
+                self._initialize_modern()
+            case "gpt2":
+                self._initialize_gpt2()
+            case "llama":
+                self._initialize_llama()
         if shape.tie_embeddings:
             self.head.weight = self.embedding.weight
 
@@ -107,7 +113,7 @@ class GPT(nn.Module):
         """Return an empty cache for `batch` rows, with the dtype and device of the weights."""
         weight = self.embedding.weight
         shape = self.shape
-        size = (shape.layers, batch, shape.heads, shape.context, shape.width // shape.heads)
+        size = (shape.layers, batch, shape.key_heads, shape.context, shape.width // shape.heads)
         return Cache(size, device=weight.device, dtype=weight.dtype)
 
     @torch.no_grad()
@@ -149,3 +155,10 @@ class GPT(nn.Module):
         for name, matrix in self.named_parameters():
             if name.endswith(("attention.out.weight", "mlp.down.weight")):
                 nn.init.normal_(matrix, std=0.02 / math.sqrt(2 * self.shape.layers))
+
+    @torch.no_grad()
+    def _initialize_llama(self) -> None:
+        # `initializer_range` of transformers' LlamaConfig; the papers do not say it
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)

@@ -160,43 +160,44 @@ EPSILON = 1e-6  # nn.RMSNorm's own default depends on the input's type and is 0.
 
 class RMSNorm(nn.Module):
     """RMS normalization over the last dimension, with a learned gain per channel unless
-    `gains=False`.
+    `gains=False`. `eps` is added to the mean square.
 
     >>> [round(value, 4) for value in RMSNorm(2, gains=False)(torch.tensor([1.0, 7.0])).tolist()]
     [0.2, 1.4]
     """
 
-    def __init__(self, width: int, *, gains: bool = True) -> None:
+    def __init__(self, width: int, *, gains: bool = True, eps: float = EPSILON) -> None:
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(width)) if gains else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize `x`; the result has the dtype of `x`, or autocast's dtype on a CPU under
         autocast.
         """
-        y = rms_norm(x)
+        y = rms_norm(x, eps=self.eps)
         return y if self.weight is None else y * self.weight
 
     def extra_repr(self) -> str:
         return "" if self.weight is None else f"{len(self.weight)}"
 
 
-def rms_norm(x: Tensor) -> Tensor:
+def rms_norm(x: Tensor, *, eps: float = EPSILON) -> Tensor:
     """Divide `x` by its root mean square over the last dimension, computed in float32."""
     if not x.is_cpu or torch.compiler.is_compiling():
-        return F.rms_norm(x.float(), x.shape[-1:], eps=EPSILON).to(x.dtype)
+        return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
     dtype = x.dtype
     # autocast's dtype saves a cast in the next matrix product; autocast leaves float64 alone
     if torch.is_autocast_enabled("cpu") and dtype != torch.float64:
         dtype = torch.get_autocast_dtype("cpu")
-    return _RMSNormFunction.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return _RMSNormFunction.apply(x, dtype, eps)  # type: ignore[no-untyped-call]
 
 
-def reciprocal(x: Tensor) -> Tensor:
+def reciprocal(x: Tensor, *, eps: float = EPSILON) -> Tensor:
     """Return 1 / RMS over the last dimension, shape (..., 1), in float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-    return norm.square_().add_(x.shape[-1] * EPSILON).rsqrt_().mul_(math.sqrt(x.shape[-1]))
+    return norm.square_().add_(x.shape[-1] * eps).rsqrt_().mul_(math.sqrt(x.shape[-1]))
 
 
 def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
@@ -209,17 +210,17 @@ def past_norm(outer: Tensor, normed: Tensor, scale: Tensor) -> Tensor:
 
 class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-        scale = reciprocal(x)
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, eps: float) -> Tensor:
+        scale = reciprocal(x, eps=eps)
         ctx.save_for_backward(x, scale)
         return (x * scale).to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
         x, scale = ctx.saved_tensors
         y = x * scale
-        return past_norm(outer.to(y.dtype), y, scale).to(x.dtype), None
+        return past_norm(outer.to(y.dtype), y, scale).to(x.dtype), None, None
 
 
 def check_context(tokens: int, context: int) -> None:

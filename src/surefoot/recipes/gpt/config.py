@@ -44,9 +44,10 @@ class Data:
 class Model:
     """The shape of the network."""
 
-    family: Literal["modern", "gpt2"] = field(default="modern", metadata=LEADS)
+    family: Literal["modern", "gpt2", "llama"] = field(default="modern", metadata=LEADS)
     """modern has rotary positions, RMS norms, normalized queries and keys, and no biases. gpt2 is
-    as published. Another family drops the preset's activation, tie-embeddings, smear and n-grams.
+    as published. llama is LlamaForCausalLM of transformers, and exported as such. Another family
+    drops the preset's activation, tie-embeddings, smear and n-grams.
     """
     layers: int = field(default=4, metadata=STAYS | MOST_USED)
     """Number of blocks."""
@@ -59,7 +60,7 @@ class Model:
     dropout: float = field(default=0.0, metadata=STAYS | AT_STEP)
     """Dropout probability during training."""
     activation: Literal["relu2", "swiglu", "gelu"] | None = None
-    """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2."""
+    """Activation inside an MLP. Default: relu2 (squared ReLU); gelu for gpt2, swiglu for llama."""
     tie_embeddings: bool | None = None
     """Use the embedding matrix as the output head. Default: only for gpt2."""
     smear: bool | int = False
@@ -74,6 +75,16 @@ class Model:
     """Number of embeddings for each n-gram length; n-grams share embeddings if there are too few.
     Default: 32,768.
     """
+    kv_heads: int | None = None
+    """llama: heads of keys and values; each serves as many heads of queries. Default: as many as
+    heads.
+    """
+    mlp_width: int | None = None
+    """llama: hidden units of an MLP. Default: 8/3 of the width."""
+    rope_theta: float = 10_000.0
+    """llama: base of the rotary positions; Llama 3 has 500,000."""
+    norm_eps: float = 1e-6
+    """llama: value added to the mean square in RMS norms; Llama 2 and 3 have 1e-5."""
 
 
 @ordered

@@ -5,7 +5,7 @@ Imports no torch.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ def build(config: Config) -> "sf.Run":
         extra_files={texts.TOKENIZER: tokenizer.to_json()},
         predict_example="",
         data_summary=corpus.in_words,
-        identity={"data": {"tokenizer": corpus.chosen}, "model": asdict(network)},
+        identity={"data": {"tokenizer": corpus.chosen}, "model": network.to_dict()},
         **config.run_settings(BEST),
     )
 
