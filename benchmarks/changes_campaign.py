@@ -28,7 +28,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -42,14 +41,19 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from journals import in_force
 from rank_processes import Ranks
 from surefoot.checkpoint import Store
-from surefoot.config.setting_change import SettingChange, at_beginning, in_effect
 from surefoot.tools.change.while_training import request
 from surefoot.tracking.change_journal import append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state
 from surefoot.train.changed_settings import Wish
-from surefoot.train.recorded_settings import RecordedSettings, values_of_program
+from surefoot.train.recorded_settings import (
+    RecordedSettings,
+    read_recorded_settings,
+    values_of_program,
+)
+from surefoot.train.skipped_steps import SKIP_STEPS, steps_in
 
 RESULTS = Path(__file__).parent / "results" / "changes-campaign.txt"
 SAMPLES = 60
@@ -322,18 +326,15 @@ def bits(run_dir: Path) -> dict[str, str]:
     return hashes
 
 
-def in_force(journal: Sequence[SettingChange]) -> list[SettingChange]:
-    """Return the lines of a journal that hold at some step, as that of another run begins."""
-    present = at_beginning(journal)
-    lines = []
-    for line in in_effect(journal):
-        if line.goes_back:
-            continue
-        follows = {name: [present[name], now] for name, (_, now) in line.follows.items()}
-        was = present[line.setting]
-        lines.append(replace(line, number=0, sha256="", was=was, follows=follows))
-        present |= {name: now for name, (_, now) in line.values.items()}
-    return lines
+def skipped_by_no_range(run_dir: Path) -> list[str]:
+    """Return what is wrong with the steps that a run skips: each is in a range that was wished."""
+    recorded = read_recorded_settings(run_dir)
+    wrong = []
+    for step in range(planned_steps(run_dir)):
+        text = recorded.at(step).get(SKIP_STEPS)
+        if text is not None and step not in steps_in(text):
+            wrong.append(f"step {step} is skipped by {text}")
+    return wrong
 
 
 def one_history(number: int, directory: Path, ranks: Ranks) -> tuple[list[str], Counter[str]]:
@@ -381,7 +382,7 @@ def one_history(number: int, directory: Path, ranks: Ranks) -> tuple[list[str], 
     journal = read_changes(run_dir)
     counts["changes"] += len(journal)
     counts["ranges of skipped steps"] += len(sf.load(run_dir).records("skipped_range"))
-    wrong = []
+    wrong = skipped_by_no_range(run_dir)
     if sizes == {1}:
         (problems,) = ranks(
             1,

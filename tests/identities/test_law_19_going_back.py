@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 import surefoot as sf
 from identities.changed_runs import assert_same_end, given_the_journal_of, run_in
+from journals import in_force
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.config.setting_change import SettingChange, going_back, in_effect, left_by
@@ -50,8 +50,7 @@ def copied(run: Path, to: Path) -> Path:
 def given_what_is_in_force(run: Path, to: Path, **settings: Any) -> Path:
     """Return a run from the start with the changes of another that are in force, and no others."""
     to.mkdir()
-    changes = [change for change in in_effect(read_changes(run)) if not change.goes_back]
-    append_changes(to, [replace(change, number=0, sha256="") for change in changes])
+    append_changes(to, in_force(read_changes(run)))
     run_in(to, **SAVED, **settings).train()
     return to
 

@@ -72,6 +72,20 @@ def changes_of_skips(
     return lines
 
 
+def end_of_range(changes: Sequence[SettingChange], *, step: int) -> list[SettingChange]:
+    """Return the line that ends the range of a run that goes back to `step`, if it skips the step
+    before: going back supersedes the one that its journal has.
+    """
+    last = None
+    for change in in_effect(changes):
+        if SKIP_STEPS in change.names and change.from_step < step:
+            last = change
+    if last is None or last.now is None:
+        return []
+    end = steps_in(last.now).stop
+    return [SettingChange(0, end, SKIP_STEPS, last.now, None, because=last.because)]
+
+
 def skipped_count(changes: Sequence[SettingChange], *, after: int, until: int) -> int:
     """Return how many of the steps behind the first `after` and up to `until` a journal skips."""
     return sum(max(0, min(each.stop, until) - max(each.start, after)) for each in _ranges(changes))

@@ -17,6 +17,7 @@ from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import is_running, newest_state
 from surefoot.train.changed_settings import Wish, changes_of, described
 from surefoot.train.recorded_settings import RecordedSettings, values_of_program, with_auto
+from surefoot.train.skipped_steps import end_of_range
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,19 @@ def plan_going_back(
 
 
 def _still_to_come(journal: Sequence[SettingChange], step: int) -> list[SettingChange]:
-    """Return what was to come of ramps when the run was at a step: it is written again behind the
-    line that goes back, which supersedes it.
+    """Return what was to come of ramps, and of a range of skipped steps that had begun, when the run
+    was at a step: it is written again behind the line that goes back, which supersedes it.
     """
+    to_come = end_of_range(journal, step=step)
     then = [line for line in journal if line.from_step < step or ramps_of(line)]
-    to_come: list[SettingChange] = []
     for line in in_effect(then):
-        if line.from_step > step and ramps_of(line):
-            number = len(journal) + 2 + len(to_come)
-            to_come.append(replace(line, number=number, when="", sha256=""))
-    return to_come
+        if line.from_step >= step and ramps_of(line):
+            to_come.append(line)
+    first_number = len(journal) + 2
+    return [
+        replace(line, number=number, when="", sha256="")
+        for number, line in enumerate(to_come, start=first_number)
+    ]
 
 
 def _is_back(
