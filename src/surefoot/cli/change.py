@@ -24,13 +24,14 @@ class BecauseOption:
 class Change(BecauseOption, RunOption):
     """Change settings of a run from its newest checkpoint on: its length, batch
     size, clipping, precision, learning rate, weight decay and other numbers of its
-    optimizer, its schedule, its average, its dropout, its data, the weights of a
-    mixture of data sets, or its rules for stopping. Each change is a line of
-    changes.jsonl in the run's directory, with the reason, and holds from the next
-    step on; the steps before keep their settings. config.toml and your program stay
-    as they are. Nothing is trained: surefoot resume goes on, or your script. A
-    process that trains the run makes the change at its next record, and the answer
-    names the step. What the change does is printed before it is written.
+    optimizer, its schedule, its average, its dropout, its frozen parameters, its
+    data, the weights of a mixture of data sets, or its rules for stopping. Each
+    change is a line of changes.jsonl in the run's directory, with the reason, and
+    holds from the next step on; the steps before keep their settings. config.toml
+    and your program stay as they are. Nothing is trained: surefoot resume goes on,
+    or your script. A process that trains the run makes the change at its next
+    record, and the answer names the step. What the change does is printed before
+    it is written.
 
     skip_steps=400..420 passes over steps that are to come, both included.
 

@@ -31,7 +31,6 @@ from surefoot.optim.param_groups import (
     ParameterGroup,
     final_layer,
     own_parameters,
-    undivided,
     with_rates,
 )
 from surefoot.optim.skip_step import Skip, parameter_bytes, skipping
@@ -56,7 +55,9 @@ class RunOptimizer:
     rates: GroupRates
     takes_closure: bool = False
     evaluations: int = 0  # by its closures, so far
-    undivided: Sequence[int] = ()  # for each group, its index in a run without a weight decay
+    # for each group, its index among so many groups of earlier settings, which trained the
+    # parameters with these names; None for a new group
+    former_places: Callable[[set[str], int], list[int | None]] | None = None
 
     def set_rate(
         self, factors: float | Sequence[float], *, lowered: float = 1.0, momentum: float | None
@@ -151,6 +152,7 @@ class TrainingPlan:
 
     spec: Source
     factors: dict[str, float]  # learning-rate factor by parameter name
+    unfrozen_factors: dict[str, float]  # without what `frozen` freezes
     groups: list[ParameterGroup]
     clipped: list[nn.Parameter]
     model_copy: "ModelCopy | None"  # for averaged weights
@@ -322,7 +324,6 @@ def run_optimizer(
         bad_step_latch,
         gradients,
         rates,
-        undivided=undivided(plan.groups),
     )
 
 

@@ -19,6 +19,8 @@ from surefoot.optim.validation import Declaration
 if TYPE_CHECKING:
     from torch import nn
 
+FROZEN = "frozen"
+"""Of an optimizer's settings, the patterns of `frozen`: `optimizer.frozen`."""
 _SHOWN = 12  # names in an error message
 _BY_NAME = "give factors by name: sf.optim.LRMultipliers(lambda model: {...}, identity={...})"
 
@@ -210,29 +212,79 @@ def frozen(*patterns: str) -> LRMultipliers:
 
     def factors(model: "nn.Module") -> dict[str, float]:
         named = list(model.named_parameters(remove_duplicate=False))
-        chosen: set[nn.Parameter] = set()
-        unmatched = []
-        for pattern in dict.fromkeys(patterns):
-            matches = [parameter for name, parameter in named if fnmatchcase(name, pattern)]
-            chosen.update(matches)
-            if not matches:
-                unmatched.append(pattern)
-        if unmatched:
-            available: dict[str, None] = {}  # all parameters of a submodule as one pattern
-            for name, _ in named:
-                submodule, dot, _ = name.partition(".")
-                available[f"{submodule}.*" if dot else name] = None
-            raise ConfigError(
-                "frozen-parameter-unknown",
-                problem=f"frozen: no parameter of {type(model).__name__} matches"
-                f" {' or '.join(map(repr, unmatched))}",
-                reason=f"available: {_list_names([*available])}",
-                setting="frozen",
-                value=unmatched,
-            )
+        names = match_frozen([name for name, _ in named], patterns, model=type(model).__name__)
+        chosen = {parameter for name, parameter in named if name in names}
         return {name: 0.0 for name, parameter in model.named_parameters() if parameter in chosen}
 
-    return LRMultipliers(factors, identity={"frozen": list(patterns)})
+    return LRMultipliers(factors, identity={FROZEN: list(patterns)})
+
+
+def match_frozen(names: Sequence[str], patterns: Sequence[str], *, model: str) -> set[str]:
+    """Return the names that match a pattern. Raises `ConfigError` for a pattern without a match.
+    `model` is the name of the model's class.
+
+    >>> sorted(match_frozen(["0.weight", "0.bias", "1.bias"], ["*.bias"], model="Sequential"))
+    ['0.bias', '1.bias']
+    """
+    matches: set[str] = set()
+    unmatched = []
+    for pattern in dict.fromkeys(patterns):
+        of_pattern = [name for name in names if fnmatchcase(name, pattern)]
+        matches.update(of_pattern)
+        if not of_pattern:
+            unmatched.append(pattern)
+    if unmatched:
+        available: dict[str, None] = {}  # all parameters of a submodule as one pattern
+        for name in names:
+            submodule, dot, _ = name.partition(".")
+            available[f"{submodule}.*" if dot else name] = None
+        raise ConfigError(
+            "frozen-parameter-unknown",
+            problem=f"frozen: no parameter of {model} matches {' or '.join(map(repr, unmatched))}",
+            reason=f"available: {_list_names([*available])}",
+            setting="frozen",
+            value=unmatched,
+        )
+    return matches
+
+
+def frozen_patterns(lr_multipliers: Sequence[LRMultipliers]) -> list[str]:
+    """Return the patterns of `frozen` among learning-rate factors.
+
+    >>> frozen_patterns([layer_decay(0.5), frozen("0.*", "*.bias")])
+    ['0.*', '*.bias']
+    """
+    patterns: list[str] = []
+    for rate in lr_multipliers:
+        if is_frozen(rate.identity):
+            patterns += rate.identity[FROZEN]
+    return patterns
+
+
+def with_frozen(
+    lr_multipliers: Sequence[LRMultipliers], patterns: Sequence[str]
+) -> tuple[LRMultipliers, ...]:
+    """Return learning-rate factors that freeze other parameters, or none without patterns.
+
+    >>> [dict(rate.identity) for rate in with_frozen([frozen("0.*"), layer_decay(0.5)], ["1.*"])]
+    [{'frozen': ['1.*']}, {'layer_decay': 0.5}]
+    """
+    new = [frozen(*patterns)] if patterns else []
+    others: list[LRMultipliers] = []
+    place = None  # of the first one that is replaced
+    for rate in lr_multipliers:
+        if not is_frozen(rate.identity):
+            others.append(rate)
+        elif place is None:
+            place = len(others)
+    if place is None:
+        place = len(others)
+    return (*others[:place], *new, *others[place:])
+
+
+def is_frozen(identity: Mapping[str, Any]) -> bool:
+    """Return True for the identity of `frozen`."""
+    return identity.keys() == {FROZEN} and isinstance(identity[FROZEN], list)
 
 
 def factors_of(model: "nn.Module", lr_multipliers: Sequence[LRMultipliers]) -> dict[str, float]:

@@ -117,17 +117,27 @@ def parameter_groups(
     return [groups[key] for key in sorted(groups, key=place)]
 
 
-def undivided(groups: Sequence[ParameterGroup]) -> list[int]:
-    """Return for each group the index of the group that its parameters have without a weight decay.
+def former_places(
+    groups: Sequence[ParameterGroup], former: Sequence[ParameterGroup]
+) -> list[int | None]:
+    """Return for each group the index of the former group of its parameters; None if no former
+    group has one of them.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
-    >>> undivided(parameter_groups(model, 0.1, rates={"1.weight": 0.5}))
-    [0, 0, 1]
+    >>> former_places(
+    ...     parameter_groups(model, 0.1), parameter_groups(model, 0.0, trained={"0.bias"})
+    ... )
+    [None, 0]
     """
-    kinds: dict[tuple[bool, float], int] = {}
+    former_index = {}
+    for index, group in enumerate(former):
+        for name in group.names:
+            former_index[name] = index
+    places = []
     for group in groups:
-        kinds.setdefault((group.hidden, group.rate), len(kinds))
-    return [kinds[group.hidden, group.rate] for group in groups]
+        of_members = [former_index[name] for name in group.names if name in former_index]
+        places.append(of_members[0] if of_members else None)
+    return places
 
 
 def first_and_last(names: Sequence[str]) -> str:

@@ -28,13 +28,15 @@ class Trainable:
     """A tracker that detects frozen, unfrozen and replaced parameters by flags and identities,
     without reading values.
 
-    `trained` maps each model with an optimizer to the names of its trained parameters; `rebuild`
-    rebuilds a model's optimizer for other names. `joins_in_step` (False with several processes)
-    allows new trained parameters inside a step. `sharded` is True if parameters are sharded.
+    `trained` maps each model with an optimizer to the names of its trained parameters, and
+    `without_rate` to those that settings freeze; `rebuild` rebuilds a model's optimizer for other
+    names. `joins_in_step` (False with several processes) allows new trained parameters inside a
+    step. `sharded` is True if parameters are sharded.
     """
 
     models: dict[str, nn.Module] = field(default_factory=dict)
     trained: dict[str, set[str]] = field(default_factory=dict)
+    without_rate: dict[str, set[str]] = field(default_factory=dict)
     rebuild: Callable[[str, set[str]], None] = lambda model, trained: None  # noqa: ARG005
     joins_in_step: bool = True
     sharded: bool = False
@@ -64,6 +66,30 @@ class Trainable:
             "in_no_optimizer": [self._full(model, name) for model, name, _ in self._outside],
         }
 
+    def after_change(self, state: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return the state of a checkpoint after settings freeze other parameters. What they do not
+        name stays as it was, such as what user code has frozen.
+        """
+        outside_now = {self._full(model, name) for model, name, _ in self._outside}
+        unfrozen = set(state["in_no_optimizer"]) - outside_now
+        by_settings = set()
+        for model, names in self.without_rate.items():
+            by_settings |= {self._full(model, name) for name in names}
+        changed = {}
+        for key, names_before in state.items():
+            names = set(names_before) - unfrozen | by_settings
+            changed[key] = [name for name in self.parameters if name in names]
+        return changed
+
+    def trained_in(self, state: Mapping[str, list[str]]) -> dict[str, set[str]]:
+        """Return the names of the parameters that each optimizer of a checkpoint trains."""
+        outside = set(state["in_no_optimizer"])
+        trained: dict[str, set[str]] = {model: set() for model in self.trained}
+        for model, name, _ in self._named():
+            if model in trained and self._full(model, name) not in outside:
+                trained[model].add(name)
+        return trained
+
     def load_state(self, state: Mapping[str, list[str]], *, where: str) -> None:
         """Restore `requires_grad` from a checkpoint, and rebuild optimizers that had other
         parameters.
@@ -85,11 +111,7 @@ class Trainable:
         if not self.sharded:
             for name, parameter in self.parameters.items():
                 parameter.requires_grad_(name not in frozen)
-        trained: dict[str, set[str]] = {model: set() for model in self.trained}
-        for model, name, _ in self._named():
-            if model in trained and self._full(model, name) not in outside:
-                trained[model].add(name)
-        self._retrain(trained)
+        self._retrain(self.trained_in(state))
         self._look()
 
     def changes(self, before: tuple[bool, ...]) -> list[str]:
@@ -158,7 +180,11 @@ class Trainable:
                 problem=f"requires_grad of {_counted(changed)} has changed"
                 f" ({first_and_last(changed)})",
                 reason=_SHARDED_ONCE,
-                remedy=["set requires_grad before Run(...)", Setting("parallel", "ddp")],
+                remedy=[
+                    "set requires_grad before Run(...)",
+                    "change what the settings freeze: run.change('optimizer.frozen', [...])",
+                    Setting("parallel", "ddp"),
+                ],
                 names=changed,
             )
         is_replaced = self._replaced()

@@ -51,7 +51,7 @@ class Optimizer:
     """Weight decay, decoupled from the gradient except for adam and sgd. Default: 0.1; lion 0.3;
     adam, sgd and adafactor 0.
     """
-    decay: Literal["matrices", "all"] = "matrices"
+    decay: Literal["matrices", "all"] = field(default="matrices", metadata=NEVER)
     """Parameters with weight decay: matrices except embeddings; or all, as torch does by default.
     """
     betas: tuple[float, float] | None = None
@@ -82,11 +82,11 @@ class Optimizer:
     """adafactor: minimum of a parameter's root mean square, which scales its update."""
     momentum_decay: float | None = None
     """nadam: decay of the momentum schedule, as in torch."""
-    layer_decay: float | None = field(default=None, metadata=STAYS)
+    layer_decay: float | None = field(default=None, metadata=STAYS | NEVER)
     """Learning rate of each block as a fraction of the next block's, such as 0.75; the head has lr.
     Default: lr for all blocks.
     """
-    base_width: int | None = field(default=None, metadata=STAYS)
+    base_width: int | None = field(default=None, metadata=STAYS | NEVER)
     """Width at which lr was tuned: hidden matrices and the head use lr x base_width / width.
     Default: lr at any width.
     """

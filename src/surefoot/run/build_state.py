@@ -5,6 +5,7 @@ data.
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +27,9 @@ from surefoot.optim.build import (
 )
 from surefoot.optim.clipping import Clip, clear
 from surefoot.optim.kinds.kind import kind_named, kind_of, refuse_shards
-from surefoot.optim.lr_multipliers import factors_of, freeze
+from surefoot.optim.lr_multipliers import factors_of, freeze, with_frozen
 from surefoot.optim.optimizers import OptimizerSpec
-from surefoot.optim.param_groups import parameter_groups
+from surefoot.optim.param_groups import ParameterGroup, former_places, parameter_groups
 from surefoot.optim.trainable import Trainable
 from surefoot.run.components import Models
 from surefoot.run.model_kinds import (
@@ -208,29 +209,61 @@ def _decided(
     """
     model = models[name]
     by_spec = spec if isinstance(spec, OptimizerSpec) else None
-    factors = factors_of(model, () if by_spec is None else by_spec.lr_multipliers)
+    lr_multipliers = () if by_spec is None else by_spec.lr_multipliers
+    factors = factors_of(model, lr_multipliers)
+    others = with_frozen(lr_multipliers, ())
+    unfrozen_factors = factors if others == lr_multipliers else factors_of(model, others)
     if trained is None:
         freeze(model, factors)
     else:
         _refuse_without_rate(factors, trained)
-    strength = 0.0
-    decay = "matrices"
-    has_decayed = False
-    if by_spec is not None:
-        strength = by_spec.weight_decay
-        decay = by_spec.decay
-        has_decayed = by_spec.has_decayed
-    groups = parameter_groups(
-        model, strength, decay=decay, rates=factors, trained=trained, has_decayed=has_decayed
-    )
+    if by_spec is None:
+        groups = parameter_groups(model, 0.0, rates=factors, trained=trained)
+    else:
+        groups = _groups_of(model, by_spec, factors, trained=trained, behavior=behavior)
     parameters = [parameter for group in groups for parameter in group.parameters]
     if not parameters:
         raise _nothing_to_train(name, models)
-    if by_spec is not None:
-        split = kind_named(by_spec.name).split
-        if split is not None:
-            groups = split(model, groups, by_spec.settings, behavior)
-    return TrainingPlan(spec, factors, groups, clipped_parameters(clip, model, parameters), None)
+    clipped = clipped_parameters(clip, model, parameters)
+    return TrainingPlan(spec, factors, unfrozen_factors, groups, clipped, None)
+
+
+def _groups_of(
+    model: nn.Module,
+    spec: OptimizerSpec,
+    factors: Mapping[str, float],
+    *,
+    trained: set[str] | None,
+    behavior: int,
+) -> list[ParameterGroup]:
+    """Return the groups of the trained parameters of a model in an optimizer of ours."""
+    groups = parameter_groups(
+        model,
+        spec.weight_decay,
+        decay=spec.decay,
+        rates=factors,
+        trained=trained,
+        has_decayed=spec.has_decayed,
+    )
+    split = kind_named(spec.name).split
+    if split is None or not groups:
+        return groups
+    return split(model, groups, spec.settings, behavior)
+
+
+def _former_places(
+    model: nn.Module, plan: TrainingPlan, behavior: int, trained: set[str], count: int
+) -> list[int | None]:
+    """Return for each group of a plan its index among the `count` groups of earlier settings, which
+    trained other parameters or had no weight decay; None for a new group.
+    """
+    assert isinstance(plan.spec, OptimizerSpec)
+    for has_decayed in (False, True):
+        spec = replace(plan.spec, weight_decay=0.0, has_decayed=has_decayed)
+        former = _groups_of(model, spec, plan.unfrozen_factors, trained=trained, behavior=behavior)
+        if len(former) == count:
+            return former_places(plan.groups, former)
+    return [*range(count)]  # of another model, which the restoring refuses
 
 
 def _refuse_without_rate(factors: Mapping[str, float], trained: set[str]) -> None:
@@ -241,9 +274,13 @@ def _refuse_without_rate(factors: Mapping[str, float], trained: set[str]) -> Non
                 "unfrozen-without-learning-rate",
                 problem=f"requires_grad of {parameter} is now True, but its learning rate is 0",
                 reason="it would get gradients and never change",
-                remedy="remove it from sf.optim.frozen(...) or from the lr_multipliers of 0, and"
-                " freeze it with\nrequires_grad_(False) before Run(...): then it can be unfrozen"
-                " during training",
+                remedy=[
+                    "to unfreeze it from the next step on, where sf.optim.frozen(...) has frozen it:"
+                    " run.change('optimizer.frozen', None)",
+                    "remove it from the lr_multipliers of 0, and freeze it with"
+                    " requires_grad_(False) before Run(...): then it can be unfrozen during"
+                    " training",
+                ],
                 parameter=parameter,
             )
 
@@ -344,6 +381,9 @@ def built_state(
             evaluate=evaluated_again,
             follows_code=behavior >= RATES_OF_CODE,
         )
+        if isinstance(plan.spec, OptimizerSpec):
+            places = partial(_former_places, models[name], plan, behavior)
+            optimizers[name].former_places = places
         if plan.model_copy is None and name in ema_models:  # of an optimizer's own average
             plan = replace(plan, model_copy=ema_models[name].model_copy)
         average = _average(
@@ -371,11 +411,15 @@ def built_state(
     for name, plan in decisions.items():
         build(name, plan)
     trained_names = {}
+    without_rate = {}
     for name, plan in decisions.items():
         trained_names[name] = {parameter for group in plan.groups for parameter in group.names}
+        factors = plan.factors.items()
+        without_rate[name] = {parameter for parameter, factor in factors if factor == 0}
     state.trainable = Trainable(
         models,
         trained_names,
+        without_rate,
         rebuild=rebuild,
         joins_in_step=world.size == 1,
         sharded=any(holders(trained.parameters) is not None for trained in optimizers.values()),

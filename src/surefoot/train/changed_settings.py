@@ -22,6 +22,7 @@ from surefoot.config.setting import names_that_change, number
 from surefoot.config.setting_change import DATA, SettingChange, at_beginning, in_effect, left_by
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Setting, out_of_range
+from surefoot.optim.lr_multipliers import FROZEN, frozen, frozen_patterns, with_frozen
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
 from surefoot.schedules.joined import AnySchedule
@@ -85,6 +86,7 @@ def changeable(settings: "RunSettings") -> dict[str, Any]:
         values[f"{prefix}weight_decay"] = spec.weight_decay
         for name, value in spec.settings.items():
             values[f"{prefix}{name}"] = value
+        values[f"{prefix}{FROZEN}"] = frozen_patterns(spec.lr_multipliers) or None
     for name, value in (settings.model_settings or {}).items():
         values[f"model.{name}"] = value
     values["schedule"] = (settings.schedule or constant()).to_dict()
@@ -193,15 +195,18 @@ def _sources(optimizer: Any) -> dict[str, Any]:
 def _optimizer(spec: OptimizerSpec, parts: Values) -> OptimizerSpec:
     settings = dict(spec.settings)
     for name, value in parts.items():
-        if name not in _OF_OPTIMIZER:
+        if name not in (*_OF_OPTIMIZER, FROZEN):
             settings[name] = value
+    lr_multipliers = spec.lr_multipliers
+    if FROZEN in parts:
+        lr_multipliers = with_frozen(lr_multipliers, parts[FROZEN] or ())
     return named(
         spec.name,
         lr=parts.get("lr", spec.lr),
         weight_decay=parts.get("weight_decay", spec.weight_decay),
         settings=settings,
         decay=spec.decay,
-        lr_multipliers=spec.lr_multipliers,
+        lr_multipliers=lr_multipliers,
     )
 
 
@@ -387,6 +392,8 @@ def changes_of(
             )
             continue
         now = json.loads(json.dumps(wish.value))
+        if isinstance(now, str) and name.rpartition(".")[2] == FROZEN:
+            now = now.replace(",", " ").split()
         _check_value(values, name, now)
         if _in_full(now) == _in_full(was) and name not in to_come:
             continue
@@ -545,6 +552,9 @@ def _check_value(values: Values, name: str, value: Any) -> None:
         kind = of_optimizer.pop("name")
         lr = of_optimizer.pop("lr")
         weight_decay = of_optimizer.pop("weight_decay")
+        patterns = of_optimizer.pop(FROZEN, None)
+        if patterns is not None:
+            frozen(*(patterns if isinstance(patterns, list) else [patterns]))
         named(kind, lr=lr, weight_decay=weight_decay, settings=of_optimizer)
     elif name in PLAIN:
         if name == "precision" and value == "auto":

@@ -15,6 +15,7 @@ from surefoot.config.durations import Length, planned
 from surefoot.config.mixture_weights import WEIGHTS
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import ConfigError
+from surefoot.optim.lr_multipliers import FROZEN, is_frozen
 from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import constant
@@ -282,7 +283,7 @@ def with_auto(run: Path, wishes: Sequence[Wish]) -> list[Wish]:
 def _newest_values(sessions: Sequence[SessionEntry], identity: Mapping[str, Any]) -> dict[str, Any]:
     for session in reversed(sessions):
         if "settings" in session:
-            return {**_weights_of(identity), **session["settings"]}
+            return {**_weights_of(identity), **_frozen_in(identity), **session["settings"]}
     return values_of_identity(identity)
 
 
@@ -301,7 +302,7 @@ def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
     sessions did not record those of its program.
     """
     values = {name: identity[name] for name in PLAIN if name in identity}
-    values |= _weights_of(identity)
+    values |= _weights_of(identity) | _frozen_in(identity)
     optimizer = identity.get("optimizer", {})
     for name, value in optimizer.items():
         if name not in ("decay", "lr_multipliers", "learning_rates"):
@@ -319,6 +320,25 @@ def _weights_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     if (data.get("plan") or {}).get("order") != "mixture":
         return {}
     return {WEIGHTS: {name: part["weight"] for name, part in data["parts"].items()}}
+
+
+def _frozen_in(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each optimizer of ours freezes, by the name of the setting. Older sessions did
+    not record it.
+    """
+    described = identity.get("optimizer", {})
+    optimizers = {f"optimizer.{name}": each for name, each in described.items()}
+    optimizers["optimizer"] = described
+    values: dict[str, Any] = {}
+    for name, optimizer in optimizers.items():
+        if not isinstance(optimizer, Mapping) or "decay" not in optimizer:
+            continue
+        patterns: list[str] = []
+        for rate in optimizer.get("lr_multipliers", ()):
+            if is_frozen(rate):
+                patterns += rate[FROZEN]
+        values[f"{name}.{FROZEN}"] = patterns or None
+    return values
 
 
 def _rule_in(described: Any, kind: type[Any]) -> Any:

@@ -16,6 +16,7 @@ from surefoot.config.mixture_weights import WEIGHTS
 from surefoot.config.setting_change import SettingChange
 from surefoot.config.tree import flat
 from surefoot.errors import CheckpointError, ConfigError, Remedy, Setting
+from surefoot.optim.lr_multipliers import FROZEN, is_frozen
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import Schedule
 from surefoot.tracking.format import counted
@@ -73,6 +74,8 @@ def with_changed(
             names |= {f"model_settings.{part}", f"identity.model.{part}"}
         if name.startswith("optimizer."):
             names.add(f"{name.rpartition('.')[0]}.learning_rates")
+        if name.rpartition(".")[2] == FROZEN and _has_same_others(saved, now, name):
+            names.add(f"{name.rpartition('.')[0]}.lr_multipliers")
     changed = dict(saved)
     if isinstance(now.get("micro_batch_size"), str) and "micro_batch_size" in names:
         names |= set(_FOLLOWING["batch_size"])  # it decides the number of batches
@@ -84,6 +87,21 @@ def with_changed(
             continue
         changed = _with_present(changed, now, name)
     return changed
+
+
+def _has_same_others(saved: Described, now: Described, name: str) -> bool:
+    """Return True if the factors on the learning rates of two optimizers differ at most in what is
+    frozen. `name` is that of the setting, such as "optimizer.frozen".
+    """
+    groups = name.split(".")[:-1]
+    others = []
+    for described in (saved, now):
+        optimizer: Any = described
+        for group in groups:
+            optimizer = optimizer.get(group, {})
+        rates = optimizer.get("lr_multipliers", ())
+        others.append([rate for rate in rates if not is_frozen(rate)])
+    return others[0] == others[1]
 
 
 def _with_present(saved: Described, now: Described, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.manifest import Base, Pieces, bounds
 from surefoot.checkpoint.nested_state import join_state, pack_state, restore_object
 from surefoot.checkpoint.optimizer_state import (
+    OWN,
     group_numbers,
     load_group_numbers,
     load_optimizer,
@@ -26,6 +27,7 @@ from surefoot.data.data_values import DataValues
 from surefoot.distributed.shards import Rows, name_of, rows_of
 from surefoot.errors import CheckpointError, Setting
 from surefoot.optim.build import RunOptimizer
+from surefoot.optim.lr_multipliers import FROZEN
 from surefoot.train.loop import State
 from surefoot.train.meter import Meter
 from surefoot.train.model_weights import PRECISE, file_name, load_models, models_of
@@ -320,14 +322,20 @@ def restore(
     """Restore the state that `packed` copied, on any number of ranks. Settings that were `changed`
     since then keep their present values. Raises `CheckpointError` if the state does not fit.
     """
+    freezes = any(name.rpartition(".")[2] == FROZEN for name in changed)
     _refuse_other_files(
-        run_state.state, checkpoint, where=where, has_other_averages="ema" in changed
+        run_state.state,
+        checkpoint,
+        where=where,
+        has_other_averages="ema" in changed,
+        averages_others=freezes,
     )
     saved = checkpoint.saved
     state = run_state.state
     loose = checkpoint.tensors("state")
     # first: averages of new parameters start over
-    state.trainable.load_state(saved.trainable, where=where)
+    trainable = state.trainable.after_change(saved.trainable) if freezes else saved.trainable
+    state.trainable.load_state(trainable, where=where)
     checks = load_models(state, checkpoint, where=where)
     for name, model in state.models.items():
         for module_name, module in model.named_modules():
@@ -336,7 +344,7 @@ def restore(
         _restore_optimizer(state, name, checkpoint, changed=changed)
     for check in checks:
         check()
-    _restore_averages(state, checkpoint, where=where)
+    _restore_averages(state, checkpoint, where=where, averages_others=freezes)
     state.buffers.load_findings(saved.buffers)
 
     if "precision" not in changed:  # a loss scale begins anew
@@ -374,13 +382,29 @@ def _restore_optimizer(
     numbers = join_state(saved.param_groups[name], _under("groups/", loose))
     rates = _rates_of(name, saved, loose)
     parts = _changed_parts(name, changed)
-    if "weight_decay" in parts:
-        numbers = _divided_as(trained, numbers)
+    names = parameter_names(state.models[name])
+    trained_before = state.trainable.trained_in(saved.trainable)[name]
+    if "weight_decay" in parts or FROZEN in parts:
+        assert trained.former_places is not None  # an optimizer of ours
+        places = trained.former_places(trained_before, len(numbers))
+        numbers = _regrouped(places, numbers, new=built)
         if rates is not None:
-            rates = {key: _divided_as(trained, of_groups) for key, of_groups in rates.items()}
+            new = trained.rates.state()
+            rates = {
+                key: _regrouped(places, of_groups, new=new[key]) for key, of_groups in rates.items()
+            }
+    state_of_new: dict[Tensor, Any] = {}  # with which they were built
+    if FROZEN in parts:
+        by_name = {name_of(parameter, names): parameter for parameter in trained.parameters}
+        tensors = _of_parameters(by_name, tensors)
+        nested = _of_parameters(by_name, nested)
+        for joining, parameter in by_name.items():
+            if joining not in trained_before and parameter in trained.optimizer.state:
+                state_of_new[parameter] = trained.optimizer.state[parameter]
     # first: the `state_dict` of a wrapper has the groups of the optimizer inside
     load_group_numbers(trained.optimizer, numbers)
-    load_optimizer(trained.optimizer, tensors, nested, parameter_names(state.models[name]))
+    load_optimizer(trained.optimizer, tensors, nested, names)
+    trained.optimizer.state.update(state_of_new)
     trained.rates.load_state(rates)
     _keep_changed(trained, built, parts)
     device = trained.bad_in_a_row.device  # the device of the weights, possibly the CPU
@@ -390,7 +414,18 @@ def _restore_optimizer(
         trained.clipping.remembered = {key: each.to(device) for key, each in remembered.items()}
 
 
-def _restore_averages(state: State, checkpoint: Checkpoint, *, where: str) -> None:
+def _of_parameters(trained: Collection[str], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of an optimizer without those of parameters that it no longer trains."""
+    kept = {}
+    for key, entry in entries.items():
+        if key == OWN or key.rpartition("/")[0] in trained:
+            kept[key] = entry
+    return kept
+
+
+def _restore_averages(
+    state: State, checkpoint: Checkpoint, *, where: str, averages_others: bool
+) -> None:
     """Restore the averages whose weights are loaded, and begin those that the checkpoint does not
     have.
     """
@@ -400,8 +435,9 @@ def _restore_averages(state: State, checkpoint: Checkpoint, *, where: str) -> No
             average.restart(state.models[name])
             continue
         if average.precise:
-            precise = checkpoint.files[file_name(PRECISE, name)]
-            _load_precise(average, precise, parameter_names(state.models[name]), where=where)
+            precise = checkpoint.files.get(file_name(PRECISE, name), {})
+            names = parameter_names(state.models[name])
+            _load_precise(average, precise, names, where=where, averages_others=averages_others)
         average.load((saved.average_updates or {}).get(name, 0))
 
 
@@ -437,14 +473,16 @@ def _changed_parts(model: str, changed: Collection[str]) -> list[str]:
     return parts
 
 
-def _divided_as(trained: RunOptimizer, of_groups: list[Any]) -> list[Any]:
-    """Return what a checkpoint has of each group, for the present groups: with a decay, those that
-    it spares are apart.
+def _regrouped(
+    places: Sequence[int | None], of_groups: Sequence[Any], *, new: Sequence[Any]
+) -> list[Any]:
+    """Return what a checkpoint has of each group, for the present groups, whose `places` there may
+    be others: with a decay, parameters that it spares are apart. `new` has that of new groups.
     """
-    places = trained.undivided
-    if len(of_groups) == len(places) or len(of_groups) != len(set(places)):
-        return of_groups
-    return [deepcopy(of_groups[place]) for place in places]
+    regrouped = []
+    for index, place in enumerate(places):
+        regrouped.append(deepcopy(new[index] if place is None else of_groups[place]))
+    return regrouped
 
 
 def _keep_changed(
@@ -452,6 +490,8 @@ def _keep_changed(
 ) -> None:
     """Put back the numbers with which an optimizer was built, where these were changed."""
     for part in parts:
+        if part == FROZEN:
+            continue
         if part == "lr" or part.endswith("_lr"):
             trained.rates.use_initial()
             continue
@@ -469,7 +509,12 @@ def _keep_changed(
 
 
 def _refuse_other_files(
-    state: State, checkpoint: Checkpoint, *, where: str, has_other_averages: bool
+    state: State,
+    checkpoint: Checkpoint,
+    *,
+    where: str,
+    has_other_averages: bool,
+    averages_others: bool,
 ) -> None:
     expected = {file_name(kind, name) for kind, name, _ in models_of(state)}
     expected |= {file_name("optimizer", name) for name in state.optimizers}
@@ -477,9 +522,11 @@ def _refuse_other_files(
         if average.precise:
             expected.add(file_name(PRECISE, name))
     of_averages: set[str] = set()
-    if has_other_averages:  # they may begin or end here
-        for name in state.models:
-            of_averages |= {file_name("ema", name), file_name(PRECISE, name)}
+    for name in state.models:
+        if has_other_averages:  # they may begin or end here
+            of_averages.add(file_name("ema", name))
+        if has_other_averages or averages_others:
+            of_averages.add(file_name(PRECISE, name))
     if (expected | {"state"}) - of_averages != set(checkpoint.files) - of_averages:
         found = sorted(checkpoint.files)
         needed = sorted(expected)
@@ -507,10 +554,15 @@ def _precise_tensors(
 
 
 def _load_precise(
-    average: "EmaModel", saved: module_state.Saved, names: Mapping[Tensor, str], *, where: str
+    average: "EmaModel",
+    saved: module_state.Saved,
+    names: Mapping[Tensor, str],
+    *,
+    where: str,
+    averages_others: bool,
 ) -> None:
     of_run = {name_of(parameter, names): parameter for parameter in average.precise}
-    if of_run.keys() != saved.keys():
+    if of_run.keys() != saved.keys() and not averages_others:
         other = min(of_run.keys() ^ saved.keys())
         raise CheckpointError(
             "average-of-other-parameters",
@@ -520,7 +572,9 @@ def _load_precise(
             parameter=other,
         ).inside(f"cannot resume {where}")
     for name, parameter in of_run.items():
-        tensor = module_state.read_rows(saved[name], rows_of(parameter))
+        tensor = parameter.detach()  # frozen until now
+        if name in saved:
+            tensor = module_state.read_rows(saved[name], rows_of(parameter))
         average.precise[parameter].copy_(tensor)
 
 

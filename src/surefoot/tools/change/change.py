@@ -19,6 +19,7 @@ from surefoot.config.mixture_weights import SLOTS, WEIGHTS, first_of_next_block
 from surefoot.config.setting_change import DATA, SettingChange, in_effect
 from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.tools.change.data_change import change_of_data
+from surefoot.tools.change.frozen_parts import refuse_unknown_parts
 from surefoot.tools.change.preview import are_equal, preview
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
 from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
@@ -189,6 +190,7 @@ def plan_from(
     origins = origins_of_present(run, earlier)
     other_wishes = [wish for wish in wishes if wish.setting != DATA]
     changes = _wished(recorded, other_wishes, state, step, origins)
+    refuse_unknown_parts(run, changes, state)
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
     if len(changes) == 1 and changes[0].stretches and are_equal(now, then, step):
