@@ -218,3 +218,18 @@ def test_a_ramp_beside_a_journal_without_it_is_refused_with_its_first_value(tmp_
     one = sf.load(begun).load_model(build_model)
     other = sf.load(given).load_model(build_model)
     assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+# --- the limit of time ----------------------------------------------------------------------------
+
+
+def test_the_time_limit_is_one_for_all_sessions_of_a_loop(tmp_path: Path) -> None:
+    run = run_in(tmp_path, time_limit="60 min")
+    deadlines = []
+    with run:
+        for step in run:
+            deadlines.append(run.session.stop_requests.deadline)
+            if step.index == 4:
+                run.change("optimizer.lr", 1e-3)
+    assert all(deadline is deadlines[0] for deadline in deadlines)
+    assert deadlines[0] is not None

@@ -123,10 +123,12 @@ def read_history(
     evaluation_due: bool,
 ) -> SettingsHistory:
     """Return the history of the run in the directory of the settings, for a session that goes on
-    after `step` steps. An evaluation that is still due belongs to the settings of these steps: the
-    session makes it, and ends if others hold in the next step. `settings` are those of the program for the first step, and `ramps` has the
-    values of later ones. Raises `ConfigError` if the program has other settings than the run had or
-    has. Collective.
+    after `step` steps.
+
+    `settings` are those of the program for the first step, and `ramps` has the values of later
+    ones. An evaluation that is still due belongs to the settings of the steps before: the session
+    makes it, and ends if others hold in the next step. Raises `ConfigError` if the program has
+    other settings than the run had or has. Collective.
     """
     # a `DataLoader` may have given them
     as_read = replace(settings, batch_size=data.batch_size, train_data=data.dataset)
@@ -175,8 +177,8 @@ def passed_in(
     """Return what the steps before the last change of the batch size or of the data have read, and
     the sizes of the steps before each change of settings; no sizes if they are the present ones.
 
-    `step_size` takes settings and the size of a data set; `samples` is that of the present one. After a change of the data, the first epoch begins as if all epochs had had as many
-    samples.
+    `step_size` takes settings and the size of a data set; `samples` is that of the present one.
+    After a change of the data, the first epoch begins as if all epochs had had as many samples.
 
     Raises `ConfigError` if the size of a step changes within an epoch, and every epoch begins with
     a step.

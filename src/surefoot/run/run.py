@@ -77,13 +77,16 @@ class Run(RunSettings):
     """
 
     def __post_init__(self) -> None:
-        # a copy: the components must not refer to the run that has them
-        names = [field.name for field in fields(RunSettings)]
-        self.parts = build(RunSettings(**{name: getattr(self, name) for name in names}))
+        self.parts = build(self._copied_settings())
         # with the number that was chosen for {n}; a user cannot assign a setting
         vars(self)["run_dir"] = self.parts.settings.run_dir
         self.configuration: str | None = None  # text of config.toml, set by the command line
         self.session: Session | None = None  # while the run is open
+
+    def _copied_settings(self) -> RunSettings:
+        """Return the settings alone: the components must not refer to the run that has them."""
+        names = [field.name for field in fields(RunSettings)]
+        return RunSettings(**{name: getattr(self, name) for name in names})
 
     if not TYPE_CHECKING:  # a type checker should not take every name
 
@@ -187,7 +190,7 @@ class Run(RunSettings):
             before.close(None)
             self._build_again(before.parts, step=None)
             self.parts.follows = True
-            session = self._open_session(before)
+            session = self._open_session()
         except BaseException:
             directory.close()
             raise
@@ -195,18 +198,16 @@ class Run(RunSettings):
             signals.restore()
         session.signals.stop = session.signals.stop or signals.stop
         session.signals.save |= signals.save
+        session.stop_requests.deadline = before.stop_requests.deadline  # one for all sessions
         session.periodic.alone = before.periodic.alone
         self.session = session
 
-    def _open_session(self, before: Session | None) -> Session:
-        """Open a session, which follows that `before` or is the first one. The components are built
-        again if settings were changed since they were built, or if the checkpoint at a change is
-        damaged. Collective.
+    def _open_session(self) -> Session:
+        """Open a session. The components are built again if settings were changed since they were
+        built, or if the checkpoint at a change is damaged. Collective.
         """
         while True:
             session = Session(self.parts, configuration=self.configuration)
-            if before is not None:  # one for all of them
-                session.stop_requests.deadline = before.stop_requests.deadline
             try:
                 session.open()
                 return session
@@ -224,12 +225,8 @@ class Run(RunSettings):
 
         assert before.directory is not None  # only there can settings change
         free(before.state)
-        names = [field.name for field in fields(RunSettings)]
         with built_again(before.directory.path, step=step):
-            parts = build(
-                RunSettings(**{name: getattr(self, name) for name in names}),
-                directory=before.directory,
-            )
+            parts = build(self._copied_settings(), directory=before.directory)
         self.parts = replace(
             parts,
             example=before.example,
@@ -307,7 +304,7 @@ class Run(RunSettings):
         refuse_training_at_import()
         if self.session is not None:
             raise ConfigError("run-opened-twice", problem="this run is already open")
-        self.session = self._open_session(None)
+        self.session = self._open_session()
         return self
 
     def __exit__(
@@ -453,7 +450,8 @@ class Run(RunSettings):
         differ from the run's settings.
 
         For the mean of several checkpoints, the statistics of batch norms are computed anew from
-        the training data. Returns one line for each difference between the data of the run and of the checkpoint.
+        the training data. Returns one line for each difference between the data of the run and of
+        the checkpoint.
         """
         self.parts.compute_as(checkpoint.saved.identity)
         state_dict.restore(self.parts.run_state, checkpoint, where=f"step {checkpoint.step}")
