@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefoot.checkpoint.state_json import SavedState
-from surefoot.config.batch_size import batching
 from surefoot.errors import ConfigError
-from surefoot.train.recorded_settings import RecordedSettings
+from surefoot.train.recorded_settings import BUCKETS, LANES, RecordedSettings, steps_per_epoch
 
-_LANES = "lanes"
-_BUCKETS = "length buckets per epoch"
 _LISTS = "batches of "
 
 
@@ -23,9 +20,9 @@ def changes_with_epochs(identity: Mapping[str, Any]) -> tuple[str, ...]:
     with an epoch.
     """
     order = str(identity["data"]["plan"]["order"])
-    if order == _BUCKETS:
+    if order == BUCKETS:
         return ("batch_size", "micro_batch_size")
-    if order == _LANES or order.startswith(_LISTS):
+    if order == LANES or order.startswith(_LISTS):
         return ("batch_size",)
     return ()
 
@@ -78,10 +75,5 @@ def _epochs_of_identity(identity: Mapping[str, Any]) -> dict[str, int] | None:
     """Return the epochs of a run whose checkpoints do not have them: its batch size never
     changed.
     """
-    plan = identity["data"]["plan"]
-    sizes = batching(identity["batch_size"], identity["micro_batch_size"])
-    if plan["order"] == _LANES:
-        return {"steps": -(-int(plan["samples"]) // sizes.batch_size), "begin": 0}
-    if plan["order"] == _BUCKETS:
-        return {"steps": -(-int(plan["batches"]) // sizes.pieces), "begin": 0}
-    return None
+    steps = steps_per_epoch(identity)
+    return None if steps is None else {"steps": steps, "begin": 0}

@@ -13,7 +13,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.data_change import data_changes, epoch_sizes
 from surefoot.config.durations import Length, planned
 from surefoot.config.mixture_weights import WEIGHTS
-from surefoot.config.setting_change import SettingChange, in_effect
+from surefoot.config.setting_change import DATA, SettingChange, in_effect
 from surefoot.errors import ConfigError
 from surefoot.optim.lr_multipliers import FROZEN, is_frozen
 from surefoot.schedules.curves import SHAPES, Factors
@@ -28,13 +28,17 @@ from surefoot.train.ramps import at_first_step
 
 @dataclass(frozen=True)
 class Course:
-    """How long a run is, and its learning rate at each step, if an optimizer of ours has one."""
+    """How long a run is, and its learning rate at each step, if an optimizer of ours has one.
+
+    counts_samples: False if only the steps are known: `length` and `batch_sizes` are then in steps.
+    """
 
     length: Length
     schedule: AnySchedule
     factors: Factors
     lr_at: Mapping[int, float | None]  # from these steps on
     batch_sizes: Mapping[int, int]  # in samples
+    counts_samples: bool = True
 
     def samples(self, begin: int, end: int) -> int:
         """Return the samples of the steps from `begin` to before `end`."""
@@ -51,7 +55,19 @@ class Course:
                 lr = value
         return None if lr is None else lr * self.factors(step)
 
+    def rates(self, steps: Iterable[int]) -> list[float]:
+        """Return the rate of each step, or its factor if no optimizer of ours has one rate."""
+        rates = []
+        for step in steps:
+            rate = self.rate(step)
+            rates.append(self.factors(step) if rate is None else rate)
+        return rates
 
+
+LANES = "lanes"
+BUCKETS = "length buckets per epoch"
+"""Orders that cut each epoch into steps as a whole, as the identity of a run names them."""
+_OF_EPOCHS = {DATA, "batch_size", "micro_batch_size"}
 Values = list[tuple[int, Any]]
 """The values of a setting, each with the step from which on it holds."""
 
@@ -112,13 +128,14 @@ class RecordedSettings:
         return at_first_step(values_at(self.of_program, self.changes, step))
 
     def course(self) -> Course | None:
-        """Return the course of the run by its journal; None if only its program knows the sizes of
-        its epochs or its schedule.
+        """Return the course of the run by its journal; None if only its program knows its schedule,
+        or the sizes of the epochs in which its durations are given.
         """
         legs = []
         lr_at = {}
         batch_sizes = {}
-        for leg in self._legs(self._epochs()):
+        in_samples = self._legs(self._epochs())
+        for leg in in_samples or self._legs_in_steps():
             values = self.at(leg.begin)
             if values["schedule"]["shape"] not in SHAPES:
                 return None
@@ -128,7 +145,14 @@ class RecordedSettings:
         if not legs:
             return None
         length, schedule = self._over(legs)
-        return Course(length, schedule, schedule.factors(length), lr_at, batch_sizes)
+        return Course(
+            length,
+            schedule,
+            schedule.factors(length),
+            lr_at,
+            batch_sizes,
+            counts_samples=bool(in_samples),
+        )
 
     def known_course(self) -> Course | None:
         """Return the course of the run as `course` does, and None too if its files do not allow
@@ -179,6 +203,30 @@ class RecordedSettings:
                 new_data=new_data,
             )
             legs.append(leg)
+        return legs
+
+    def _legs_in_steps(self) -> list[Leg]:
+        """Return the legs of the run with a constant schedule, and its epochs in steps; [] if these
+        are not known. Without a duration in epochs, their size makes no difference.
+        """
+        lines = in_effect(self.changes)
+        begins = sorted({0, *(change.from_step for change in lines)})
+        durations: list[Any] = []
+        for begin in begins:
+            values = self.at(begin)
+            durations += [values["length"], *values["schedule"].values()]
+        steps: int | None = 1
+        if any("epoch" in str(duration) for duration in durations):
+            steps = steps_per_epoch(self.identity)
+            if any(change.names & _OF_EPOCHS for change in lines):  # they are cut anew
+                steps = None
+        if steps is None:
+            return []
+        stretched_at = {change.from_step for change in lines if change.stretches}
+        legs = []
+        for begin in begins:
+            length = self.at(begin)["length"]
+            legs.append(Leg(begin, length, steps, 1, constant(), stretches=begin in stretched_at))
         return legs
 
     def _epochs(self) -> list[tuple[int, int, str]]:
@@ -295,6 +343,19 @@ def samples_per_epoch(identity: Mapping[str, Any]) -> int | None:
     if plan.get("order") in ("permutation per epoch", "sequential", "weighted"):
         return int(plan["samples"])
     return None
+
+
+def steps_per_epoch(identity: Mapping[str, Any]) -> int | None:
+    """Return the steps of an epoch if every epoch begins with a step, and the batch size never
+    changed; None for other orders, and if a sampler of the user lists the batches.
+    """
+    plan = (identity.get("data") or {}).get("plan") or {}
+    if plan.get("order") not in (LANES, BUCKETS):
+        return None
+    sizes = batching(identity["batch_size"], identity["micro_batch_size"])
+    if plan["order"] == LANES:
+        return -(-int(plan["samples"]) // sizes.batch_size)
+    return -(-int(plan["batches"]) // sizes.pieces)
 
 
 def values_of_identity(identity: Mapping[str, Any]) -> dict[str, Any]:

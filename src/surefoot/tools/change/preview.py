@@ -2,7 +2,7 @@
 anything is written. Imports no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from surefoot.config.setting_change import SettingChange
 from surefoot.schedules.joined import Continued
@@ -19,7 +19,7 @@ def are_equal(now: Course | None, then: Course | None, step: int) -> bool:
         return False
     steps = now.length.steps
     looked_at = range(step, steps, max(1, (steps - step) // 1000))
-    return all(_rate(now, each) == _rate(then, each) for each in looked_at)
+    return now.rates(looked_at) == then.rates(looked_at)
 
 
 def preview(
@@ -37,36 +37,41 @@ def preview(
     if now.length.steps != steps:
         lines.append(f"length: {now.length.steps:,} -> {steps:,} steps")
     left = steps - step
-    samples = then.samples(step, steps)
-    epochs = three_digits(samples / then.length.samples_per_epoch)
-    lines.append(
-        f"{left:,} steps with {samples:,} samples, {epochs} epochs, are left from step {step:,} on"
-    )
+    amount = f"{left:,} steps"
+    if then.counts_samples:
+        samples = then.samples(step, steps)
+        epochs = three_digits(samples / then.length.samples_per_epoch)
+        amount += f" with {samples:,} samples, {epochs} epochs,"
+    lines.append(f"{amount} are left from step {step:,} on")
     if left > 0:
-        lines += _drawing(now, then, step)
+        lines += drawing({"now": now, "then": then}, step)
         at_step = [change for change in changes if change.from_step == step]
         lines += _about_schedule(now, then, step, at_step)
     return lines
 
 
-def _drawing(now: Course, then: Course, step: int) -> list[str]:
-    """Draw the rates over the run before and after changes, on one scale, with those of the next
-    step and of the last.
+def drawing(courses: Mapping[str, Course], step: int) -> list[str]:
+    """Draw the rates of courses over the whole run, on one scale, with those of the step after
+    `step` finished ones and of the last.
     """
-    longest = max(now.length.steps, then.length.steps)
+    longest = max(course.length.steps for course in courses.values())
     columns = min(_WIDTH, longest)
     at = [column * longest // columns for column in range(columns)]
-    rates = {}
-    for name, course in {"now": now, "then": then}.items():
-        rates[name] = [_rate(course, each) for each in at if each < course.length.steps]
-    top = max(*rates["now"], *rates["then"])
-    word = "factor" if then.rate(step) is None else "lr"
+    drawn = {}
+    top = 0.0
+    word = "lr"
+    for name, course in courses.items():
+        drawn[name] = course.rates(each for each in at if each < course.length.steps)
+        top = max(top, *drawn[name])
+        if course.rate(step) is None:
+            word = "factor"
     rows = [(word, f"at {step:,}", "last", "over the run")]
-    for name, course in {"now": now, "then": then}.items():
+    for name, course in courses.items():
         last = course.length.steps - 1
-        next_rate = f"{_rate(course, step):.{_SHOWN}g}" if step <= last else "ended"
-        last_rate = f"{_rate(course, last):.{_SHOWN}g}"
-        rows.append((name, next_rate, last_rate, drawn_in_line(rates[name], top=top)))
+        next_rate, last_rate = (f"{rate:.{_SHOWN}g}" for rate in course.rates([step, last]))
+        if step > last:
+            next_rate = "ended"
+        rows.append((name, next_rate, last_rate, drawn_in_line(drawn[name], top=top)))
     return text_table(rows, left=(0, 3))
 
 
@@ -85,9 +90,3 @@ def _about_schedule(
     if isinstance(then.schedule, Continued) and then.schedule.at >= step:
         return ["the schedule goes on from its present rate in the same shape, without a jump"]
     return [f"exact: the rates so far are {from_start}"]
-
-
-def _rate(course: Course, step: int) -> float:
-    """Return the learning rate of a step, or its factor if no optimizer of ours has one rate."""
-    rate = course.rate(step)
-    return course.factors(step) if rate is None else rate

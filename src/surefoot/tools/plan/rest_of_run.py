@@ -12,6 +12,7 @@ import numpy as np
 
 from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import CheckpointError, ConfigError
+from surefoot.tools.change.preview import drawing
 from surefoot.tools.plan.schedule_plot import LOOKED_AT, Trace
 from surefoot.tracking.format import text_table
 from surefoot.tracking.run_reader import newest_state, read_settings
@@ -66,6 +67,8 @@ class RestOfRun:
         text = f"step {self.step:,} of {self.length:,}: {left:,} steps are left"
         if self.course is None:
             return text
+        if not self.course.counts_samples:
+            return text
         length = self.course.length
         samples = self.course.samples(self.step, self.length)
         return f"{text}, {samples / length.samples_per_epoch:,.2f} epochs with {samples:,} samples"
@@ -87,34 +90,34 @@ class RestOfRun:
         return lines
 
     def _rates(self) -> list[str]:
-        """Return the rates of the next step, at each change to come, and of the last step."""
-        if self.course is None or self.step >= self.length:
+        """Return the rates of the next step, at each change to come, and of the last step, and draw
+        those of all steps.
+        """
+        if self.step >= self.length:
             return []
+        if self.course is None:
+            return ["only its program knows it"]
         marked = {self.step: "next", self.length - 1: "last"}
         for change in self.to_come:
             marked.setdefault(change.from_step, "changed")
         rows = []
         for step, what in sorted(marked.items()):
-            rate = self.course.rate(step)
-            if rate is None:
-                return []
+            (rate,) = self.course.rates([step])
             rows.append((what, "step", f"{step:,}", f"{rate:.4g}"))
-        return text_table(rows, left=(0, 3))
+        return [*text_table(rows, left=(0, 3)), *drawing({"run": self.course}, self.step)]
 
-    def trace(self) -> tuple[Trace, float] | None:
+    def trace(self) -> tuple[Trace, float | None] | None:
         """Return the learning rates of all steps, as factors of the highest one of the settings, and
-        this one; None if they are not known.
+        this one, which is None if no optimizer of ours has one rate; None if they are not known.
         """
         if self.course is None:
             return None
-        bases = [lr for lr in self.course.lr_at.values() if lr is not None]
-        base = max(bases, default=0.0)
-        if not base:
-            return None
+        bases = [lr for lr in self.course.lr_at.values() if lr]
+        base = max(bases, default=None)
         stride = -(-self.length // LOOKED_AT)
         steps = np.unique([*range(0, self.length, stride), self.length - 1]).astype(np.int64)
-        rates = np.array([self.course.rate(int(step)) for step in steps], dtype=np.float64)
-        return Trace(self.run.name, steps, rates / base, 0), base
+        rates = np.array(self.course.rates(steps.tolist()), dtype=np.float64)
+        return Trace(self.run.name, steps, rates / (base or 1.0), 0), base
 
 
 def read_rest(run: Path) -> RestOfRun:

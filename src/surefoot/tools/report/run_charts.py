@@ -277,11 +277,9 @@ def _planned_rates(run: ReportedRun) -> Points:
         return ()
     end = course.length.steps
     every = max(1, (end - step) // _PLANNED)
-    points = [(float(step), recorded)]
-    for later in range(step + every, end + 1, every):
-        rate = course.rate(later - 1)
-        if rate is not None:
-            points.append((float(later), rate))
+    later = range(step + every, end + 1, every)
+    rates = course.rates(each - 1 for each in later)
+    points = [(float(step), recorded), *zip(map(float, later), rates, strict=True)]
     return tuple(points) if len(points) > 1 else ()
 
 
