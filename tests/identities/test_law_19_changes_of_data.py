@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from fractions import Fraction
 from pathlib import Path
@@ -14,9 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from identities import changed_runs
+from identities.changed_runs import (
+    assert_same_end,
+    given_the_journal_of,
+    loss,
+    same,
+    samples_read,
+    weights,
+)
 from rank_processes import forks, on_ranks
 from refused import refused
-from surefoot.checkpoint.reader import read
 from surefoot.config.data_change import data_changes
 from surefoot.config.setting_change import SettingChange
 from surefoot.run.run import Run
@@ -29,36 +36,13 @@ AT = 10  # after 80 samples: 20 of the second epoch
 BEGINS = {"at once": 10, "next epoch": 15}
 
 
-def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
-
 def data(samples: int) -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(samples))
-    return inputs, inputs.sum(1, keepdim=True)
+    return changed_runs.data(samples, seed=samples)
 
 
 def run_in(run_dir: Path, samples: int = FEW, **settings: Any) -> Run:
-    chosen: dict[str, Any] = {
-        "model": model,
-        "loss": loss,
-        "train_data": data(samples),
-        "optimizer": sf.optim.adamw(lr=1e-2),
-        "schedule": sf.schedules.cosine("10%"),
-        "ema": 0.9,
-        "batch_size": 8,
-        "length": "5 epochs",
-        "device": "cpu",
-        "console": False,
-        "report": False,
-        "log_every": "1 steps",
-        "run_dir": run_dir,
-    }
-    return sf.Run(**(chosen | settings))
+    of_data: dict[str, Any] = {"train_data": data(samples), "length": "5 epochs"}
+    return changed_runs.run_in(run_dir, **(of_data | settings))
 
 
 def changed_run(run_dir: Path, when: str, **settings: Any) -> Run:
@@ -76,25 +60,6 @@ def stop_at_new_data(run_dir: Path, **settings: Any) -> None:
         run_in(run_dir, **settings).train()
 
 
-def weights(run: Run) -> list[Tensor]:
-    averages = run.state.ema_models["model"].model
-    tensors = [*run.state.model.parameters(), *averages.parameters()]
-    return [tensor.detach().clone() for tensor in tensors]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
-
-
-def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
-    """Return the epochs and samples of some steps, in order."""
-    samples: list[tuple[int, int]] = []
-    for step in steps:
-        for ids, epochs in plan.micro_batches(step):
-            samples += zip(epochs.tolist(), ids.tolist(), strict=True)
-    return samples
-
-
 @pytest.mark.parametrize("when", BEGINS)
 @pytest.mark.parametrize("order", ["shuffled", "sequential"])
 def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
@@ -103,9 +68,7 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
     changed = changed_run(tmp_path / "changed", when, order=order)
     changed.train()
 
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", given)
+    given = given_the_journal_of(tmp_path / "changed", tmp_path / "given")
     stop_at_new_data(given, order=order)
     assert sf.load(given).step == BEGINS[when]
     run = run_in(given, MANY, order=order)
@@ -159,16 +122,11 @@ def test_two_ranks_that_are_given_the_journal_train_as_those_that_were_changed(
     assert train_on_two_ranks(changed, FEW, stop_after=f"{AT} steps", **of_ranks) == [0, 0]
     sf.load(changed).change("a test", data="at once")
     assert train_on_two_ranks(changed, MANY, **of_ranks) == [0, 0]
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
+    given = given_the_journal_of(changed, tmp_path / "given")
     assert 0 not in train_on_two_ranks(given, FEW, **of_ranks)
     assert train_on_two_ranks(given, MANY, **of_ranks) == [0, 0]
 
-    last = f"step-{sf.load(given).step:08d}"
-    of_changed = read(changed / "checkpoints" / last).tensors("model")
-    of_given = read(given / "checkpoints" / last).tensors("model")
-    assert [name for name in of_given if not torch.equal(of_given[name], of_changed[name])] == []
+    assert_same_end(given, changed, step=sf.load(changed).step)
 
 
 def train_on_two_ranks(run_dir: Path, samples: int, **settings: Any) -> list[int]:
@@ -187,15 +145,15 @@ def test_the_new_data_begin_with_an_epoch_and_each_of_their_epochs_has_every_sam
     steps = run.parts.length.steps
 
     assert steps == -(-(begin * 8 + 3 * MANY) // 8)
-    seen = read_by(plan, range(begin, steps))
+    seen = samples_read(plan, range(begin, steps))
     for number in range(epoch, 5):
         assert sorted(id_ for each, id_ in seen if each == number) == list(range(MANY))
     # the order of an epoch is that of a run that always had these data
     always = run_in(tmp_path / "always", MANY, order=order).parts.pipeline.plan
-    expected = read_by(always, range(60))[epoch * MANY :]
+    expected = samples_read(always, range(60))[epoch * MANY :]
     assert seen[: 3 * MANY] == expected[: 3 * MANY]
     if when == "next epoch":
-        read_before = read_by(before, range(begin))
+        read_before = samples_read(before, range(begin))
         for number in range(epoch):
             assert sorted(id_ for each, id_ in read_before if each == number) == list(range(FEW))
 
@@ -209,7 +167,7 @@ def test_an_epoch_that_ends_in_a_step_ends_before_the_new_data_begin(tmp_path: P
     stop_at_new_data(tmp_path)
     run = run_in(tmp_path, MANY)
     assert run.parts.length.epochs == pytest.approx(5, abs=8 / MANY)
-    assert {epoch for epoch, _ in read_by(run.parts.pipeline.plan, range(8, 9))} == {1}
+    assert {epoch for epoch, _ in samples_read(run.parts.pipeline.plan, range(8, 9))} == {1}
     run.train()
     assert [record["epoch"] for record in sf.load(tmp_path).records("epoch")] == [1, 2, 3, 4, 5]
 
@@ -273,8 +231,12 @@ def test_a_cosine_goes_on_without_a_jump_to_the_end_of_the_longer_run(tmp_path: 
 
 
 def test_steps_after_the_change_are_those_of_a_plain_loop(tmp_path: Path) -> None:
-    plain_settings: dict[str, Any] = {"model": lambda: nn.Linear(4, 1), "ema": None}
-    plain_settings["optimizer"] = sf.optim.sgd(lr=0.1)
+    plain_settings: dict[str, Any] = {
+        "model": lambda: nn.Linear(4, 1),
+        "optimizer": sf.optim.sgd(lr=0.1),
+        "clip": "off",
+        "ema": None,
+    }
     run_in(tmp_path, stop_after=f"{AT} steps", **plain_settings).train()
     plain = sf.load(tmp_path).load_model(nn.Linear(4, 1))
     assert isinstance(plain, nn.Linear)
@@ -282,7 +244,7 @@ def test_steps_after_the_change_are_those_of_a_plain_loop(tmp_path: Path) -> Non
     run = run_in(tmp_path, MANY, **plain_settings)
     factors = run.parts.task.factors
     always = run_in(tmp_path / "always", MANY, **plain_settings).parts.pipeline.plan
-    expected = [id_ for _, id_ in read_by(always, range(60))][2 * MANY :]
+    expected = [id_ for _, id_ in samples_read(always, range(60))][2 * MANY :]
     run.train()
 
     plain.train()
@@ -310,12 +272,10 @@ def test_a_change_of_another_setting_and_of_the_data_again(tmp_path: Path) -> No
     changed.train()
     # two epochs of 60, one of 90 that was broken off, and two of 120
     assert changed.parts.length.steps == 16 + 2 * 120 // 6
-    seen = read_by(changed.parts.pipeline.plan, range(16, 56))
+    seen = samples_read(changed.parts.pipeline.plan, range(16, 56))
     assert sorted(seen) == [(epoch, id_) for epoch in (3, 4) for id_ in range(120)]
 
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", given)
+    given = given_the_journal_of(tmp_path / "changed", tmp_path / "given")
     with refused("data-of-later-steps", sf.CheckpointError, step=16):
         run_in(given).train()  # those of the second stretch are asked for
     with refused("data-of-earlier-steps", sf.CheckpointError, step=16):
@@ -415,7 +375,7 @@ def test_the_end_of_the_epoch_moves_with_another_batch_size(tmp_path: Path) -> N
     assert list(data_changes(read_changes(tmp_path))) == [16]  # 80 + 20 + 5 * 4
     stop_at_new_data(tmp_path)
     plan = run_in(tmp_path, MANY).parts.pipeline.plan
-    seen = read_by(plan, range(16, 39))
+    seen = samples_read(plan, range(16, 39))
     assert sorted(id_ for epoch, id_ in seen if epoch == 2) == list(range(MANY))
 
 
@@ -491,7 +451,7 @@ def test_another_setting_changes_at_the_same_step(tmp_path: Path) -> None:
     sf.load(tmp_path).change("a test", **{"optimizer.lr": 1e-3})
     run = run_in(tmp_path, MANY)
     assert run.parts.length.steps == AT + -(-3 * MANY // 8)
-    assert {epoch for epoch, _ in read_by(run.parts.pipeline.plan, range(AT, AT + 1))} == {2}
+    assert {epoch for epoch, _ in samples_read(run.parts.pipeline.plan, range(AT, AT + 1))} == {2}
     assert run.parts.settings.optimizer.lr == 1e-3
 
 

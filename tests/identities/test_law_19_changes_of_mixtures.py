@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import surefoot as sf
+from identities import changed_runs
+from identities.changed_runs import (
+    assert_same_end,
+    data,
+    given_the_journal_of,
+    same,
+    samples_read,
+    weights,
+)
 from rank_processes import forks, on_ranks
 from refused import refused
-from surefoot.checkpoint.reader import read
 from surefoot.config.mixture_weights import quotas
 from surefoot.config.setting_change import SettingChange
 from surefoot.data.mixture import MixtureOrder
@@ -25,42 +30,20 @@ from surefoot.run.run import Run
 from surefoot.tracking.change_journal import append_changes, read_changes
 
 SIZES = [300, 150]
+END = 45
 AT = 13  # of steps with 100 samples: in the midst of a block
 NEW = {"train_data.weights.web": 0.2, "train_data.weights.old books": 0.8}
 
 
-def part(samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed))
-    return inputs, inputs.sum(1, keepdim=True)
-
-
 def mixture(web: float | str = 0.7, books: float | str = 0.3) -> sf.data.Mixture:
-    return sf.data.Mixture({"web": (part(300, 0), web), "old books": (part(150, 1), books)})
-
-
-def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    return sf.data.Mixture(
+        {"web": (data(300, seed=0), web), "old books": (data(150, seed=1), books)}
+    )
 
 
 def run_in(run_dir: Path, **settings: Any) -> Run:
-    chosen: dict[str, Any] = {
-        "model": model,
-        "loss": loss,
-        "train_data": mixture(),
-        "optimizer": sf.optim.adamw(lr=1e-2),
-        "schedule": sf.schedules.cosine("10%"),
-        "batch_size": 100,
-        "length": "45 steps",
-        "device": "cpu",
-        "console": False,
-        "report": False,
-        "run_dir": run_dir,
-    }
-    return sf.Run(**(chosen | settings))
+    of_mixture = {"train_data": mixture(), "batch_size": 100, "length": f"{END} steps"}
+    return changed_runs.run_in(run_dir, **(of_mixture | settings))
 
 
 def changed_run(run_dir: Path, **settings: Any) -> Run:
@@ -71,26 +54,7 @@ def changed_run(run_dir: Path, **settings: Any) -> Run:
 
 def given_run(changed: Path, run_dir: Path, **settings: Any) -> Run:
     """Return a run that is given the journal of another from the start."""
-    run_dir.mkdir()
-    shutil.copy(changed / "changes.jsonl", run_dir)
-    return run_in(run_dir, **settings)
-
-
-def weights(run: Run) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in run.state.model.parameters()]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
-
-
-def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
-    """Return the samples of some steps with their epochs, in order."""
-    samples: list[tuple[int, int]] = []
-    for step in steps:
-        for ids, epochs in plan.micro_batches(step):
-            samples += zip(ids.tolist(), epochs.tolist(), strict=True)
-    return samples
+    return run_in(given_the_journal_of(changed, run_dir), **settings)
 
 
 def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -125,14 +89,9 @@ def test_two_ranks_that_are_given_the_journal_train_as_those_that_were_changed(
     train_on_two_ranks(changed, stop_after=f"{AT} steps", micro_batch_size=50)
     sf.load(changed).change(**NEW)
     train_on_two_ranks(changed, micro_batch_size=50)
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
+    given = given_the_journal_of(changed, tmp_path / "given")
     train_on_two_ranks(given, micro_batch_size=50)
-
-    of_changed = read(changed / "checkpoints" / "step-00000045").tensors("model")
-    of_given = read(given / "checkpoints" / "step-00000045").tensors("model")
-    assert [name for name in of_given if not torch.equal(of_given[name], of_changed[name])] == []
+    assert_same_end(given, changed, step=END)
 
 
 def train_on_two_ranks(run_dir: Path, **settings: Any) -> None:
@@ -145,10 +104,10 @@ def test_the_new_quotas_hold_from_the_next_block_on(tmp_path: Path) -> None:
     after = run.parts.pipeline.plan
     before = run_in(tmp_path / "before").parts.pipeline.plan
 
-    samples = read_by(after, range(45))
-    assert samples[:2000] == read_by(before, range(20))
+    samples = samples_read(after, range(45))
+    assert samples[:2000] == samples_read(before, range(20))
     for begin, share in [(0, 0.7), (1000, 0.7), (2000, 0.2), (3000, 0.2)]:
-        of_web = [sample for sample, _ in samples[begin : begin + 1000] if sample < 300]
+        of_web = [sample for _, sample in samples[begin : begin + 1000] if sample < 300]
         assert len(of_web) == 1000 * share
     assert_whole_passes(samples[:4000], SIZES)
 
@@ -159,7 +118,7 @@ def assert_whole_passes(samples: list[tuple[int, int]], sizes: list[int]) -> Non
     """
     first = 0
     for size in sizes:
-        of_source = [(epoch, id_) for id_, epoch in samples if first <= id_ < first + size]
+        of_source = [(epoch, id_) for epoch, id_ in samples if first <= id_ < first + size]
         assert len(set(of_source)) == len(of_source)
         passes = [epoch for epoch, _ in of_source]
         for epoch in range(max(passes)):
@@ -190,12 +149,12 @@ def test_no_sample_is_skipped_or_repeated_in_a_pass_whatever_changes_when(
     samples: list[tuple[int, int]] = []
     for step in range(-(-10_000 // batch_size)):
         ids, epochs = plan.ids(step)
-        samples += zip(ids.tolist(), epochs.tolist(), strict=True)
+        samples += zip(epochs.tolist(), ids.tolist(), strict=True)
 
     ends = np.cumsum(sizes)
     for block in range(10):
         expected = [shares for begin, shares in weights_from if begin <= 1000 * block][-1]
-        ids_of_block = [sample for sample, _ in samples[1000 * block : 1000 * (block + 1)]]
+        ids_of_block = [sample for _, sample in samples[1000 * block : 1000 * (block + 1)]]
         counts = np.bincount(np.searchsorted(ends, ids_of_block, side="right"), minlength=3)
         assert counts.tolist() == quotas(expected)
     assert_whole_passes(samples[:10_000], sizes)
@@ -214,7 +173,7 @@ def test_another_batch_size_too_goes_on_where_the_last_batch_ended(tmp_path: Pat
     expected: list[int] = []
     for step in range(45):
         expected += whole.ids(step)[0].tolist()
-    changed = [sample for sample, _ in read_by(plan, range(AT, 35))]
+    changed = [sample for _, sample in samples_read(plan, range(AT, 35))]
     assert changed == expected[AT * 100 : AT * 100 + 22 * 120]
 
 
@@ -286,7 +245,7 @@ def test_weights_that_cannot_be_are_refused_and_nothing_written(
 
 
 def test_data_of_one_kind_have_no_weights(tmp_path: Path) -> None:
-    run_in(tmp_path, train_data=part(300, 0), stop_after="1 steps").train()
+    run_in(tmp_path, train_data=data(300, seed=0), stop_after="1 steps").train()
     with refused("setting-cannot-change"):
         sf.load(tmp_path).change(**NEW)
 
@@ -301,7 +260,7 @@ def test_a_mixture_in_a_data_loader_changes_too(tmp_path: Path) -> None:
     run.train()
     direct = changed_run(tmp_path / "direct", **NEW)
     direct.train()
-    assert read_by(run.parts.pipeline.plan, range(45)) == read_by(
+    assert samples_read(run.parts.pipeline.plan, range(45)) == samples_read(
         direct.parts.pipeline.plan, range(45)
     )
 
@@ -324,4 +283,4 @@ def test_weights_that_were_set_before_the_first_step_are_those_of_the_run(tmp_pa
     append_changes(tmp_path / "changed", [SettingChange(0, 0, "train_data.weights", *line)])
     changed = run_in(tmp_path / "changed").parts.pipeline.plan
     new = run_in(tmp_path / "new", train_data=mixture(0.2, 0.8)).parts.pipeline.plan
-    assert read_by(changed, range(45)) == read_by(new, range(45))
+    assert samples_read(changed, range(45)) == samples_read(new, range(45))

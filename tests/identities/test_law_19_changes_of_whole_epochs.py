@@ -5,9 +5,8 @@ exact there too.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,17 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 
 import surefoot as sf
+from identities import changed_runs
+from identities.changed_runs import (
+    SAMPLES,
+    assert_same_end,
+    data,
+    given_the_journal_of,
+    loss,
+    same,
+    samples_read,
+    weights,
+)
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.checkpoint.reader import read
@@ -27,21 +37,6 @@ from surefoot.tracking.change_journal import append_changes, read_changes
 from surefoot.tracking.run_reader import read_run
 from surefoot.train.next_epoch import next_epoch
 from surefoot.train.recorded_settings import recorded_settings
-
-SAMPLES = 60
-
-
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
-
-def data() -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
-    return inputs, inputs.sum(1, keepdim=True)
 
 
 class Sentences(Dataset[Any]):
@@ -100,23 +95,10 @@ LARGER: dict[str, Any] = {"lanes": 12, "buckets": "128 tokens", "lists": 12, "st
 
 
 def run_in(run_dir: Path, name: str, **settings: Any) -> Run:
-    chosen: dict[str, Any] = {
-        "model": model,
-        "loss": loss,
-        "train_data": data(),
-        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
-        "schedule": sf.schedules.cosine("10%"),
-        "batch_size": 8,
-        "length": "4 epochs",
-        "device": "cpu",
-        "console": False,
-        "report": False,
-        "log_every": "1 steps",
-        "run_dir": run_dir,
-    }
+    chosen: dict[str, Any] = {"length": "4 epochs"} | ORDERS.get(name, {})
     if name == "stream":
-        chosen |= {"train_data": sf.data.Stream(rows, start="thread"), "length": "20 steps"}
-    return sf.Run(**(chosen | ORDERS.get(name, {}) | settings))
+        chosen = {"train_data": sf.data.Stream(rows, start="thread"), "length": "20 steps"}
+    return changed_runs.run_in(run_dir, **(chosen | settings))
 
 
 def steps_per_epoch(name: str, tmp_path: Path) -> int:
@@ -132,14 +114,6 @@ def changed_run(run_dir: Path, name: str, *, at: int, **settings: Any) -> Run:
     return run_in(run_dir, name)
 
 
-def weights(run: Run) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in run.state.model.parameters()]
-
-
-def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
-
-
 @pytest.mark.parametrize("name", [*ORDERS, "stream"])
 def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
     name: str, tmp_path: Path
@@ -149,9 +123,7 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
     changed.train()
     assert changed.state.step > at
 
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    given = run_in(tmp_path / "given", name)
+    given = run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"), name)
     given.train()
     assert same(weights(given), weights(changed))
 
@@ -163,6 +135,7 @@ def test_a_changed_run_is_the_loop_that_one_would_write(name: str, tmp_path: Pat
         "model": lambda: nn.Linear(4, 1),
         "optimizer": sf.optim.sgd(lr=1e-2),
         "schedule": sf.schedules.constant(),
+        "clip": "off",
     }
     linear = nn.Linear(4, 1)
     untrained = run_in(tmp_path / "unused", name, **plain).state.model
@@ -219,18 +192,9 @@ def test_every_sample_is_seen_once_an_epoch_before_and_after(name: str, tmp_path
     for epoch in range(4):
         plan = before if epoch < 2 else after
         begin = epoch * steps if epoch < 2 else 2 * steps + (epoch - 2) * after.steps
-        seen = read_by(plan, range(begin, begin + plan.steps))
-        assert sorted(sample for sample, _ in seen) == list(range(SAMPLES))
-        assert {number for _, number in seen} == {epoch}
-
-
-def read_by(plan: Any, steps: range) -> list[tuple[int, int]]:
-    """Return the samples of some steps with their epochs, in order."""
-    read: list[tuple[int, int]] = []
-    for step in steps:
-        for ids, epochs in plan.micro_batches(step):
-            read += zip(ids.tolist(), epochs.tolist(), strict=True)
-    return read
+        seen = samples_read(plan, range(begin, begin + plan.steps))
+        assert sorted(sample for _, sample in seen) == list(range(SAMPLES))
+        assert {number for number, _ in seen} == {epoch}
 
 
 def test_a_record_ends_each_epoch_before_and_after(tmp_path: Path) -> None:
@@ -249,7 +213,7 @@ def test_rows_of_a_stream_that_were_read_are_read(tmp_path: Path) -> None:
         assert tape.recorder.stop == tape.samples == 220  # rows that the run reads
         for _ in run:
             pass
-    read_rows = [row for row, _ in read_by(plan, range(5, 20))]
+    read_rows = [row for _, row in samples_read(plan, range(5, 20))]
     assert read_rows == list(range(5 * 8, 5 * 8 + 15 * 12))
     assert run.parts.length.epochs == 1.0
     saved = read(tmp_path / "checkpoints" / "step-00000020").saved
@@ -287,30 +251,14 @@ def test_two_ranks_that_are_given_the_journal_train_as_those_that_were_changed(
     train_on_two_ranks(changed, name, stop_after="11 steps", **of_ranks)
     train_on_two_ranks(changed, name, **of_ranks)
 
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(changed / "changes.jsonl", given)
+    given = given_the_journal_of(changed, tmp_path / "given")
     train_on_two_ranks(given, name, **of_ranks)
-
-    last = max(sf.load(given).checkpoints)
-    of_changed = saved_tensors(changed, step=last)
-    of_given = saved_tensors(given, step=last)
-    assert of_changed.keys() == of_given.keys()
-    assert [name for name in of_given if not torch.equal(of_given[name], of_changed[name])] == []
+    assert_same_end(given, changed, step=sf.load(changed).step)
 
 
 def train_on_two_ranks(run_dir: Path, name: str, **settings: Any) -> None:
     statuses = on_ranks(2, lambda _: run_in(run_dir, name, **settings).train())
     assert statuses == [0, 0]
-
-
-def saved_tensors(run_dir: Path, *, step: int) -> dict[str, Tensor]:
-    checkpoint = read(run_dir / "checkpoints" / f"step-{step:08d}")
-    tensors = {}
-    for file in ("model", "optimizer"):
-        for name, tensor in checkpoint.tensors(file).items():
-            tensors[f"{file}/{name}"] = tensor
-    return tensors
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -474,9 +422,7 @@ def test_a_body_changes_the_batch_size(name: str, tmp_path: Path) -> None:
     (change,) = read_changes(tmp_path / "changed")
     assert change.from_step == (5 if name == "stream" else 8)
 
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    given = run_in(tmp_path / "given", name)
+    given = run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"), name)
     given.train()
     assert given.state.step == run.state.step
     assert same(weights(given), weights(run))
@@ -548,9 +494,7 @@ def test_a_tape_that_drops_rows_drops_none_that_a_resume_reads(tmp_path: Path) -
     assert tape.first_kept() <= 40 * 8 + (first - 40) * 4 < tape.first_kept() + 4
     assert run_in(changed, "stream", **small).parts.pipeline.first() is not None  # of step 0
 
-    (tmp_path / "given").mkdir()
-    shutil.copy(changed / "changes.jsonl", tmp_path / "given")
-    given = run_in(tmp_path / "given", "stream", **settings)
+    given = run_in(given_the_journal_of(changed, tmp_path / "given"), "stream", **settings)
     given.train()
     assert same(weights(given), weights(run))
 
@@ -577,7 +521,9 @@ def test_tokens_of_samples_of_one_length_are_read_on_behind_those_that_were_read
     sf.load(tmp_path / "run").change(batch_size="48 tokens")
     run = run_in(tmp_path / "run", "", **tokens)
     after = run.parts.pipeline.plan
-    assert read_by(before, range(5)) + read_by(after, range(5, 15)) == read_by(before, range(20))
+    assert samples_read(before, range(5)) + samples_read(after, range(5, 15)) == samples_read(
+        before, range(20)
+    )
     assert run.parts.length.steps == 5 + -(-(4 * SAMPLES - 5 * 8) // 12)
     run.train()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 import surefoot as sf
-from identities.test_law_19_changes_of_mixtures import (
-    mixture,
-    read_by,
-    run_in,
-    train_on_two_ranks,
-)
+from identities.changed_runs import assert_same_end, given_the_journal_of, samples_read
+from identities.test_law_19_changes_of_mixtures import END, mixture, run_in, train_on_two_ranks
 from rank_processes import forks, on_ranks
 from refused import refused
-from same_bits import assert_same_bits, newest_checkpoint, tensors_of
 from surefoot.cli.main import _verb
 from surefoot.tracking.change_journal import read_changes
 
@@ -40,10 +34,6 @@ def lines_of(run_dir: Path) -> list[tuple[int, Any, str]]:
     return [(change.from_step, change.now, change.because) for change in read_changes(run_dir)]
 
 
-def assert_same_end(run_dir: Path, other: Path) -> None:
-    assert_same_bits(tensors_of(newest_checkpoint(run_dir)), tensors_of(newest_checkpoint(other)))
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("ramps") / "whole"
@@ -57,19 +47,19 @@ def test_they_end_as_weights_that_were_changed_at_these_steps(whole: Path, tmp_p
         run_in(tmp_path / "changed", stop_after=f"{step} steps").train()
         sf.load(tmp_path / "changed").change(**{"train_data.weights": now})
     run_in(tmp_path / "changed").train()
-    assert_same_end(tmp_path / "changed", whole)
+    assert_same_end(tmp_path / "changed", whole, step=END)
 
     run_in(tmp_path / "unchanged").train()
     with pytest.raises(AssertionError):
-        assert_same_end(tmp_path / "unchanged", whole)
+        assert_same_end(tmp_path / "unchanged", whole, step=END)
     assert sf.load(run_in(whole, **ramps())).verify(steps="all").problems == []
 
 
 def test_the_new_quotas_hold_from_the_next_block_on(whole: Path) -> None:
-    samples = read_by(run_in(whole, **ramps()).parts.pipeline.plan, range(45))
+    samples = samples_read(run_in(whole, **ramps()).parts.pipeline.plan, range(45))
     shares = [0.7, 0.7, 400 / 700, 0.2]
     for block, share in enumerate(shares):
-        of_block = [sample for sample, _ in samples[1000 * block : 1000 * (block + 1)]]
+        of_block = [sample for _, sample in samples[1000 * block : 1000 * (block + 1)]]
         assert sum(sample < 300 for sample in of_block) == round(1000 * share)
 
 
@@ -79,7 +69,7 @@ def test_a_run_that_stops_after_every_step_ends_with_the_same_bits(
     for step in range(1, 45):
         run_in(tmp_path, stop_after=f"{step} steps", **ramps()).train()
     run_in(tmp_path, **ramps()).train()
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
     assert lines_of(tmp_path) == LINES
 
 
@@ -96,7 +86,7 @@ def test_a_run_that_is_killed_ends_with_the_same_bits(whole: Path, tmp_path: Pat
 
         assert on_ranks(1, killed) == [-signal.SIGKILL]
     run_in(tmp_path, **ramps()).train()
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
 
 
 @pytest.mark.parametrize("lines", [0, 1])
@@ -110,7 +100,7 @@ def test_a_kill_before_the_journal_was_written_whole_loses_no_line(
     journal.write_bytes(b"".join(written[:lines]) + b'{"number": ')
     run_in(tmp_path, **ramps()).train()
     assert lines_of(tmp_path) == LINES
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
 
 
 def test_a_run_whose_weights_are_not_written_yet_is_not_changed(tmp_path: Path) -> None:
@@ -129,10 +119,9 @@ def test_the_journal_is_enough_and_a_program_may_have_the_first_or_the_last_weig
 ) -> None:
     programs: dict[str, Any] = {"first": mixture(), "last": mixture(0.2, 0.8), **ramps()}
     for name, train_data in programs.items():
-        (tmp_path / name).mkdir()
-        shutil.copy(whole / "changes.jsonl", tmp_path / name)
-        run_in(tmp_path / name, train_data=train_data).train()
-        assert_same_end(tmp_path / name, whole)
+        given = given_the_journal_of(whole, tmp_path / name)
+        run_in(given, train_data=train_data).train()
+        assert_same_end(given, whole, step=END)
 
 
 @forks
@@ -143,7 +132,7 @@ def test_two_ranks_train_as_those_that_were_changed(tmp_path: Path) -> None:
         train_on_two_ranks(tmp_path / "changed", **stop)
         sf.load(tmp_path / "changed").change(**{"train_data.weights": now})
     train_on_two_ranks(tmp_path / "changed", micro_batch_size=50)
-    assert_same_end(tmp_path / "ramps", tmp_path / "changed")
+    assert_same_end(tmp_path / "ramps", tmp_path / "changed", step=END)
 
 
 @forks
@@ -171,7 +160,7 @@ def test_a_mixture_in_a_data_loader_has_them_too(whole: Path, tmp_path: Path) ->
     loader: Any = DataLoader(mixture(WEB, BOOKS), batch_size=100, shuffle=True)
     run_in(tmp_path, train_data=loader, batch_size=None).train()
     assert lines_of(tmp_path) == LINES
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
 
 
 def test_a_change_supersedes_what_is_to_come_of_all_weights(tmp_path: Path) -> None:
@@ -186,7 +175,7 @@ def test_a_run_that_goes_back_keeps_what_is_to_come(whole: Path, tmp_path: Path)
     sf.load(tmp_path).go_back(16, "a test")
     run_in(tmp_path, **ramps()).train()
     assert [change.from_step for change in read_changes(tmp_path)] == [14, 22, 16, 22]
-    assert_same_end(tmp_path, whole)
+    assert_same_end(tmp_path, whole, step=END)
 
 
 OTHERS: dict[str, tuple[Any, Any, str]] = {

@@ -4,15 +4,14 @@ new length from the start, and ends with the bits of the run that was given its 
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 import surefoot as sf
+from identities import changed_runs
+from identities.changed_runs import given_the_journal_of, same, weights
 from refused import refused
 from surefoot.run.run import Run
 
@@ -26,45 +25,14 @@ SCHEDULES: dict[str, Any] = {
 }
 
 
-def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
-
 def run_in(run_dir: Path, **settings: Any) -> Run:
-    inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
-    chosen: dict[str, Any] = {
-        "model": model,
-        "loss": loss,
-        "train_data": (inputs, inputs.sum(1, keepdim=True)),
-        "optimizer": sf.optim.adamw(lr=1e-2),
-        "schedule": sf.schedules.cosine("10%"),
-        "batch_size": 8,
-        "length": "20 steps",
-        "device": "cpu",
-        "console": False,
-        "report": False,
-        "log_every": "1 steps",
-        "run_dir": run_dir,
-    }
-    return sf.Run(**(chosen | settings))
+    return changed_runs.run_in(run_dir, **({"length": "20 steps"} | settings))
 
 
 def stretched_run(run_dir: Path, *, length: str = "40 steps", **settings: Any) -> Run:
     run_in(run_dir, stop_after=f"{AT} steps", **settings).train()
     sf.load(run_dir).change("a test", length=length, schedule="stretch")
     return run_in(run_dir, **settings)
-
-
-def weights(run: Run) -> list[Tensor]:
-    return [tensor.detach().clone() for tensor in run.state.model.parameters()]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -91,9 +59,7 @@ def test_it_ends_with_the_bits_of_the_run_that_was_given_its_journal_and_resumes
     run_in(tmp_path / "changed", stop_after=f"{stopped_at} steps").train()
     changed = run_in(tmp_path / "changed")
     changed.train()
-    (tmp_path / "given").mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", tmp_path / "given")
-    given = run_in(tmp_path / "given")
+    given = run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"))
     given.train()
     assert same(weights(given), weights(changed))
     assert sf.load(run_in(tmp_path / "changed")).verify(steps="all").problems == []

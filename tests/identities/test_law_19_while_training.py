@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
+from identities import changed_runs
+from identities.changed_runs import given_the_journal_of, model, same, weights
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.run.run import Run
@@ -27,49 +29,14 @@ from surefoot.tracking.change_request import REQUEST, request_changes, requested
 from surefoot.train.changed_settings import Wish
 from waiting import HANG_S, HangLimit
 
-SAMPLES = 60
-
-
-def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
-    return (model(batch[0]) - batch[1]).square().mean()
-
-
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
-
 
 def run_in(run_dir: Path | None, **settings: Any) -> Run:
-    inputs = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
-    chosen: dict[str, Any] = {
-        "model": model,
-        "loss": loss,
-        "train_data": (inputs, inputs.sum(1, keepdim=True)),
-        "optimizer": sf.optim.adamw(lr=1e-2, weight_decay=0.1),
-        "schedule": sf.schedules.cosine("10%"),
-        "batch_size": 8,
-        "length": "20 steps",
-        "device": "cpu",
-        "console": False,
-        "report": False,
-        "log_every": "1 steps",
-        "run_dir": run_dir,
-    }
-    return sf.Run(**(chosen | settings))
-
-
-def weights(run: Run) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in run.state.parameters]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(first, second) for first, second in zip(one, other, strict=True))
+    return changed_runs.run_in(run_dir, **({"length": "20 steps"} | settings))
 
 
 def given_journal_of(run_dir: Path, **settings: Any) -> list[Tensor]:
     """Return the weights of a run that has the journal of another from the start."""
-    given = run_dir.with_name("given")
-    given.mkdir()
-    shutil.copy(run_dir / "changes.jsonl", given)
+    given = given_the_journal_of(run_dir, run_dir.with_name("given"))
     run = run_in(given, **settings)
     run.train()
     return weights(run)
