@@ -15,13 +15,17 @@ from torch import nn
 
 import surefoot as sf
 from identities.changed_runs import (
+    CHANGED_AT,
     LAST,
     assert_same_end,
+    data,
     given_the_journal_of,
+    halved,
+    loss,
     on_two_ranks,
+    run_in,
     tensors_of,
 )
-from identities.test_law_19_changes import CHANGED_AT, data, halved, loss, run_in
 from identities.test_law_19_changes_of_optimizers import several
 from rank_processes import forks
 from refused import refused

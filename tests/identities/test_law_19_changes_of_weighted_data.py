@@ -11,16 +11,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import surefoot as sf
+from identities.changed_runs import given_the_journal_of, same, samples_read, weights
 from identities.test_law_19_changes_of_data import (
     AT,
     BEGINS,
     FEW,
     MANY,
     data,
-    read_by,
     run_in,
-    same,
-    weights,
 )
 from refused import refused
 from surefoot.run.run import Run
@@ -56,9 +54,7 @@ def test_a_run_given_its_journal_from_the_start_ends_with_the_same_bits(
 ) -> None:
     changed = changed_run(tmp_path / "changed", kind, when)
     changed.train()
-    given = tmp_path / "given"
-    given.mkdir()
-    shutil.copy(tmp_path / "changed" / "changes.jsonl", given)
+    given = given_the_journal_of(tmp_path / "changed", tmp_path / "given")
     stop_at_new_data(given, kind, when)
     for step in range(BEGINS[when] + 1, changed.state.step):  # a resume after every step
         if step % 5 == 0 or step < BEGINS[when] + 3:
@@ -77,9 +73,9 @@ def test_the_draws_are_those_of_a_run_that_always_had_the_new_data(
     kind: str, when: str, tmp_path: Path
 ) -> None:
     run = changed_run(tmp_path / "run", kind, when)
-    seen = read_by(run.parts.pipeline.plan, range(BEGINS[when], run.parts.length.steps))
+    seen = samples_read(run.parts.pipeline.plan, range(BEGINS[when], run.parts.length.steps))
     always = weighted(tmp_path / "always", MANY, kind).parts.pipeline.plan
-    assert seen[: 3 * MANY] == read_by(always, range(60))[2 * MANY : 5 * MANY]
+    assert seen[: 3 * MANY] == samples_read(always, range(60))[2 * MANY : 5 * MANY]
     if kind == "without replacement":
         expected = [(epoch, id_) for epoch in (2, 3, 4) for id_ in range(MANY)]
         assert sorted(seen[: 3 * MANY]) == expected

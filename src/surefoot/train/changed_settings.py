@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from surefoot.config.accepted_changes import FROM_ITS_WEIGHTS
 from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
 from surefoot.config.closest import closest
@@ -21,7 +22,7 @@ from surefoot.config.ramps import ramp_of
 from surefoot.config.setting import names_that_change, number
 from surefoot.config.setting_change import DATA, SettingChange, at_beginning, in_effect, left_by
 from surefoot.config.train_settings import TrainSettings, problem_of_value
-from surefoot.errors import Command, ConfigError, Setting, out_of_range
+from surefoot.errors import Command, ConfigError, Remedy, Setting, out_of_range
 from surefoot.optim.lr_multipliers import FROZEN, frozen, frozen_patterns, with_frozen
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
@@ -612,10 +613,18 @@ def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
             remedy="write the rate of its groups in the body of the loop",
             setting=name,
         )
-    meant = closest(name, known)
-    remedy = "what is not among them is not a setting, may change at a resume, or needs a new run"
+    from surefoot.train.run_settings import RunSettings  # imports torch
+
+    of_run = {field.name: field.metadata["role"] for field in fields(RunSettings)}
+    role = of_run.get(name)
+    meant = None if role else closest(name, known)
+    remedy: list[Remedy] = []
     if meant is not None:
-        remedy = f"did you mean {meant}?"
+        remedy.append(f"did you mean {meant}?")
+    if role in (None, "identity"):
+        remedy.append(FROM_ITS_WEIGHTS)
+    else:
+        remedy.append(("a resume takes another value without a change:", Setting(name, "VALUE")))
     return ConfigError(
         "setting-cannot-change",
         problem=f"{name} cannot change while this run goes on",
