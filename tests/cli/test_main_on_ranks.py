@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import surefoot as sf
+from journals import in_force
 from rank_processes import Outcome, Ranks
+from same_bits import assert_same_bits, newest_checkpoint, tensors_of
 from surefoot.cli.main import main
+from surefoot.tracking.change_journal import append_changes, read_changes
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked")
 PROGRAM = f"{Path(__file__).parents[1] / 'small_program.py'}:build"
@@ -44,3 +48,32 @@ def test_scores_of_a_run_are_printed_once(ranks: Ranks, tmp_path: Path) -> None:
     assert first.status == second.status == 0, second.text
     assert "step=4 val/loss=" in first.text
     assert second.text == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_three_ranks_go_back_and_skip_steps(parallel: str, ranks: Ranks, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = ["--parallel", parallel]
+
+    def on_three(*arguments: str) -> None:
+        for outcome in outcomes(ranks, 3, *arguments, *flags):
+            assert outcome.status == 0, outcome.text
+
+    began = ["train", "images", "--batch-size", "12", "--micro-batch-size", "2"]
+    began += ["--length", "20 steps", "--save-every", "2 steps", "--report", "False"]
+    on_three(*began, "--run-dir", str(run), "--stop-after", "12 steps")
+    back = ["resume", str(run), "--from-step", "7", "--change", "optimizer.lr=1e-4"]
+    back += ["--skip-steps", "10..11", "--because", "no good"]
+    on_three(*back, "--stop-after", "9 steps")
+    journal = read_changes(run)
+    assert [line.setting for line in journal] == ["step", "optimizer.lr", *["skip_steps"] * 2]
+    on_three(*back)  # as a queue repeats it
+    assert read_changes(run) == journal
+
+    given = tmp_path / "given"
+    given.mkdir()
+    append_changes(given, in_force(journal))
+    on_three(*began, "--run-dir", str(given))
+    assert sf.load(run).step == sf.load(given).step == 20
+    assert_same_bits(tensors_of(newest_checkpoint(run)), tensors_of(newest_checkpoint(given)))

@@ -78,39 +78,3 @@ def test_a_flag_that_is_no_ramp_is_refused(
         command("train", "images", "--run-dir", str(tmp_path / "run"), *flags)
     assert refusal.value.code == code
     assert not (tmp_path / "run").exists()
-
-
-def test_resume_skips_steps_on_record_and_goes_back_for_those_that_are_completed(
-    tmp_path: Path,
-) -> None:
-    run = tmp_path / "run"
-    command(
-        "train",
-        "images",
-        "--length",
-        "12 steps",
-        "--stop-after",
-        "8 steps",
-        "--batch-size",
-        "8",
-        "--log-every",
-        "1 steps",
-        "--report",
-        "False",
-        "--tensorboard",
-        "False",
-        "--run-dir",
-        str(run),
-    )
-    with pytest.raises(sf.ConfigError) as refusal:
-        command("resume", str(run), "--skip-steps", "6..7")
-    assert refusal.value.code == "skipped-steps-completed"
-    assert "--from-step 5 --skip-steps 6..7" in str(refusal.value)
-    command("resume", str(run), "--from-step", "5", "--skip-steps", "6..7", "--because", "bad")
-    skips = [change for change in read_changes(run) if change.setting == "skip_steps"]
-    assert [(change.from_step, change.now, change.because) for change in skips] == [
-        (5, "6..7", "bad"),
-        (7, None, "bad"),
-    ]
-    steps = [record["step"] for record in sf.load(run).records("train")]
-    assert steps == [1, 2, 3, 4, 5, 8, 9, 10, 11, 12]

@@ -50,12 +50,16 @@ def skipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_a_run_that_skips_steps_is_a_plain_loop_that_continues(tmp_path: Path) -> None:
-    run = run_in(None)
-    plan = run.parts.pipeline.plan
-    factors = run.parts.task.factors
+@pytest.mark.parametrize("data_settings", [{}, {"micro_batch_size": 2}, {"order": "lanes"}])
+def test_a_run_that_skips_steps_is_a_plain_loop_that_continues(
+    data_settings: dict[str, Any], tmp_path: Path
+) -> None:
     plain = nn.Linear(4, 1)
     settings: dict[str, Any] = {"model": lambda: nn.Linear(4, 1), "ema": None, "clip": "off"}
+    settings |= {"length": "23 steps", **data_settings}
+    run = run_in(None, **settings)
+    plan = run.parts.pipeline.plan
+    factors = run.parts.task.factors
     skipping(tmp_path, at=1, **settings)
     plain.load_state_dict(first_weights(tmp_path))
     run_in(tmp_path, **settings).train()
@@ -264,3 +268,71 @@ def test_a_stream_goes_on_behind_the_rows_of_skipped_steps(tmp_path: Path) -> No
     ]
     assert losses[0][8] == losses[1][8]
     assert losses[0][14] != losses[1][14]
+
+
+PATIENT = {"best": "min val/loss", "early_stopping": sf.EarlyStopping("min val/loss", patience=3)}
+REDUCED = {"plateau": sf.ReduceLROnPlateau("min val/loss", patience=2, factor=0.5)}
+
+
+def test_scores_of_skipped_steps_count_for_patience(tmp_path: Path) -> None:
+    settings: dict[str, Any] = VALIDATION | PATIENT | {"evaluate_every": "1 steps"}
+    skipping(tmp_path / "changed", "9..16", **settings)
+    run_in(tmp_path / "changed", **settings).train()
+    saved = sf.load(tmp_path / "changed")
+    scores = {record["step"]: record["val/loss"] for record in saved.records("eval")}
+    best = min(scores, key=lambda step: scores[step])
+    assert saved.step == best + 3 in range(9, 17)
+    run_in(given_the_journal_of(tmp_path / "changed", tmp_path / "given"), **settings).train()
+    assert_same_end(tmp_path / "given", tmp_path / "changed", step=saved.step)
+
+
+def test_scores_of_skipped_steps_lower_the_rate(skipped: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = VALIDATION | REDUCED | {"evaluate_every": "1 steps"}
+    given = given_the_journal_of(skipped, tmp_path / "given")
+    run_in(given, **settings).train()
+    stopped = given_the_journal_of(skipped, tmp_path / "stopped")
+    for step in range(8, 15):
+        run_in(stopped, stop_after=f"{step} steps", **settings).train()
+    run_in(stopped, **settings).train()
+    assert_same_end(given, stopped)
+    factors = run_in(None).parts.task.factors
+    lowered = {
+        record["step"]: record["lr"] / (1e-2 * factors(record["step"] - 1))
+        for record in sf.load(given).records("train")
+    }
+    # the scores of steps 9 to 13 are that of step 8
+    assert lowered[14] == pytest.approx(lowered[8] / 4)
+    assert sf.load(run_in(given, **settings)).verify(steps="all").problems == []
+
+
+def test_a_change_within_a_range_holds_from_its_step(tmp_path: Path) -> None:
+    run_dir = skipping(tmp_path / "changed")
+    run_in(run_dir, stop_after="10 steps").train()
+    sf.load(run_dir).change(**{"optimizer.lr": 1e-3, "batch_size": 12, "ema": 0.5})
+    run_in(run_dir).train()
+    steps = [record["step"] - 1 for record in sf.load(run_dir).records("train")]
+    assert steps == [step for step in range(19) if step not in SKIPPED]
+    last = sf.load(run_dir).step
+    # 10 steps of 8 samples, and the others of the 180 by twelve
+    assert last == 10 + 9
+    run_in(given_the_journal_of(run_dir, tmp_path / "given")).train()
+    assert_same_end(tmp_path / "given", run_dir, step=last)
+    assert sf.load(run_in(run_dir)).verify(steps="all").problems == []
+
+
+def test_a_range_begins_with_the_first_step_and_ends_before_the_last(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="1 steps").train()
+    sf.load(tmp_path).go_back(0, skip_steps="1..3, 20..22")
+    run_in(tmp_path).train()
+    steps = [record["step"] for record in sf.load(tmp_path).records("train")]
+    assert steps == [*range(4, 20), 23]
+    marks = sf.load(tmp_path).records("skipped_range")
+    assert [(mark["first"], mark["last"]) for mark in marks] == [(1, 3), (20, 22)]
+
+
+def test_a_longer_run_can_skip_the_steps_that_were_its_last(tmp_path: Path) -> None:
+    run_in(tmp_path, stop_after="5 steps").train()
+    sf.load(tmp_path).change(length="4 epochs", skip_steps="20..25")
+    assert [line.from_step for line in read_changes(tmp_path)] == [5, 19, 25]
+    with refused("skipped-steps-beyond-length", steps=30):
+        sf.load(tmp_path).change(skip_steps="29..30")

@@ -68,8 +68,9 @@ def resume(arguments: list[str]) -> None:
         Resume, arguments, verb="resume", but=among_settings(program), help_goes_on=True
     )
     assignments = list(options.change)
-    if options.skip_steps is not None:
-        assignments.append(f"{SKIP_STEPS}={options.skip_steps}")
+    skipped = flag_text(arguments, SKIP_STEPS)  # "None" is a value here
+    if skipped is not None:
+        assignments.append(f"{SKIP_STEPS}={skipped}")
     length = flag_text(flags, "length")
     if length is not None:
         assignments.append(f"length={length}")

@@ -17,7 +17,7 @@ from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import is_running, newest_state
 from surefoot.train.changed_settings import Wish, changes_of, described
 from surefoot.train.recorded_settings import RecordedSettings, values_of_program, with_auto
-from surefoot.train.skipped_steps import end_of_range
+from surefoot.train.skipped_steps import SKIP_STEPS, changes_of_skips, end_of_range
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,14 @@ def _is_back(
     present = recorded.at(step)
     micro_batch_size = present["micro_batch_size"] or state.identity["micro_batch_size"]
     sizes = batching(present["batch_size"], micro_batch_size)
-    return not changes_of(present, with_auto(run, wishes), from_step=step, sizes=sizes)
+    for wish in wishes:
+        steps = state.planned_steps
+        if wish.setting == SKIP_STEPS and changes_of_skips(
+            wish.value, changes, step=step, steps=steps
+        ):
+            return False
+    others = [wish for wish in with_auto(run, wishes) if wish.setting != SKIP_STEPS]
+    return not changes_of(present, others, from_step=step, sizes=sizes)
 
 
 def _checkpoint_up_to(
