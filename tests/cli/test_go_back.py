@@ -113,6 +113,15 @@ def test_the_command_may_be_repeated(run: Path) -> None:
     assert sf.load(run).step == LAST
 
 
+def test_a_command_for_the_step_at_which_the_run_stands_may_be_repeated(run: Path) -> None:
+    words = ["resume", str(run), "--from-step", "9", "--because", "look again"]
+    command(*words, "--stop-after", "11 steps")
+    lines = read_changes(run)
+    command(*words, "--stop-after", "11 steps")
+    assert read_changes(run) == lines
+    assert sf.load(run).checkpoints[-1] == 11
+
+
 def test_another_change_at_the_step_goes_back_once_more(run: Path) -> None:
     words = ["resume", str(run), "--from-step", "4"]
     command(*words, "--change", "optimizer.lr=1e-4", "--stop-after", "6 steps")

@@ -94,8 +94,6 @@ def plan_going_back(
     line = going_back(journal, was=newest, now=step, because=because)
     saved_step, saved = _checkpoint_up_to(run, step, (*journal, line))
     changes = [line, *_still_to_come(journal, step)]
-    if step == newest and all(earlier.from_step < step for earlier in in_effect(journal)):
-        changes = []  # nothing is left behind
     plan = plan_from(run, wishes, step=step, state=saved, earlier=(*journal, *changes))
     lines = [described(line) for line in changes]
     where = f"the run goes on from step-{saved_step:08d}"
