@@ -143,9 +143,9 @@ def tiled_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of positions for which attention went in tiles."""
     calls: list[int] = []
 
-    def noting(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def noting(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         calls.append(q.shape[2])
-        return tiled_attention(q, k, v)
+        return tiled_attention(q, k, v, mask)
 
     monkeypatch.setattr(attention, "tiled_attention", noting)
     return calls

@@ -34,6 +34,7 @@ KINDS_OF_TEXT = WHAT_PEOPLE_BRING
 PAIRS_AS_MEANT = WHAT_PEOPLE_BRING
 ANSWERS_OF_CHATS = WHAT_PEOPLE_BRING
 PICTURES_AS_SHOWN = WHAT_PEOPLE_BRING
+DOCUMENTS_APART = 11
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ BEHAVIORS = [
         " answers of chats from the tokens of their prompts;"
         " pictures as viewers show them, more than 8 bits by their range, and their parts without"
         " case",
+    ),
+    BehaviorChange(
+        DOCUMENTS_APART,
+        since="0.2.0",
+        what="documents of a GPT's text that are kept apart, unless data.documents is joined",
     ),
 ]
 

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.attention.flex_attention import BlockMask
 
+from surefoot.models.documents import attention_in_blocks
 from surefoot.models.layers import dropout, past_norm, reciprocal, rms_norm
 
 _PLACES = ContextVar("places", default=64)  # positions per tile
@@ -23,11 +25,16 @@ _LEAST_WIDE = 192 * 64
 _WRITTEN_OUT = 64  # positions: with more, the kernel in float32 is faster (benchmarks/kernels.py)
 
 
-def tiled_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
+def tiled_attention(
+    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask_B1TT: Tensor | None = None
+) -> Tensor:
     """Compute causal attention (Vaswani et al. 2017, section 3.2.1) in tiles of 64 queries;
-    backward needs T^2/2 values per head.
+    backward needs T^2/2 values per head. A mask is added to the scores, and hides later positions
+    too.
     """
-    return _Tiled.apply(q_BHTD, k_BHTD, v_BHTD, _PLACES.get())  # type: ignore[no-untyped-call]
+    return _Tiled.apply(  # type: ignore[no-untyped-call]
+        q_BHTD, k_BHTD, v_BHTD, mask_B1TT, _PLACES.get()
+    )
 
 
 @contextmanager
@@ -44,19 +51,32 @@ def in_one_tile() -> Iterator[None]:
 
 class _Tiled(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, places: int) -> Tensor:
-        time, channels = q_BHTD.shape[2:]
+    def forward(
+        ctx: Any,
+        q_BHTD: Tensor,
+        k_BHTD: Tensor,
+        v_BHTD: Tensor,
+        mask_B1TT: Tensor | None,
+        places: int,
+    ) -> Tensor:
+        batch, heads, time, channels = q_BHTD.shape
         q_NTD = q_BHTD.reshape(-1, time, channels) * channels**-0.5
         k_NTD = k_BHTD.reshape(-1, time, channels)
         v_NTD = v_BHTD.reshape(-1, time, channels)
         y_NTD = torch.empty_like(v_NTD)
         size = min(places, time)
         later_tt = torch.full((size, size), float("-inf"), dtype=q_NTD.dtype).triu_(1)
+        if mask_B1TT is not None:
+            mask_B1TT = mask_B1TT.to(q_NTD.dtype)
         tiles = []
         for first in range(0, time, places):
             end = min(first + places, time)
             scores_Nts = q_NTD[:, first:end] @ k_NTD[:, :end].mT
-            scores_Nts[..., first:] += later_tt[: end - first, : end - first]
+            if mask_B1TT is None:
+                scores_Nts[..., first:] += later_tt[: end - first, : end - first]
+            else:
+                scores_BHts = scores_Nts.view(batch, heads, end - first, end)
+                scores_BHts += mask_B1TT[:, :, first:end, :end]
             tiles.append(torch.softmax(scores_Nts, dim=-1))
             y_NTD[:, first:end] = tiles[-1] @ v_NTD[:, :end]
         ctx.save_for_backward(q_NTD, k_NTD, v_NTD, *tiles)
@@ -65,7 +85,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, outer_BHTD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q_NTD, k_NTD, v_NTD, *tiles = ctx.saved_tensors
         outer_NTD = outer_BHTD.reshape(q_NTD.shape)
         time, channels = q_NTD.shape[1:]
@@ -87,6 +107,7 @@ class _Tiled(torch.autograd.Function):
             of_q.view(outer_BHTD.shape),
             of_k.to(q_NTD.dtype).view(outer_BHTD.shape),
             of_v.to(q_NTD.dtype).view(outer_BHTD.shape),
+            None,
             None,
         )
 
@@ -141,10 +162,16 @@ class Cache:
 
 
 def causal_attention(
-    q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, drop_fraction: float
+    q_BHTD: Tensor,
+    k_BHSD: Tensor,
+    v_BHSD: Tensor,
+    *,
+    drop_fraction: float,
+    document_mask: Tensor | BlockMask | None = None,
 ) -> Tensor:
     """Compute causal scaled dot-product attention in the dtype of `v_BHSD`. The queries belong to
-    the last T of S positions.
+    the last T of S positions. `document_mask` (see `documents.document_mask`) keeps documents
+    apart.
 
     On the CPU, torch 2.13's backward pass in bfloat16 is 2 to 17 times slower than in float32
     (heads of 32 or 64 channels, up to 256 tokens). `tiled_attention` in bfloat16 is about twice as
@@ -152,6 +179,12 @@ def causal_attention(
     positions (benchmarks/kernels.py). With attention dropout, the CPU computes in bfloat16 for up
     to 64 positions, and in float32 for more.
     """
+    if isinstance(document_mask, BlockMask):
+        return attention_in_blocks(q_BHTD, k_BHSD, v_BHSD, document_mask)
+    if document_mask is not None:
+        return masked_attention(
+            q_BHTD, k_BHSD, v_BHSD, mask=document_mask, causal=True, drop_fraction=drop_fraction
+        )
     time = q_BHTD.shape[2]
     so_far = k_BHSD.shape[2]
     causal = time == so_far
@@ -173,25 +206,29 @@ def masked_attention(
     causal: bool = False,
     drop_fraction: float,
 ) -> Tensor:
-    """Compute scaled dot-product attention where `mask` is true. The mask is (T, S), or (B, 1, 1,
-    S) for all queries of a row.
+    """Compute scaled dot-product attention with a mask, of the shape (T, S), (B, 1, T, S), or (B, 1,
+    1, S) for all queries of a row.
 
-    Every row needs at least one true position. The result has the dtype of `v_BHSD`;
+    As in torch, a boolean mask is true where a query sees a key, and one of numbers is added to the
+    scores. With `causal`, a query sees no later key, and a mask hides later keys too. Every row needs at least one true position. The result has the dtype of `v_BHSD`;
     `causal_attention` describes the kernels.
     """
-    if not v_BHSD.is_cpu:
-        return F.scaled_dot_product_attention(
-            q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
-        )
     dtype = v_BHSD.dtype
+    by_torch = causal and mask is None
+    if not v_BHSD.is_cpu:
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(dtype)
+        return F.scaled_dot_product_attention(
+            q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=by_torch
+        )
     so_far, channels = k_BHSD.shape[2:]
     is_narrow = dtype in (torch.bfloat16, torch.float16)
     may_tile = causal and not drop_fraction and not torch.compiler.is_compiling()
     if is_narrow and may_tile and so_far <= _TILED[16]:
-        return tiled_attention(q_BHTD.to(dtype), k_BHSD.to(dtype), v_BHSD)
+        return tiled_attention(q_BHTD.to(dtype), k_BHSD.to(dtype), v_BHSD, mask)
     with torch.autocast("cpu", enabled=False):
         if is_narrow and so_far <= _WRITTEN_OUT:
-            if causal:
+            if by_torch:
                 mask = torch.ones(so_far, so_far, dtype=torch.bool).tril()
             return _written_out(
                 q_BHTD.to(dtype), k_BHSD.to(dtype), v_BHSD, mask=mask, drop_fraction=drop_fraction
@@ -202,9 +239,11 @@ def masked_attention(
         v_BHSD = v_BHSD.to(wide)
         is_worth_tiles = so_far <= _TILED[32] and so_far * channels >= _LEAST_WIDE
         if may_tile and is_worth_tiles and dtype == torch.float32 and not _is_transformed():
-            return tiled_attention(q_BHTD, k_BHSD, v_BHSD)
+            return tiled_attention(q_BHTD, k_BHSD, v_BHSD, mask)
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(wide)
         y_BHTD = F.scaled_dot_product_attention(
-            q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=causal
+            q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, dropout_p=drop_fraction, is_causal=by_torch
         )
     return y_BHTD.to(dtype)
 
@@ -218,7 +257,9 @@ def _written_out(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, *, mask: Tensor | None, drop_fraction: float
 ) -> Tensor:
     scores_BHTS = (q_BHTD * q_BHTD.shape[-1] ** -0.5) @ k_BHSD.transpose(-2, -1)
-    if mask is not None:
+    if mask is not None and mask.is_floating_point():
+        scores_BHTS = scores_BHTS + mask
+    elif mask is not None:
         scores_BHTS = scores_BHTS.masked_fill(~mask, float("-inf"))
     weights_BHTS = torch.softmax(scores_BHTS, dim=-1, dtype=torch.float32).to(v_BHSD.dtype)
     if drop_fraction:

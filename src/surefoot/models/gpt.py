@@ -14,8 +14,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from surefoot.models.attention import Cache, rotations
+from surefoot.models.documents import (
+    check_documents,
+    document_mask,
+    is_of_document,
+    places_in_documents,
+)
 from surefoot.models.gpt_layers import MLP, Attention, Block, GPTConfig, Ngrams, norm
 from surefoot.models.layers import Dropout, HeadLoss, check_context
 
@@ -68,45 +75,85 @@ class GPT(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(
-        self, tokens_BT: Tensor, cache: Cache | None = None, *, loss: HeadLoss | None = None
+        self,
+        tokens_BT: Tensor,
+        cache: Cache | None = None,
+        *,
+        documents: Tensor | None = None,
+        loss: HeadLoss | None = None,
     ) -> Any:
         """Return next-token logits at every position; with a cache, the tokens continue the cached
         tokens.
 
+        `documents` (B, T) are the numbers of the documents that share a window: equal integers
+        within a document. Each document is then computed as if it stood alone: its tokens see only
+        their own document, and its positions begin at 0.
+
         With `loss`, return `loss(hidden states, head's weight)` instead. Such a loss need not hold
         all logits at once, and runs inside the `forward` that wrappers of the model call.
         """
-        hidden_BTC = self.hidden(tokens_BT, cache)
+        hidden_BTC = self.hidden(tokens_BT, cache, documents=documents)
         return self.head(hidden_BTC) if loss is None else loss(hidden_BTC, self.head.weight)
 
-    def hidden(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        cache: Cache | None = None,
+        *,
+        documents: Tensor | None = None,
+    ) -> Tensor:
         """Return the hidden states (B, T, C) that the head takes."""
         before = 0 if cache is None else cache.length
         end = before + tokens_BT.shape[1]
         check_context(end, self.shape.context)
-        x_BTC = self._embedded(tokens_BT, cache)
+        x_BTC = self._embedded(tokens_BT, cache, documents)
+        places: Tensor | slice = slice(before, end)
+        mask = None
+        if documents is not None:
+            check_documents(documents, tokens_BT, cache)
+            places = places_in_documents(documents)
+            mask = self._document_mask(documents)
         rotation = None
         if self.positions is None:
-            rotation = self.turns[0, before:end], self.turns[1, before:end]
+            rotation = self._rotation(places)
         else:
-            x_BTC = x_BTC + self.positions.weight[before:end]
+            x_BTC = x_BTC + self.positions.weight[places]
         x_BTC = self.dropout(x_BTC)
         for block in self.blocks:
-            x_BTC = block(x_BTC, rotation, cache)
+            x_BTC = block(x_BTC, rotation, cache, mask)
         return self.norm(x_BTC)
 
-    def _embedded(self, tokens_BT: Tensor, cache: Cache | None) -> Tensor:
+    def _rotation(self, places: Tensor | slice) -> tuple[Tensor, Tensor]:
+        cosines = self.turns[0, places]
+        sines = self.turns[1, places]
+        if isinstance(places, Tensor):  # (B, T, D), for all heads
+            return cosines.unsqueeze(1), sines.unsqueeze(1)
+        return cosines, sines
+
+    def _document_mask(self, documents_BT: Tensor) -> Tensor | BlockMask:
+        return document_mask(
+            documents_BT,
+            channels=self.shape.width // self.shape.heads,
+            drop_fraction=self.shape.dropout if self.training else 0.0,
+        )
+
+    def _embedded(
+        self, tokens_BT: Tensor, cache: Cache | None, documents_BT: Tensor | None = None
+    ) -> Tensor:
         time = tokens_BT.shape[1]
         if cache is not None:
             tokens_BT = cache.with_earlier(tokens_BT, keep=self.shape.looks_back)
         x_BTC: Tensor = self.embedding(tokens_BT)
         if self.smear is not None:
             earlier_BTC = x_BTC
-            for share_C in self.smear.view(-1, self.shape.width):
+            for back, share_C in enumerate(self.smear.view(-1, self.shape.width), start=1):
                 earlier_BTC = F.pad(earlier_BTC[:, :-1], (0, 0, 1, 0))
+                if documents_BT is not None:
+                    is_same_BT1 = is_of_document(documents_BT, back=back).unsqueeze(-1)
+                    earlier_BTC = torch.where(is_same_BT1, earlier_BTC, 0.0)
                 x_BTC = x_BTC + share_C * earlier_BTC
         if self.ngrams is not None:
-            x_BTC = x_BTC + self.ngrams(tokens_BT)
+            x_BTC = x_BTC + self.ngrams(tokens_BT, documents_BT)
         return x_BTC[:, -time:]
 
     def new_cache(self, batch: int) -> Cache:

@@ -11,8 +11,10 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from surefoot.models.attention import Cache, causal_attention, norm_and_rotate, rotate_only
+from surefoot.models.documents import is_of_document
 from surefoot.models.layers import (
     EPSILON,
     Dropout,
@@ -45,17 +47,19 @@ class Ngrams(nn.Module):
         self.sizes = table_sizes(longest=longest, rows=rows, vocab_size=vocab_size)
         self.tables = nn.ModuleList(nn.Embedding(size, width) for size in self.sizes)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the sum (B, T, C) of the embeddings of all n-grams that end at each position."""
+    def forward(self, tokens_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """Return the sum (B, T, C) of the embeddings of all n-grams that end at each position. With
+        the documents of the tokens, no n-gram reaches into another document.
+        """
         vectors_BTC = [
-            table(self.rows(tokens_BT, length=length))
+            table(self.rows(tokens_BT, length=length, documents_BT=documents_BT))
             for length, table in enumerate(self.tables, start=2)
         ]
         if len(vectors_BTC) == 1:
             return vectors_BTC[0]
         return torch.stack(vectors_BTC).sum(dim=0)
 
-    def rows(self, tokens_BT: Tensor, *, length: int) -> Tensor:
+    def rows(self, tokens_BT: Tensor, *, length: int, documents_BT: Tensor | None = None) -> Tensor:
         """Return the table row (B, T) of the n-gram of this length that ends at each position."""
         size = self.sizes[length - 2]
         symbols = self.vocab_size + 1
@@ -63,6 +67,9 @@ class Ngrams(nn.Module):
         for back in range(1, length):
             earlier_BT = torch.full_like(tokens_BT, self.vocab_size)
             earlier_BT[:, back:] = tokens_BT[:, :-back]
+            if documents_BT is not None:
+                is_same_BT = is_of_document(documents_BT, back=back)
+                earlier_BT = torch.where(is_same_BT, earlier_BT, self.vocab_size)
             keys_BT = keys_BT * symbols + earlier_BT
         if size == symbols**length:
             return keys_BT  # each n-gram has a row of its own
@@ -298,11 +305,13 @@ class Block(nn.Module):
         x_BTC: Tensor,
         rotation: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
+        document_mask: Tensor | BlockMask | None = None,
     ) -> Tensor:
         """Return the residual stream after this block; `rotation` holds the cosines and sines (T,
-        D) of rotary positions.
+        D) of rotary positions, or (B, 1, T, D).
         """
-        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), rotation, cache)
+        inner_BTC = self.attention_norm(x_BTC)
+        x_BTC = x_BTC + self.attention(inner_BTC, rotation, cache, document_mask)
         return x_BTC + self.mlp(self.mlp_norm(x_BTC))
 
 
@@ -330,9 +339,10 @@ class Attention(nn.Module):
         x_BTC: Tensor,
         rotation: tuple[Tensor, Tensor] | None = None,
         cache: Cache | None = None,
+        document_mask: Tensor | BlockMask | None = None,
     ) -> Tensor:
         """Return causal self-attention of x_BTC, in its shape. With `cache`, x_BTC continues the
-        cached tokens.
+        cached tokens. A `document_mask` keeps the documents of a window apart.
         """
         batch, time, width = x_BTC.shape
         heads = self.heads
@@ -352,7 +362,9 @@ class Attention(nn.Module):
             k_BHTD = k_BHTD.repeat_interleave(heads // key_heads, dim=1)
             v_BHTD = v_BHTD.repeat_interleave(heads // key_heads, dim=1)
         drop_fraction = self.drop_fraction if self.training else 0.0
-        y_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction)
+        y_BHTD = causal_attention(
+            q_BHTD, k_BHTD, v_BHTD, drop_fraction=drop_fraction, document_mask=document_mask
+        )
         return self.dropout(self.out(y_BHTD.transpose(1, 2).reshape(x_BTC.shape)))
 
 

@@ -24,17 +24,26 @@ class TrainWindows:
 
     A window gives (inputs, targets) from one shard; targets are the inputs shifted by one token.
     The first window starts at an offset drawn from (seed, epoch). Each epoch omits fewer than two
-    windows of tokens at the ends of each shard.
+    windows of tokens at the ends of each shard. With `end_token`, the token that ends each
+    document, a window gives (inputs, targets, documents): see `apart`.
 
     >>> windows = TrainWindows(np.arange(10), context=3, seed=0)
     >>> len(windows), [part.shape for part in windows.gather(np.array([0, 1]), np.array([0, 0]))]
     (2, [torch.Size([2, 3]), torch.Size([2, 3])])
     """
 
-    def __init__(self, tokens: Tokens | TokenShards, *, context: int, seed: int) -> None:
+    def __init__(
+        self,
+        tokens: Tokens | TokenShards,
+        *,
+        context: int,
+        seed: int,
+        end_token: int | None = None,
+    ) -> None:
         self.arrays = _arrays(tokens, context)
-        self.identity = {**_identity(tokens, context), "seed": seed}
+        self.identity = {**_identity(tokens, context, end_token), "seed": seed}
         self.context = context
+        self.end_token = end_token
         self.key = stream_key(seed, "window offset")
         sizes = np.array([len(array) for array in self.arrays])
         counts = np.maximum(0, sizes - context) // context
@@ -60,8 +69,10 @@ class TrainWindows:
         """The number of tokens per window, for batch sizes in tokens."""
         return self.context
 
-    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the windows `ids`, both (B, T) int64."""
+    def gather(self, ids: Ids, epochs: Ids) -> tuple[Tensor, ...]:
+        """Return inputs and targets of the windows `ids`, and documents if they are kept apart; all
+        are (B, T) int64.
+        """
         sources = np.searchsorted(self.ends, ids, side="right")
         first = int(epochs[0])
         if (epochs == first).all():
@@ -74,13 +85,14 @@ class TrainWindows:
         # contiguous copies, because a loss may `view` its targets
         inputs_BT = window_BT[:, :-1].astype(np.int64)
         targets_BT = window_BT[:, 1:].astype(np.int64)
-        return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
+        return _tensors(inputs_BT, targets_BT, self.end_token)
 
     def passages(self, ids: Ids) -> Batch:
         """Return a passage of each window in the first epoch (see `stored_samples.passages`), and
         all targets.
         """
-        return _passages(*self.gather(ids, np.zeros_like(ids)))
+        inputs_BT, targets_BT, *_ = self.gather(ids, np.zeros_like(ids))
+        return _passages(inputs_BT, targets_BT)
 
     def offsets(self, epoch: int) -> Ids:
         """Return the start of the first window of an epoch in each shard."""
@@ -89,8 +101,8 @@ class TrainWindows:
         return (np.uint64(fold(self.key, epoch)) % self.offset_counts).astype(np.int64)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hash of the tokens, the context length and the seed of the
-        offsets.
+        """Return the number and hash of the tokens, the context length, the seed of the offsets,
+        and the end token if documents are kept apart.
         """
         return self.identity
 
@@ -100,7 +112,8 @@ class EvalWindows:
 
     The last window of a shard is padded, with 0 in inputs and -100 (ignored by cross-entropy) in
     targets. The first token of a shard is never a target. If `max_tokens` is given, the seed
-    chooses windows of about `max_tokens` in total (rounded up to a window).
+    chooses windows of about `max_tokens` in total (rounded up to a window). With `end_token`, the
+    token that ends each document, a window gives (inputs, targets, documents): see `apart`.
 
     >>> EvalWindows(np.arange(6), context=3).gather(np.array([1]), np.array([0]))
     (tensor([[3, 4, 0]]), tensor([[   4,    5, -100]]))
@@ -118,10 +131,12 @@ class EvalWindows:
         context: int,
         max_tokens: int | None = None,
         seed: int = 0,
+        end_token: int | None = None,
     ) -> None:
         self.arrays = _arrays(tokens, context)
-        self.identity = _identity(tokens, context)
+        self.identity = _identity(tokens, context, end_token)
         self.context = context
+        self.end_token = end_token
         counts = np.array([-(-(len(array) - 1) // context) for array in self.arrays])
         self.ends = np.cumsum(counts)
         if self.ends[-1] == 0:
@@ -143,8 +158,10 @@ class EvalWindows:
     def __len__(self) -> int:
         return int(self.ends[-1]) if self.chosen is None else len(self.chosen)
 
-    def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the windows `ids`, both (B, T) int64; epochs are ignored."""
+    def gather(self, ids: Ids, _epochs: Ids) -> tuple[Tensor, ...]:
+        """Return inputs and targets of the windows `ids`, and documents if they are kept apart; all
+        are (B, T) int64. Epochs are ignored.
+        """
         ids = ids if self.chosen is None else self.chosen[ids]
         sources = np.searchsorted(self.ends, ids, side="right")
         firsts = (ids - self.starts[sources]) * self.context
@@ -152,17 +169,43 @@ class EvalWindows:
         filled_BT = firsts[:, None] + np.arange(1, self.context + 1) >= self.lengths[sources, None]
         inputs_BT = np.where(filled_BT, 0, window_BT[:, :-1])
         targets_BT = np.where(filled_BT, IGNORED, window_BT[:, 1:])
-        return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
+        return _tensors(inputs_BT, targets_BT, self.end_token)
 
     def passages(self, ids: Ids) -> Batch:
         """Return a passage of each window (see `stored_samples.passages`), and all targets."""
-        return _passages(*self.gather(ids, np.zeros_like(ids)))
+        inputs_BT, targets_BT, *_ = self.gather(ids, np.zeros_like(ids))
+        return _passages(inputs_BT, targets_BT)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the number and hash of the tokens, the context length, and `max_tokens` and seed
-        if `max_tokens` is used.
+        """Return the number and hash of the tokens, the context length, `max_tokens` and seed if
+        `max_tokens` is used, and the end token if documents are kept apart.
         """
         return self.identity
+
+
+def apart(inputs_BT: Tokens, targets_BT: Tokens, *, end_token: int) -> tuple[Tokens, Tokens]:
+    """Return targets and documents of windows whose documents are kept apart.
+
+    The documents are numbered within each window, and an end token belongs to the document that it
+    ends. The target of an end token is the next document's first token, which no text predicts: it
+    is -100.
+
+    >>> targets_BT, documents_BT = apart(
+    ...     np.array([[4, 9, 5, 6]]), np.array([[9, 5, 6, 9]]), end_token=9
+    ... )
+    >>> targets_BT.tolist(), documents_BT.tolist()
+    ([[9, -100, 6, 9]], [[0, 0, 1, 1]])
+    """
+    is_end_BT = inputs_BT == end_token
+    documents_BT = is_end_BT.cumsum(axis=1) - is_end_BT
+    return np.where(is_end_BT, IGNORED, targets_BT), documents_BT
+
+
+def _tensors(inputs_BT: Tokens, targets_BT: Tokens, end_token: int | None) -> tuple[Tensor, ...]:
+    if end_token is None:
+        return torch.from_numpy(inputs_BT), torch.from_numpy(targets_BT)
+    targets_BT, documents_BT = apart(inputs_BT, targets_BT, end_token=end_token)
+    return tuple(map(torch.from_numpy, (inputs_BT, targets_BT, documents_BT)))
 
 
 def _passages(inputs_BT: Tensor, targets_BT: Tensor) -> Batch:
@@ -198,11 +241,14 @@ def _arrays(tokens: Tokens | TokenShards, context: int) -> list[Tokens]:
     return [array for array in arrays if len(array)] or [np.empty(0, np.int64)]
 
 
-def _identity(tokens: Tokens | TokenShards, context: int) -> dict[str, Any]:
+def _identity(tokens: Tokens | TokenShards, context: int, end_token: int | None) -> dict[str, Any]:
+    windows = {"context": context}
+    if end_token is not None:
+        windows["end_token"] = end_token
     if isinstance(tokens, TokenShards):
-        return {**tokens.fingerprint(), "context": context}
+        return {**tokens.fingerprint(), **windows}
     array = np.asarray(tokens)
     # all tokens up to 16 Mi, or 16 to 32 Mi evenly spaced tokens: the hash takes milliseconds
     distance = max(1, len(array) // (1 << 24))
     digest = sha256(array[::distance].astype("<i8").tobytes()).hexdigest()
-    return {"tokens": len(array), "sha256": digest, "context": context}
+    return {"tokens": len(array), "sha256": digest, **windows}

@@ -32,6 +32,9 @@ class Data:
     name, or a usual one such as </s>, or none."""
     vocab_size: int | None = field(default=None, metadata=NEVER)
     """Vocabulary size of a trained bpe tokenizer. Default: 2048."""
+    documents: Literal["apart", "joined"] | None = field(default=None, metadata=NEVER)
+    """apart: each document is read as if it stood alone in its window. joined: a token sees the
+    documents before its own. Default: apart, if an end token stands between documents."""
     val_fraction: float = field(default=0.05, metadata=NEVER)
     """Fraction of the text for validation: whole documents, or the end of a single document."""
     cache: bool = field(default=True, metadata=AT_STEP)

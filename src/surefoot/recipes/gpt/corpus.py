@@ -1,13 +1,13 @@
 """The corpus of a GPT run: its tokenizer, training tokens and validation tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import surefoot as sf
-from surefoot.config.behavior import END_TOKENS, KINDS_OF_TEXT
+from surefoot.config.behavior import DOCUMENTS_APART, END_TOKENS, KINDS_OF_TEXT
 from surefoot.config.extras import refuse_missing
 from surefoot.config.paths import local_path, read_regular, user_cache
 from surefoot.config.setting import number
@@ -42,17 +42,20 @@ class Corpus:
     """The name and size of the text, and its validation part."""
     not_read: str = ""
     """One line about what is in the path and not read."""
+    end_token: int | None = None
+    """The token by which documents are kept apart. None: a window is one text."""
 
     @property
     def in_words(self) -> list[str]:
         text, validation = self.about
         if self.not_read:
             text = f"{text}; {self.not_read}"
+        documents = "joined" if self.end_token is None else "apart"
         return [
             text,
             validation,
             f"{len(self.train):,} tokens for training, {len(self.val):,} for validation;"
-            f" {self.tokenizer.vocab_size:,} in the vocabulary",
+            f" {self.tokenizer.vocab_size:,} in the vocabulary; documents {documents}",
         ]
 
     @property
@@ -72,7 +75,7 @@ def targets_per_byte(windows: Any, tokenizer: Any, *, rows: int = 1024) -> float
     byte_count = 0
     for first in range(0, len(windows), rows):
         ids = np.arange(first, min(first + rows, len(windows)))
-        _, targets_BT = windows.gather(ids, ids)
+        _, targets_BT, *_ = windows.gather(ids, ids)
         targets = targets_BT.numpy()
         targets = targets[targets >= 0]
         target_count += targets.size
@@ -94,6 +97,40 @@ def read_corpus(
     `behavior` is that of the run (default: the newest). `max_characters` of the training text and
     of the validation text are encoded, or all.
     """
+    corpus = _read_tokens(
+        data, saved=saved, init=init, behavior=behavior, max_characters=max_characters
+    )
+    end_token = _end_of_documents(data, corpus.tokenizer, behavior=behavior)
+    return replace(corpus, end_token=end_token)
+
+
+def _end_of_documents(data: Data, tokenizer: Any, *, behavior: int | None) -> int | None:
+    if data.documents == "apart" and tokenizer.eos_id is None:
+        raise sf.ConfigError(
+            "documents-without-end-token",
+            problem="data.documents = apart, and the tokenizer has no end token between documents",
+            remedy=[
+                Setting("data.documents", "joined"),
+                ("name the token of a tokenizer's file:", Setting("data.end_token")),
+            ],
+            setting="data.documents",
+            value=data.documents,
+        )
+    is_newer = behavior is None or behavior >= DOCUMENTS_APART
+    if data.documents == "joined" or (data.documents is None and not is_newer):
+        return None
+    end_token: int | None = tokenizer.eos_id
+    return end_token
+
+
+def _read_tokens(
+    data: Data,
+    *,
+    saved: Path | None,
+    init: str | Path | None,
+    behavior: int | None,
+    max_characters: int | None,
+) -> Corpus:
     path = None if data.path is None else local_path(data.path, setting="data.path")
     is_newer = behavior is None or behavior >= KINDS_OF_TEXT
     tokenizer = None if saved is None else saved_tokenizer(saved)

@@ -36,7 +36,7 @@ def look(config: Config, *, count: int) -> DataPreview:
     shown = ""
     for index in evenly(len(windows), count):
         ids = np.array([index])
-        inputs_BT, targets_BT = windows.gather(ids, np.zeros_like(ids))
+        inputs_BT, targets_BT, *_ = windows.gather(ids, np.zeros_like(ids))
         tokens = [*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]
         text = with_end_tokens(read.tokenizer, tokens)
         samples.append([Piece(text)])

@@ -38,17 +38,19 @@ def loss_heatmap(model: Any, corpus: texts.Corpus, *, context: int) -> "sf.repor
     import numpy as np
     import torch.nn.functional as F
 
-    windows = sf.data.EvalWindows(corpus.longest_held_out, context=context)
+    windows = sf.data.EvalWindows(
+        corpus.longest_held_out, context=context, end_token=corpus.end_token
+    )
     count = min(len(windows), max(1, round(_TOKENS / context)))
     first = (len(windows) - count) // 2
     ids = np.arange(first, first + count)
-    inputs_BT, targets_BT = windows.gather(ids, np.zeros_like(ids))
-    # of a long context, only the beginning is shown
-    inputs_BT = inputs_BT[:, : 2 * _TOKENS]
-    targets_BT = targets_BT[:, : 2 * _TOKENS]
     device = next(model.parameters()).device
-    logits_BTV = model(inputs_BT.to(device)).float().cpu()
-    targets = targets_BT.flatten()
+    # of a long context, only the beginning is shown
+    inputs_BT, targets_BT, *documents = [
+        part_BT[:, : 2 * _TOKENS].to(device) for part_BT in windows.gather(ids, np.zeros_like(ids))
+    ]
+    logits_BTV = model(inputs_BT, **_documents(documents)).float().cpu()
+    targets = targets_BT.flatten().cpu()
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets, reduction="none")
     is_real = targets >= 0  # the last window is padded
     tokens = [int(inputs_BT[0, 0]), *targets[is_real].tolist()]
@@ -117,7 +119,7 @@ def build(config: Config) -> "sf.Run":
         return samples
 
     def in_words(batch: Any) -> str:
-        inputs_BT, targets_BT = batch
+        inputs_BT, targets_BT, *_ = batch
         tokens = [*inputs_BT[0].tolist(), *targets_BT[0, -1:].tolist()]
         return texts.first_lines(repr(tokenizer.decode(tokens)))  # repr: line ends as escapes
 
@@ -127,7 +129,9 @@ def build(config: Config) -> "sf.Run":
         model_settings={"dropout": network.dropout},
         loss=_loss,
         count_unit="tokens",
-        train_data=sf.data.TrainWindows(corpus.train, context=context, seed=config.seed),
+        train_data=sf.data.TrainWindows(
+            corpus.train, context=context, seed=config.seed, end_token=corpus.end_token
+        ),
         optimizer=optimizer,
         schedule=schedule,
         splits=splits,
@@ -147,9 +151,14 @@ def build(config: Config) -> "sf.Run":
 def _splits(config: Config, corpus: texts.Corpus) -> "dict[str, sf.Split]":
     tokenizer = corpus.tokenizer
     context = config.model.context
-    all_windows = sf.data.EvalWindows(corpus.val, context=context)
+    end_token = corpus.end_token
+    all_windows = sf.data.EvalWindows(corpus.val, context=context, end_token=end_token)
     windows = sf.data.EvalWindows(
-        corpus.val, context=context, max_tokens=config.val_tokens, seed=config.seed
+        corpus.val,
+        context=context,
+        max_tokens=config.val_tokens,
+        seed=config.seed,
+        end_token=end_token,
     )
     splits = {"val": _text_split(windows, tokenizer)}
     if len(windows) < len(all_windows):
@@ -212,11 +221,19 @@ def outline(config: Config) -> "sf.Run | None":
 
 
 def _loss(model: Any, batch: Any) -> Any:
-    inputs_BT, targets_BT = batch
+    inputs_BT, targets_BT, *documents = batch
     return model(
         inputs_BT,
+        **_documents(documents),
         loss=lambda hidden, head: sf.losses.linear_cross_entropy(hidden, head, targets_BT),
     )
+
+
+def _documents(parts: Sequence[Any]) -> dict[str, Any]:
+    """Return the model's argument for the documents of a batch, which is absent if they are
+    joined.
+    """
+    return {"documents": parts[0]} if parts else {}
 
 
 def network_shape(config: Config, *, vocab_size: int) -> Any:
