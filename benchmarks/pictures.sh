@@ -74,7 +74,11 @@ changes() { # the three stories of the guide to changes
   python "$here/benchmarks/change_pictures.py" --out "$images"
 }
 
-all=(resumed report find-lr schedules comparison costs changes optimizers)
+documents() { # the mask of a window of three documents
+  python "$here/benchmarks/documents_picture.py" --out "$images"
+}
+
+all=(resumed report find-lr schedules comparison costs changes documents optimizers)
 for name in "${@:-${all[@]}}"; do
   case " ${all[*]} " in
     *" $name "*) echo "--- $name ---" && "$name" ;;
