@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import surefoot as sf
 from pages import Elements
@@ -258,3 +259,34 @@ def test_values_that_no_setting_can_have_leave_a_page(
     assert recorded_settings(read_run(run)).known_course() is None
     assert page_of([run]).endswith("</html>")
     assert isinstance(sf.load(run).diagnose(), list)
+
+
+def test_a_run_that_is_built_again_at_a_change_is_running(tmp_path: Path) -> None:
+    seen: list[tuple[str, set[str]]] = []
+
+    def model() -> torch.nn.Module:
+        if (tmp_path / "metrics.jsonl").exists():
+            saved = sf.load(tmp_path)
+            seen.append((saved.status, {finding.name for finding in saved.diagnose()}))
+        return torch.nn.Linear(2, 1)
+
+    inputs = torch.randn(64, 2)
+    run = sf.Run(
+        model=model,
+        loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        train_data=(inputs, inputs.sum(1, keepdim=True)),
+        optimizer=sf.optim.adamw(lr=1e-2),
+        batch_size=8,
+        length="20 steps",
+        run_dir=tmp_path,
+        console=False,
+        report=False,
+    )
+    with run:
+        for step in run:
+            if step.index == 9:
+                run.change("optimizer.lr", 1e-3)
+
+    assert [status for status, _ in seen] == ["running"]
+    assert "ended-early" not in seen[0][1]
+    assert sf.load(tmp_path).status == "finished"

@@ -56,7 +56,7 @@ class Report(AlertOption):
     """Also draw the main curves as .png and .svg beside the page."""
     watch: bool = False
     """Serve the page on this machine and update it while the run trains. The page of a directory of
-    runs shows all of them, with buttons that save and stop a run."""
+    runs shows all of them, with buttons that save or stop a run, or halve its rates."""
     port: int | None = limited(None, min_value=0)
     """Port of --watch. Default: a free port."""
 

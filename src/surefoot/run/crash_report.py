@@ -10,6 +10,7 @@ from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.run.history import OtherSettings
 from surefoot.run.stop_requests import StopRequests
+from surefoot.tracking.record import AT_CHANGE
 
 
 def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
@@ -92,9 +93,6 @@ def ended(parts: RunComponents, stop_requests: StopRequests) -> str:
     if not parts.finished:
         return f"stopped by {stop_cause(parts, stop_requests)}"
     return "finished" if parts.state.step >= parts.length.steps else "stopped early"
-
-
-AT_CHANGE = "a change of settings"
 
 
 def stop_cause(parts: RunComponents, stop_requests: StopRequests) -> str:

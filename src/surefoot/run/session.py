@@ -33,7 +33,7 @@ from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.change_request import REQUEST
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
-from surefoot.tracking.record import Phase, Record, scores_in
+from surefoot.tracking.record import AT_CHANGE, Phase, Record, scores_in
 from surefoot.train.changed_settings import described
 from surefoot.train.error_causes import explaining, of_compiler
 from surefoot.train.loop import Step, steps
@@ -430,7 +430,7 @@ class Session:
         process has asked for become lines of the journal.
         """
         parts = self.parts
-        if crash_report.stop_cause(parts, self.stop_requests) != crash_report.AT_CHANGE:
+        if crash_report.stop_cause(parts, self.stop_requests) != AT_CHANGE:
             return False
         assert parts.directory is not None  # else nobody can ask for a change
         self._take_request()

@@ -100,6 +100,7 @@ KINDS: dict[str, dict[str, Any]] = {
 """The keys and types of each record kind in metrics.jsonl."""
 
 COMPLETE = ("finished", "stopped early")
+AT_CHANGE = "a change of settings"  # a cause for which a session stops
 """The events of runs that have reached their end; nothing but the page is written after them."""
 
 OWN = frozenset({"kind", "text", "nonfinite"} | KINDS["train"].keys() | KINDS["eval"].keys())

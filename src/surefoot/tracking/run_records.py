@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from surefoot.tracking.jsonl import read_records
-from surefoot.tracking.record import COMPLETE, PHASES, Phase, Record, scores_in
+from surefoot.tracking.record import AT_CHANGE, COMPLETE, PHASES, Phase, Record, scores_in
 from surefoot.tracking.table import Table
 
 MOST = 1000
@@ -186,6 +186,11 @@ class RunRecords:
         killed.
         """
         return str(self.ending.get("event") or "") or None
+
+    @property
+    def is_at_change(self) -> bool:
+        """True if the last session ended where settings change, so that its process may go on."""
+        return self.ended_by == f"stopped by {AT_CHANGE}"
 
     @property
     def is_complete(self) -> bool:

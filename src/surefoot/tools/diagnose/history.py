@@ -124,7 +124,9 @@ class History:
 
     @property
     def over(self) -> bool:
-        return self.described.standing != "running" or self.last_event is not None
+        if self.described.standing != "running":
+            return True
+        return self.last_event is not None and not self.records.is_at_change
 
     @property
     def complete(self) -> bool:

@@ -50,7 +50,8 @@ def state_of(run: ReportedRun) -> State:
     records = run.records
     words = (records.ended_by or "").split()
     outcome = words[0].rstrip(":") if words else ""
-    if outcome in _ENDS:
+    is_built_again = run.running and records.is_at_change
+    if outcome in _ENDS and not is_built_again:
         return _ENDS[outcome]
     if run.running:
         return "running"
