@@ -31,7 +31,7 @@ from surefoot.data.dataset_checks import check_samples, check_split, is_stream
 from surefoot.data.mixture import Mixture
 from surefoot.distributed.spread import spread
 from surefoot.distributed.world import World, joined
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, ConfigError
 from surefoot.optim.build import refuse_without_momentum
 from surefoot.run import build_state as assembly
 from surefoot.run.checkpointing import Checkpointing
@@ -42,6 +42,7 @@ from surefoot.run.messages import loss_remark
 from surefoot.run.model_kinds import described_adapters
 from surefoot.run.new_data import refuse_data_of_later_steps
 from surefoot.run.validate import check_settings
+from surefoot.run.way_back import name_way_back, naming_changed_model
 from surefoot.schedules.joined import factors_by_optimizer
 from surefoot.seeding import stream_key
 from surefoot.tracking.console import RankLog, Screen, TextLog
@@ -85,7 +86,11 @@ def build(settings: RunSettings, *, directory: RunDirectory | None = None) -> Ru
     `CheckpointError` for a run that cannot go on. Collective.
     """
     with ExitStack() as unless_built:
-        parts = _built(settings, directory, unless_built)
+        try:
+            parts = _built(settings, directory, unless_built)
+        except ConfigError as problem:
+            name_way_back(problem, rebuilt_run() or settings.run_dir)
+            raise
         unless_built.pop_all()
     return parts
 
@@ -147,7 +152,8 @@ def _built(
             marks_loss=loss_remark(settings) is not None,
         )
 
-    models = build_models(settings, world, parallel, pipeline, behavior=beginning.behavior)
+    with naming_changed_model(history, step=beginning.step):
+        models = build_models(settings, world, parallel, pipeline, behavior=beginning.behavior)
     check_first_batch(settings, models, pipeline, beginning)
     if models.parallel.kind == "fsdp" and not world.on_meta:
         models = assembly.shard_models(models, pipeline)

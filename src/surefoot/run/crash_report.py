@@ -4,8 +4,9 @@ import json
 import signal
 import traceback
 
+from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.config.paths import make_no_follow
-from surefoot.errors import CheckpointError, DivergedError, SurefootError, first_line
+from surefoot.errors import CheckpointError, ConfigError, DivergedError, SurefootError, first_line
 from surefoot.run import messages
 from surefoot.run.components import RunComponents
 from surefoot.run.history import OtherSettings
@@ -24,7 +25,8 @@ def tell_others(problem: BaseException | None, parts: RunComponents) -> None:
     lost = heartbeat.cause(problem)
     if lost is not None:
         raise lost from problem
-    if isinstance(problem, DivergedError | OtherSettings):  # on all ranks
+    is_of_change = parts.follows and isinstance(problem, ConfigError | OtherModelError)
+    if is_of_change or isinstance(problem, DivergedError | OtherSettings):  # on all ranks
         heartbeat.goodbye()
         return
     heartbeat.failed(problem)

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from torch import Tensor
 
 from surefoot.checkpoint.format import Checkpoint
+from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.config.keywords import attribute_error, known_keywords
 from surefoot.config.setting import KeywordsDoc, ordered
 from surefoot.config.user_code import refuse_training_at_import
 from surefoot.data.dataset_checks import check_split
-from surefoot.errors import Command, ConfigError, at_boundary, cut_frames, ending_scripts
+from surefoot.errors import (
+    Command,
+    ConfigError,
+    at_boundary,
+    cut_frames,
+    ending_scripts,
+    first_line,
+)
 from surefoot.run import messages
 from surefoot.run.after import change_settings
 from surefoot.run.build import build
@@ -188,19 +196,34 @@ class Run(RunSettings):
         signals.install()
         try:
             before.close(None)
-            self._build_again(before.parts, step=None)
-            self.parts.follows = True
-            session = self._open_session()
+            session = self._following_session(before)
         except BaseException:
             directory.close()
             raise
         finally:
+            before.end_request()
             signals.restore()
         session.signals.stop = session.signals.stop or signals.stop
         session.signals.save |= signals.save
         session.stop_requests.deadline = before.stop_requests.deadline  # one for all sessions
         session.periodic.alone = before.periodic.alone
         self.session = session
+
+    def _following_session(self, before: Session) -> Session:
+        """Build the run again, and open the session that follows `before`. New lines of the journal
+        are taken away if no session can follow with them. If only another process has asked for
+        them, the run goes on without them. Collective.
+        """
+        self.parts.follows = True
+        try:
+            self._build_again(self.parts, step=None)
+            return self._open_session()
+        except (ConfigError, OtherModelError) as problem:  # on all ranks
+            if not before.take_back_changes() or before.stop_requests.change:
+                raise
+            before.parts.say(f"note: a change of settings is taken back: {first_line(problem)}")
+        self._build_again(self.parts, step=None)
+        return self._open_session()
 
     def _open_session(self) -> Session:
         """Open a session. The components are built again if settings were changed since they were

@@ -28,9 +28,10 @@ from surefoot.run.signals import Signals, is_interactive, to_terminal
 from surefoot.run.step_watches import StepWatches, checks_weights, layers_of
 from surefoot.run.stop_requests import StopRequests
 from surefoot.run.training_check import SessionNotes
+from surefoot.run.way_back import name_way_back
 from surefoot.seeding import hold_generators
-from surefoot.tracking.change_journal import read_changes
-from surefoot.tracking.change_request import REQUEST
+from surefoot.tracking.change_journal import read_changes, take_back
+from surefoot.tracking.change_request import REQUEST, end_request
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.logger import Journal
 from surefoot.tracking.record import AT_CHANGE, Phase, Record, scores_in
@@ -116,6 +117,7 @@ class Session:
         self.is_over = False  # the run has all that its end writes: nothing is written
         self.begun_end: BegunEnd | None = None  # of a complete run that lacks a part of its end
         self.is_opened = False  # the loop yields a step before its update
+        self.has_request = False  # of another process, which waits for the answer
         self.is_followed = False  # by a session with other settings, in this process
         self.live_findings: LiveFindings | None = None
 
@@ -151,6 +153,8 @@ class Session:
                 messages.warn(contract.warning)
             self.parts.make_ready()
         except BaseException as problem:
+            if self.parts.directory is not None:
+                name_way_back(problem, self.parts.directory.shown)
             try:
                 crash_report.tell_others(problem, self.parts)
             finally:
@@ -290,7 +294,9 @@ class Session:
         if parts.world.size > 1:
             self._leave_loop()
         self.periodic.catch_up()
-        self._take_request()  # it holds when the run goes on
+        if not self.is_followed:
+            self._take_request()  # it holds when the run goes on
+            self.end_request()
         # a session that follows takes care of the end
         is_end = parts.finished and not self.is_followed
         if is_end and evaluations.end_due() and self.stop_requests.ended_by is None:
@@ -435,15 +441,43 @@ class Session:
         assert parts.directory is not None  # else nobody can ask for a change
         self._take_request()
         has_changed = len(read_changes(parts.directory.path)) > len(parts.changes)
-        return has_changed or parts.is_at_change or not parts.finished
+        goes_on = has_changed or parts.is_at_change or not parts.finished
+        if not goes_on:
+            self.end_request()
+        return goes_on
 
     def _take_request(self) -> None:
-        """Make lines of the journal of what another process has asked for, on rank 0."""
+        """Make lines of the journal of what another process has asked for, on rank 0. It waits until
+        `end_request`.
+        """
         change_file = self.stop_requests.change_file
         if change_file is not None and change_file.exists():
+            self.has_request = True
             refusal = after.take_request(change_file.parent, step=self.state.step)
             if refusal is not None:
                 self.parts.say(f"note: {refusal}")
+
+    def take_back_changes(self) -> bool:
+        """Take away the lines that the journal has got since the run was built. Return False if
+        there are none. Collective.
+        """
+        parts = self.parts
+        assert parts.directory is not None  # only there can settings change
+        has_new = False
+        if parts.world.is_main:
+            keep = len(parts.changes)
+            has_new = len(read_changes(parts.directory.path)) > keep
+            if has_new:
+                take_back(parts.directory.path, keep=keep)
+        return bool(parts.world.from_main(has_new))
+
+    def end_request(self) -> None:
+        """Let another process know that its request was made or refused."""
+        change_file = self.stop_requests.change_file
+        if change_file is not None and self.has_request:
+            self.has_request = False
+            with suppress(OSError):
+                end_request(change_file.parent)
 
     # --- the loop ---------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """The journal of changes of a run, changes.jsonl: which setting has which value from which step on,
 and why. Imports no torch.
 
-A line is only ever appended. Each line has a hash over its values and the hash of the line before,
-so an edited or foreign line is found. A last line that was not written whole counts as never
-written. A run that goes back appends a line too, which supersedes others.
+A line that a step has had stays, and others are only appended. A run that cannot go on with new
+lines takes them away. Each line has a hash over its values and the hash of the line before, so an
+edited or foreign line is found. A last line that was not written whole counts as never written. A
+run that goes back appends a line too, which supersedes others.
 """
 
 import json
@@ -69,6 +70,17 @@ def append_changes(run: Path, changes: Iterable[SettingChange]) -> tuple[Setting
     if is_new:
         DISK.flush_directory(run)
     return tuple(written)
+
+
+def take_back(run: Path, *, keep: int) -> None:
+    """Take away the lines behind the first `keep`, which no step of the run has had."""
+    path = run / CHANGES
+    with os.fdopen(open_no_follow(path, os.O_RDWR), "r+b") as file:
+        _wait_for_lock(file)
+        kept = _whole_lines(file.read())[:keep]
+        file.truncate(sum(len(line) + 1 for line in kept))
+        file.flush()
+        DISK.flush(file.fileno())
 
 
 def _wait_for_lock(file: IO[bytes]) -> None:

@@ -59,7 +59,7 @@ def _changed_otherwise(line: SettingChange, change: SettingChange) -> ConfigErro
 
 def take_request(run: Path, *, step: int) -> str | None:
     """Add what another process has asked for to the journal, from `step` finished steps on. Return
-    a line about a request that is refused, or None.
+    a line about a request that is refused, or None. The process waits until the request is ended.
     """
     try:
         wishes = [Wish(**values) for values in requested_changes(run)]
@@ -68,9 +68,6 @@ def take_request(run: Path, *, step: int) -> str | None:
         return None
     except (SurefootError, OSError, TypeError, ValueError) as problem:
         return f"a change of settings was asked for, and is refused: {first_line(problem)}"
-    finally:
-        with suppress(OSError):
-            end_request(run)
 
 
 # --- in another process ---------------------------------------------------------------------------
