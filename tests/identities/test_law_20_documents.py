@@ -168,6 +168,31 @@ def test_flex_attention_computes_the_same(
     torch.testing.assert_close(by_blocks, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", ["plain", "gpt2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_gpu_keeps_documents_apart_in_blocks_without_waiting(
+    family: str, dtype: torch.dtype
+) -> None:
+    model = gpt(family, dtype).cuda()
+    tokens_BT, documents_BT = (tensor.cuda() for tensor in window())
+    others_BT = with_others(tokens_BT.cpu(), THIRD).cuda()
+    model(tokens_BT, documents=documents_BT).sum().backward()  # compiles
+    model.zero_grad()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        logits = model(tokens_BT, documents=documents_BT)
+        others = model(others_BT, documents=documents_BT)
+        logits.float().square().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(logits[:, THIRD], others[:, THIRD])
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(logits, apart(model, tokens_BT), rtol=0, atol=tolerance)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_compiled_models_keep_documents_apart() -> None:
     model = gpt("embeddings that look back", torch.float32)
     tokens_BT, documents_BT = window()
