@@ -37,6 +37,7 @@ RUN_ELSEWHERE = {
     "README.md",
     "your-own-model.md",
     "evaluating-gpt.md",
+    "checkpoints.md",
     "token-shards.md",
     "from-plain-loop.md",
     "from-lightning.md",

@@ -333,15 +333,16 @@ class SavedRun:
 
         `checkpoint` is "newest" (the newest intact checkpoint), "best", or a step. `weights="auto"`
         selects the averaged weights if the run has averaged weights. The layout "native" keeps the
-        model's parameter names. Tied tensors are stored once, and the file's metadata lists their
-        other names. The layout "gpt2" stores a `GPT` of the family gpt2 as transformers'
-        GPT2LMHeadModel, with config.json. "transformers" writes the model of a finetune run, with
-        merged adapters, and "peft" the adapter alone, of any run that trained a model of peft.
-        "auto" is "transformers" for finetune runs, otherwise "native". Weights larger than
-        `max_file` are split into several files with an index. `out` defaults to RUN/export. `model`
-        selects one of several models. The run's tokenizers are copied. The checkpoint's bytes are
-        verified before use. Raises `CheckpointError` if a file cannot be read or written, and
-        `ConfigError` if an argument does not fit the run.
+        model's parameter names and copies the run's tokenizers. Tied tensors are stored once, and
+        the file's metadata lists their other names. "transformers" writes a directory for
+        transformers: the model of a finetune run, with merged adapters, or a `GPT` of the family
+        llama or gpt2 as LlamaForCausalLM or GPT2LMHeadModel, with the tokenizer. "gpt2" is the
+        latter with the tokenizer's file as it is. "peft" writes the adapter alone, of any run that
+        trained a model of peft. "auto" is
+        "transformers" for finetune runs, otherwise "native". Weights larger than `max_file` are
+        split into several files with an index. `out` defaults to RUN/export. `model` selects one of
+        several models. The checkpoint's bytes are verified before use. Raises `CheckpointError` if
+        a file cannot be read or written, and `ConfigError` if an argument does not fit the run.
         """
         from surefoot.recipes.export.export import export
 

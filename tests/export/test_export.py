@@ -5,6 +5,7 @@ seconds.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -297,6 +298,36 @@ def test_transformers_computes_the_same_logits_from_the_layout_gpt2(
     assert (out / "tokenizer.json").read_bytes() == tokenizer
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_matrices_that_transformers_keeps_apart_are_cut_out_of_all_shards(
+    tied: bool, count: int, tmp_path: Path
+) -> None:
+    shape = replace(SHAPE, family="llama", kv_heads=1, mlp_width=9, tie_embeddings=tied)
+    gpt_run(tmp_path / "run", shape)
+    if count > 1:
+        resharded(tmp_path / "run", count=count)
+    out = tmp_path / "out"
+
+    sf.load(tmp_path / "run").export(out, layout="transformers", max_file="4 KB")
+
+    theirs = read_weights(out)
+    assert ("lm_head.weight" in theirs) is not tied
+    model = GPT(shape)
+    sf.load(tmp_path / "run").load_model(model, device="cpu")
+    for layer in range(shape.layers):
+        block = model.blocks[layer]
+        joined = {
+            "self_attn.{}_proj.weight": ("qkv", block.attention.qkv.weight),
+            "mlp.{}_proj.weight": (("gate", "up"), block.mlp.up.weight),
+        }
+        for name, (parts, weight) in joined.items():
+            pieces = [theirs[f"model.layers.{layer}.{name.format(part)}"] for part in parts]
+            assert torch.equal(torch.cat(pieces), weight)
+    assert torch.equal(theirs["model.norm.weight"], model.norm.weight)
+    assert {"tokenizer.json", "tokenizer_config.json", "config.json"} <= {*os.listdir(out)}
+
+
 def test_a_damaged_newest_checkpoint_is_named_and_the_next_older_one_exported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -360,6 +391,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--max-files", "5 GB"], 2, "[setting-unknown]"),
         (["--model", "critic"], 2, "[model-not-in-run]"),
         (["--layout", "gpt2"], 2, "[layout-of-another-model]"),
+        (["--layout", "transformers"], 2, "[layout-of-another-model]"),
         (["--checkpoint", "last"], 2, "[setting-out-of-range]"),
         (["--checkpoint", "3"], 4, "[step-without-checkpoint]"),
         (["--out", "."], 2, "[output-into-run]"),
@@ -384,10 +416,23 @@ def test_what_cannot_be_exported_is_said_in_few_lines(
     assert not (plain / "export").exists()
 
 
-def test_a_modern_network_is_no_gpt2(tmp_path: Path) -> None:
-    gpt_run(tmp_path / "run", GPTConfig(layers=1, heads=2, width=16, context=12, vocab_size=257))
-    with refused("layout-of-another-model", value="gpt2"):
-        sf.load(tmp_path / "run").export(layout="gpt2")
+@pytest.mark.parametrize(
+    ("family", "tied", "layout"),
+    [
+        ("modern", True, "gpt2"),
+        ("modern", True, "transformers"),
+        ("llama", True, "gpt2"),
+        ("gpt2", False, "gpt2"),
+        ("gpt2", False, "transformers"),
+    ],
+)
+def test_a_network_that_transformers_lacks_is_refused(
+    family: Any, tied: bool, layout: Any, tmp_path: Path
+) -> None:
+    gpt_run(tmp_path / "run", replace(SHAPE, family=family, tie_embeddings=tied))
+    with refused("layout-of-another-model", value=layout):
+        sf.load(tmp_path / "run").export(layout=layout)
+    assert not (tmp_path / "run" / "export").exists()
 
 
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -92,6 +92,21 @@ class Stored:
         shape = torch.Size((rows, *self.shape[1:]))
         return replace(self, shape=shape, stretches=tuple(stretches))
 
+    def cut(self, start: int, stop: int) -> "Stored":
+        """Return the tensor of the rows from `start` to `stop` (exclusive), without reading."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        stretches = []
+        first_row = 0  # of the stretch
+        for stretch in self.stretches:
+            begin = max(start - first_row, 0)
+            end = min(stop - first_row, stretch.rows)
+            if begin < end:
+                offset = stretch.start + begin * row_bytes
+                stretches.append(Stretch(stretch.path, offset, end - begin))
+            first_row += stretch.rows
+        shape = torch.Size((stop - start, *self.shape[1:]))
+        return replace(self, shape=shape, stretches=tuple(stretches))
+
     def load(self) -> Tensor:
         row_count = self.shape[0] if self.shape else 1
         return self.rows(0, row_count).view(self.shape)

@@ -15,7 +15,7 @@ class Export(RunOption):
     are exported if the run has them. The run's tokenizers are copied.
 
       surefoot export runs/mine
-      surefoot export runs/mine --checkpoint best --layout gpt2 --out mine
+      surefoot export runs/mine --checkpoint best --layout transformers --out mine
       surefoot export runs/finetune --layout peft
     """
 
@@ -26,10 +26,11 @@ class Export(RunOption):
     weights: Literal["auto", "averaged", "trained"] = "auto"
     """auto exports averaged weights if the run has them, else the trained weights."""
     layout: Literal["auto", "native", "gpt2", "transformers", "peft"] = "auto"
-    """Files to write: native keeps parameter names. For finetune runs, transformers merges the
-    adapter into the weights. For every run that trained a model of peft, peft writes the adapter
-    alone. For gpt runs with --model.family gpt2, gpt2 is for transformers' GPT2LMHeadModel. By
-    default (auto), finetune runs have the layout transformers, and others native."""
+    """Files to write: native keeps parameter names. transformers writes a directory for
+    transformers, with the tokenizer: of finetune runs, with the adapter merged into the weights,
+    and of gpt runs with --model.family llama or gpt2. gpt2 is the latter with the tokenizer's file
+    as it is. For every run that trained a model of peft, peft writes the adapter alone. By default
+    (auto), finetune runs have the layout transformers, and others native."""
     max_file: str = "5 GB"
     """Maximum file size. A larger export is split into several files with an index."""
     model: str = "model"

@@ -187,7 +187,7 @@ def causal_attention(
         )
     time = q_BHTD.shape[2]
     so_far = k_BHSD.shape[2]
-    causal = time == so_far
+    causal = bool(time == so_far)  # torch.export has symbols
     mask_TS = None
     if not causal and time > 1:
         all_TS = torch.ones(time, so_far, dtype=torch.bool, device=q_BHTD.device)

@@ -2,7 +2,7 @@
 training script.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,8 +32,11 @@ from surefoot.errors import (
 )
 from surefoot.memory import in_words, parsed_bytes
 from surefoot.models.gpt_layers import GPTConfig
+from surefoot.recipes.export.llama import llama_settings, llama_tensors
 from surefoot.recipes.export.peft_adapter import write_adapter
+from surefoot.recipes.export.tokenizer_files import tokenizer_files
 from surefoot.tokenizers.bpe import from_json
+from surefoot.tokenizers.tokenizer import Tokenizer
 from surefoot.tracking.run_directory import output_into_run
 
 Weights = Literal["auto", "averaged", "trained"]
@@ -87,7 +90,7 @@ def export(
     """Write a checkpoint's weights into files that other programs load; `SavedRun.export` describes
     the arguments and errors.
 
-    `writes` is the function of a recipe that writes the layouts transformers and peft.
+    `writes` is the function of a recipe that writes the layouts transformers and peft itself.
     """
     run = run_path(run, setting="run")
     if out is None and (run / "export").is_symlink():
@@ -109,12 +112,10 @@ def export(
             files = writes(run=run, checkpoint=source, out=out, layout=layout, max_bytes=limit)
         elif layout == "peft":
             files = write_adapter(run, source, file, out, model=model)
-        elif layout == "transformers":
-            raise _layout_misfit(layout, f"{run} was not started by surefoot train finetune")
+        elif layout in ("gpt2", "transformers"):
+            files = _write_for_transformers(run, source, file, out, layout=layout, max_bytes=limit)
         else:
-            files = _write(
-                run, source, file, out, is_gpt2=layout == "gpt2", max_bytes=limit, model=model
-            )
+            files = _write(run, source, file, out, max_bytes=limit, model=model)
         averaged = file.partition("-")[0] == "ema"
         return ExportResult(out, tuple(files), source.step, averaged, tuple(damaged))
 
@@ -123,40 +124,62 @@ def export(
 
 
 def _write(
-    run: Path,
-    source: Checkpoint,
-    file: str,
-    out: Path,
-    *,
-    is_gpt2: bool,
-    max_bytes: int,
-    model: str,
+    run: Path, source: Checkpoint, file: str, out: Path, *, max_bytes: int, model: str
 ) -> list[str]:
-    """Write the weights in a file of a checkpoint, with their own names or those of GPT-2, and the
-    tokenizers of the run. Return the files' names.
+    """Write the weights in a file of a checkpoint, with their own names, and the tokenizers of the
+    run. Return the files' names.
     """
     aliases: Mapping[str, str] = source.saved.aliases.get(model, {})
-    beside = list[tuple[str, bytes]]()
-    if is_gpt2:
-        aliases = {}
-        beside.append((SETTINGS, _settings_of_gpt2(source, run)))
-    tensors = []
+    tensors = [Written(name, stored) for name, stored in _weights_in(source, file).items()]
+    return write_weights(
+        tensors, out, max_bytes=max_bytes, aliases=aliases, beside=_tokenizers_of(run)
+    )
+
+
+def _write_for_transformers(
+    run: Path, source: Checkpoint, file: str, out: Path, *, layout: str, max_bytes: int
+) -> list[str]:
+    """Write a `GPT` with the names of transformers, its config.json and its tokenizer. Return the
+    files' names.
+    """
+    shape = _gpt_of(source, run, layout)
+    weights = _weights_in(source, file)
+    tokenizer = _tokenizer_of(run)
+    eos_id = None if tokenizer is None else tokenizer.eos_id
+    if shape.family == "llama":
+        tensors = [*llama_tensors(weights, shape)]
+        settings = llama_settings(shape, eos_id=eos_id)
+    else:
+        tensors = [*_gpt2_tensors(weights)]
+        settings = gpt2_settings(shape, eos_id=eos_id)
+    beside: Iterable[tuple[str, bytes]] = _tokenizers_of(run)
+    if layout == "transformers":
+        beside = ()
+        if tokenizer is not None:
+            beside = tokenizer_files(tokenizer, context=shape.context).items()
+    contents = chain([(SETTINGS, settings)], beside)
+    return write_weights(tensors, out, max_bytes=max_bytes, aliases={}, beside=contents)
+
+
+def _weights_in(source: Checkpoint, file: str) -> dict[str, Stored]:
+    weights = {}
     for name, stored in source.files[file].items():
-        if not isinstance(stored, Stored) or name.startswith("extra/"):
-            continue
-        if not is_gpt2:
-            tensors.append(Written(name, stored))
-            continue
+        if isinstance(stored, Stored) and not name.startswith("extra/"):
+            weights[name] = stored
+    return weights
+
+
+def _gpt2_tensors(weights: Mapping[str, Stored]) -> Iterator[Written]:
+    for name, stored in weights.items():
         name_in_gpt2, is_turned = named_in_gpt2(name)
         if name_in_gpt2:
-            is_turned = is_turned and len(stored.shape) == 2
-            tensors.append(Written(name_in_gpt2, stored, is_turned))
-    tokenizers = []
+            yield Written(name_in_gpt2, stored, is_turned and len(stored.shape) == 2)
+
+
+def _tokenizers_of(run: Path) -> Iterator[tuple[str, bytes]]:
     for path in sorted(run.glob("*tokenizer*.json")):
         if path.is_file() and not path.is_symlink():
-            tokenizers.append(path)
-    contents = chain(beside, ((path.name, path.read_bytes()) for path in tokenizers))
-    return write_weights(tensors, out, max_bytes=max_bytes, aliases=aliases, beside=contents)
+            yield path.name, path.read_bytes()
 
 
 def _checked(
@@ -252,19 +275,29 @@ def _layout_misfit(layout: str, why: str) -> ConfigError:
     )
 
 
-def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
+def _gpt_of(checkpoint: Checkpoint, run: Path, layout: str) -> GPTConfig:
+    """Return the configuration of a run's `GPT`; raise `ConfigError` if the layout has no such
+    model.
+    """
     try:
         shape = GPTConfig(**checkpoint.saved.identity["identity"].get("model"))
     except (TypeError, ValueError) as problem:
-        raise _layout_misfit("gpt2", f"{run} is not a run of surefoot train gpt") from problem
-    if shape.family != "gpt2" or not shape.tie_embeddings:
-        head = "" if shape.tie_embeddings else " with an untied head"
-        raise _layout_misfit("gpt2", f"a model of the family {shape.family}{head} is not a GPT-2")
+        recipes = "gpt" if layout == "gpt2" else "gpt or finetune"
+        raise _layout_misfit(layout, f"{run} is not a run of surefoot train {recipes}") from problem
+    is_gpt2 = shape.family == "gpt2" and shape.tie_embeddings
+    if is_gpt2 or (layout == "transformers" and shape.family == "llama"):
+        return shape
+    model = f"a model of the family {shape.family}"
+    if shape.family == "gpt2":
+        model += " with an untied head"
+    theirs = "a GPT-2" if layout == "gpt2" else "a GPT-2 or a Llama"
+    raise _layout_misfit(layout, f"{model} is not {theirs}")
+
+
+def _tokenizer_of(run: Path) -> Tokenizer | None:
     path = run / "tokenizer.json"
-    eos_id = None
     try:
-        if path.is_file():
-            eos_id = from_json(path.read_text(encoding="utf-8")).eos_id
+        return from_json(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (DataError, OSError, ValueError) as problem:
         raise CheckpointError(
             "run-file-damaged",
@@ -273,4 +306,3 @@ def _settings_of_gpt2(checkpoint: Checkpoint, run: Path) -> bytes:
             path=path,
             cause=error_as_json(problem),
         ) from problem
-    return gpt2_settings(shape, eos_id=eos_id)
