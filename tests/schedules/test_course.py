@@ -154,7 +154,9 @@ def test_a_new_schedule_has_a_warm_up_only_if_it_is_asked_for(
     asked = SCHEDULES[name]
     for warmup in (0, "20%"):
         new = replace(asked, warmup=warmup)
-        _, factor, _ = course([*legs, Leg(at, f"{at + left} steps", 8, 1, new)])
+        _, factor, _ = course(
+            [*legs, Leg(at, f"{at + left} steps", 8, 1, new, begins_schedule=True)]
+        )
         alone = new.factors(length_of(left))
         rates = [factor(step) for step in range(at, at + left)]
         assert rates == [alone(step) for step in range(left)]
@@ -202,7 +204,7 @@ def test_a_new_schedule_is_stretched_from_where_it_began() -> None:
     new = sf.schedules.linear()
     legs = [
         Leg(0, "40 steps", 8, 1, sf.schedules.cosine()),
-        Leg(10, "40 steps", 8, 1, new),
+        Leg(10, "40 steps", 8, 1, new, begins_schedule=True),
         Leg(30, "90 steps", 8, 1, new, stretches=True),
     ]
     _, factor, _ = course(legs)

@@ -12,6 +12,10 @@ STEP = "step"
 """What a line names as its setting that goes back: from step `was` to step `now`."""
 
 
+SCHEDULE = "schedule"
+"""What a line names as its setting with which a schedule begins, or is stretched."""
+
+
 @dataclass(frozen=True)
 class SettingChange:
     """One line of the journal.
@@ -43,6 +47,11 @@ class SettingChange:
     def goes_back(self) -> bool:
         """True if the line supersedes earlier ones, and changes nothing itself."""
         return self.setting == STEP
+
+    @property
+    def begins_schedule(self) -> bool:
+        """True if a schedule begins anew with the line, also one with the same settings."""
+        return self.setting == SCHEDULE and not self.stretches
 
     @property
     def names(self) -> set[str]:

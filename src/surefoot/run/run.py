@@ -280,8 +280,8 @@ class Run(RunSettings):
         The change is a line of the run's journal. After this step the run is saved and built again,
         and the loop goes on with the new value; if the model was passed as an object, the loop
         ends, and a restart goes on. A call with the present value does nothing, so a step that is
-        repeated after a crash may call it again. Raises `ConfigError` for a setting that cannot
-        change or cannot have the value.
+        repeated after a crash may call it again. A schedule named for another reason begins anew.
+        Raises `ConfigError` for a setting that cannot change or cannot have the value.
         """
         session = self._open("run.change()")
         directory = self.parts.directory

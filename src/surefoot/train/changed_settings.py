@@ -20,7 +20,14 @@ from surefoot.config.data_change import UNCHANGED
 from surefoot.config.mixture_weights import WEIGHTS, quotas
 from surefoot.config.ramps import ramp_of
 from surefoot.config.setting import names_that_change, number
-from surefoot.config.setting_change import DATA, SettingChange, at_beginning, in_effect, left_by
+from surefoot.config.setting_change import (
+    DATA,
+    SCHEDULE,
+    SettingChange,
+    at_beginning,
+    in_effect,
+    left_by,
+)
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Remedy, Setting, out_of_range
 from surefoot.optim.lr_multipliers import FROZEN, frozen, frozen_patterns, with_frozen
@@ -41,6 +48,7 @@ RULES: Mapping[str, type[EarlyStopping] | type[ReduceLROnPlateau]] = {
     "early_stopping": EarlyStopping,
     "plateau": ReduceLROnPlateau,
 }
+_SCHEDULE_NAMES = (SCHEDULE, f"{SCHEDULE}.name")
 STRETCH = "stretch"  # a wish for the schedule: the present one over the whole new length
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
 _CHOSEN_BY_RUN = ("batch_size", "micro_batch_size")  # where they are None
@@ -61,13 +69,15 @@ class Wish:
 class SegmentSettings:
     """The settings that hold from step `begin` on.
 
-    stretches: the schedule is from there on that of a run that had this length from the start.
+    begins_schedule: the schedule begins there anew. stretches: from there on it is that of a run
+    that had this length from the start.
     new_data: when other data begin there, as in `config/data_change.py`.
     skips: the range of steps that are passed over, or None if the steps are made.
     """
 
     begin: int
     settings: "RunSettings"
+    begins_schedule: bool = False
     stretches: bool = False
     new_data: str = ""
     skips: str | None = None
@@ -293,15 +303,20 @@ def history_of(
         values = {name: now for name, (_, now) in change.values.items()}
         skips = values.pop(SKIP_STEPS, history[-1].skips)
         changed = with_values(history[-1].settings, values)
+        begins_schedule = change.begins_schedule
         stretches = change.stretches
         new_data = ""
         if change.from_step == history[-1].begin and len(history) > 1:
             before = history.pop()
+            begins_schedule |= before.begins_schedule
             stretches |= before.stretches
             new_data = before.new_data
         if change.setting == DATA:
             new_data = "" if change.now == UNCHANGED else change.now
-        history.append(SegmentSettings(change.from_step, changed, stretches, new_data, skips))
+        segment = SegmentSettings(
+            change.from_step, changed, begins_schedule, stretches, new_data, skips
+        )
+        history.append(segment)
     return tuple(history)
 
 
@@ -369,7 +384,8 @@ def changes_of(
     origins: Mapping[str, str] = MappingProxyType({}),
 ) -> list[SettingChange]:
     """Return the changes that a user's wishes make of the present values. A wish for the present
-    value is none, unless the setting is to change later: then it keeps this value.
+    value is none, unless the setting is to change later: then it keeps this value. A wish for a
+    schedule by its name begins it anew, unless it repeats one, and all others change nothing.
 
     `sizes` are those of the present steps, `earlier` is the journal, and `origins` says where the
     present values come from, as far as it is known. Raises `ConfigError` for a setting that is
@@ -378,6 +394,7 @@ def changes_of(
     to_come = {change.setting for change in in_effect(earlier) if change.from_step > from_step}
     by_setting = {wish.setting: wish for wish in wishes}  # of one named twice, the last value
     wishes = list(by_setting.values())
+    names_schedule = any(wish.setting in _SCHEDULE_NAMES for wish in wishes)
     changes: list[SettingChange] = []
     for wish in _with_whole_weights(
         values, _with_whole_rules(values, _with_whole_schedules(values, wishes))
@@ -396,7 +413,8 @@ def changes_of(
         if isinstance(now, str) and name.rpartition(".")[2] == FROZEN:
             now = now.replace(",", " ").split()
         _check_value(values, name, now)
-        if _in_full(now) == _in_full(was) and name not in to_come:
+        begins_anew = name == SCHEDULE and names_schedule
+        if _in_full(now) == _in_full(was) and not begins_anew and name not in to_come:
             continue
         follows = {}
         if name == "batch_size" and not any(
@@ -408,6 +426,8 @@ def changes_of(
         if name in origins:
             change = replace(change, origins=[origins[name], wish.origin])
         changes.append(change)
+    if all(_repeats_schedule(change, earlier) for change in changes):
+        return []
     if not any(change.setting in ("batch_size", "micro_batch_size") for change in changes):
         return changes
     lines = [*earlier, *changes]
@@ -418,6 +438,28 @@ def changes_of(
                 # raises if it does not divide
                 batching(changed["batch_size"], changed["micro_batch_size"])
     return changes
+
+
+def _repeats_schedule(change: SettingChange, earlier: Sequence[SettingChange]) -> bool:
+    """Return True if the present schedule has begun with a line as this one, for the same reason or
+    at the same step.
+    """
+    line = schedule_line(earlier, step=change.from_step)
+    is_present = _in_full(change.now) == _in_full(change.was)
+    if line is None or line.stretches or not (change.begins_schedule and is_present):
+        return False
+    return line.because == change.because or line.from_step == change.from_step
+
+
+def schedule_line(lines: Iterable[SettingChange], *, step: int) -> SettingChange | None:
+    """Return the line that says which schedule holds after `step` steps, or None for that of the
+    beginning.
+    """
+    last = None
+    for line in in_effect(lines):
+        if line.from_step <= step and line.setting == SCHEDULE:
+            last = line
+    return last
 
 
 def _chosen_micro_batch_size(sizes: Batching, past: Iterable[SettingChange]) -> int:
@@ -699,6 +741,8 @@ def described(change: SettingChange) -> str:
         parts = [skipping_in_words(change.now)]
     elif change.stretches:
         parts = [f"schedule {in_words(change.was)} is stretched over the whole run"]
+    elif change.begins_schedule and _in_full(change.was) == _in_full(change.now):
+        parts = [f"schedule {in_words(change.now)} begins anew"]
     elif change.was == change.now:
         parts = [f"{change.setting} stays {in_words(change.now)}"]
     for name, (was, now) in change.follows.items():

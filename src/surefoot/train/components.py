@@ -16,7 +16,7 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
-from surefoot.config.setting_change import SettingChange, began_since
+from surefoot.config.setting_change import SCHEDULE, SettingChange, began_since
 from surefoot.config.tree import flat
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline
@@ -189,7 +189,7 @@ class Components:
             ).inside(f"cannot resume {self.where(checkpoint)}")
         since = []
         for change in began_since(last, checkpoint.step, self.changes):
-            is_other = change.was != change.now or change.stretches
+            is_other = change.was != change.now or change.setting == SCHEDULE
             if change.from_step <= checkpoint.step and is_other:
                 since.append(change)
         return since

@@ -4,7 +4,6 @@ torch.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from surefoot.config.data_change import first_epoch
 from surefoot.config.durations import Length, planned
@@ -17,7 +16,8 @@ class Leg:
     """The settings from step `begin` on that decide how long a run is, and its learning rates.
 
     samples_per_epoch and batch_size: samples, or steps and 1 if every epoch begins with a step.
-    stretches: from here on the schedule is that of a run that had this length from the start.
+    begins_schedule: the schedule begins here anew. stretches: from here on it is that of a run that
+    had this length from the start.
     new_data: when other data begin here, as in `config/data_change.py`.
     """
 
@@ -26,6 +26,7 @@ class Leg:
     samples_per_epoch: int
     batch_size: int
     schedule: AnySchedule
+    begins_schedule: bool = False
     stretches: bool = False
     new_data: str = ""
 
@@ -43,7 +44,7 @@ def course_of(
     length = first_length
     schedule = first_schedule
     origin = 0  # where the schedule has its own step 0
-    for previous, leg in pairwise(legs):
+    for leg in legs[1:]:
         if leg.begin > length.steps:  # the run ends before
             break
         before = length.before
@@ -67,7 +68,7 @@ def course_of(
         steps_left = changed.steps - leg.begin
         if steps_left < 0:
             raise _already_passed(leg, changed.steps)
-        if steps_left > 0 and leg.schedule.to_dict() != previous.schedule.to_dict():
+        if steps_left > 0 and leg.begins_schedule:
             of_the_rest = replace(changed, steps=steps_left, before=(0, 0))
             begun = leg.schedule.resolved(of_the_rest)
             schedule = Continued(schedule, length.steps, begun, leg.begin)

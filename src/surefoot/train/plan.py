@@ -282,6 +282,7 @@ def _as_it_went_on(
             epoch,
             step,
             settings.schedule or constant(),
+            begins_schedule=segment.begins_schedule,
             stretches=segment.stretches,
             new_data=segment.new_data,
         )

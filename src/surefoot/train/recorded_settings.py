@@ -21,7 +21,14 @@ from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import constant
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
-from surefoot.train.changed_settings import PLAIN, RULES, Wish, schedule_of, values_at
+from surefoot.train.changed_settings import (
+    PLAIN,
+    RULES,
+    Wish,
+    schedule_line,
+    schedule_of,
+    values_at,
+)
 from surefoot.train.course import Leg, course_of
 from surefoot.train.ramps import at_first_step
 
@@ -185,7 +192,6 @@ class RecordedSettings:
         """Return the legs of the run with a constant schedule, one for each of `_epochs`; [] if
         only its program knows how many samples a step has.
         """
-        stretched_at = {change.from_step for change in in_effect(self.changes) if change.stretches}
         legs = []
         for begin, samples, new_data in epochs:
             values = self.at(begin)
@@ -193,16 +199,8 @@ class RecordedSettings:
             if batch_size.unit != "samples":
                 return []
             size = batch_size.batch_size
-            leg = Leg(
-                begin,
-                values["length"],
-                samples,
-                size,
-                constant(),
-                stretches=begin in stretched_at,
-                new_data=new_data,
-            )
-            legs.append(leg)
+            leg = self._leg(begin, values["length"], samples, size)
+            legs.append(replace(leg, new_data=new_data))
         return legs
 
     def _legs_in_steps(self) -> list[Leg]:
@@ -222,12 +220,14 @@ class RecordedSettings:
                 steps = None
         if steps is None:
             return []
-        stretched_at = {change.from_step for change in lines if change.stretches}
-        legs = []
-        for begin in begins:
-            length = self.at(begin)["length"]
-            legs.append(Leg(begin, length, steps, 1, constant(), stretches=begin in stretched_at))
-        return legs
+        return [self._leg(begin, self.at(begin)["length"], steps, 1) for begin in begins]
+
+    def _leg(self, begin: int, length: str, samples_per_epoch: int, batch_size: int) -> Leg:
+        leg = Leg(begin, length, samples_per_epoch, batch_size, constant())
+        line = schedule_line(self.changes, step=begin)
+        if line is None or line.from_step < begin:
+            return leg
+        return replace(leg, begins_schedule=line.begins_schedule, stretches=line.stretches)
 
     def _epochs(self) -> list[tuple[int, int, str]]:
         """Return the samples of an epoch from each step on at which settings change, and when other

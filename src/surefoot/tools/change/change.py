@@ -30,6 +30,7 @@ from surefoot.train.changed_settings import (
     described,
     is_journal_of,
     rules_from,
+    schedule_line,
 )
 from surefoot.train.next_epoch import changes_with_epochs, next_epoch
 from surefoot.train.patience import feedback, load_stopping, rules_of, watched
@@ -226,7 +227,7 @@ def plan_from(
             run=str(run),
             step=step,
         )
-    lines = _lines_about_present(wishes, names)
+    lines = _lines_about_present(wishes, names, schedule_line(earlier, step=step))
     for number, change in enumerate(with_data, start=len(earlier) + 1):
         lines.append(described(replace(change, number=number)))
     others = [change for change in changes if change.setting != SKIP_STEPS]
@@ -352,13 +353,22 @@ def _wish_for_data(
     return None
 
 
-def _lines_about_present(wishes: Sequence[Wish], names: Collection[str]) -> list[str]:
-    """Return a line for each wish that changes nothing, because the setting has this value."""
+def _lines_about_present(
+    wishes: Sequence[Wish], names: Collection[str], schedule: SettingChange | None
+) -> list[str]:
+    """Return a line for each wish that changes nothing, because the setting has this value.
+    `schedule` is the line of the present schedule.
+    """
     lines = []
     for wish in wishes:
         # a wish for a part, such as schedule.name, changes the whole
-        if not any(f"{wish.setting}.".startswith(f"{name}.") for name in names):
-            lines.append(f"{wish.setting} has this value already")
+        if any(f"{wish.setting}.".startswith(f"{name}.") for name in names):
+            continue
+        lines.append(f"{wish.setting} has this value already")
+        if wish.setting == "schedule.name" and schedule is not None:
+            lines.append(
+                f"the schedule began at step {schedule.from_step:,}: another --because begins it anew"
+            )
     return lines
 
 

@@ -150,7 +150,7 @@ def _is_back(
         ):
             return False
     others = [wish for wish in with_auto(run, wishes) if wish.setting != SKIP_STEPS]
-    return not changes_of(present, others, from_step=step, sizes=sizes)
+    return not changes_of(present, others, from_step=step, sizes=sizes, earlier=changes)
 
 
 def _checkpoint_up_to(

@@ -80,7 +80,7 @@ def _about_schedule(
 ) -> list[str]:
     """Return a line about how the schedule goes on, if it was changed or has another length."""
     steps = then.length.steps
-    if any(change.setting == "schedule" and not change.stretches for change in changes):
+    if any(change.begins_schedule for change in changes):
         return [f"the new schedule begins at step {step:,}, and ends after {steps - step:,} steps"]
     from_start = f"those of a run that had {counted(steps, 'step')} from the start"
     if any(change.stretches for change in changes):
