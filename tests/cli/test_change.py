@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -286,3 +287,28 @@ def test_changes_that_are_to_come_are_printed_at_the_beginning(
     command(*begin, "--run-dir", str(tmp_path / "new"), "--changes", str(run / "changes.jsonl"))
     first, *_ = capsys.readouterr().out.splitlines()
     assert first == "change 1, from step 4 on: clip norm 1.0 -> off"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "clip=1.0",
+        "clip=norm",
+        "micro_batch_size=7",
+        "skip_steps=7..12",
+    ],
+)
+@pytest.mark.parametrize("words", [("change",), ("resume", "--change")])
+def test_what_an_error_says_to_try_can_be_typed(
+    words: tuple[str, ...], text: str, run: Path
+) -> None:
+    verb, *flag = words
+    with pytest.raises(sf.ConfigError) as caught:
+        command(verb, str(run), *flag, text)
+    assert caught.value.remedies
+    for remedy in caught.value.remedies:
+        assert isinstance(remedy, tuple)
+        (words_to_type,) = remedy
+        (assignment,) = shlex.split(str(words_to_type))
+        command("change", str(run), assignment, "--dry-run")
+    assert read_changes(run) == ()

@@ -80,7 +80,7 @@ def test_steps_that_are_completed_are_skipped_after_going_back(run: Path) -> Non
         ("10..11, 3..4", "skipped-steps-completed"),
         ("8..9", "skipped-steps-completed"),
         ("10..12", "skipped-steps-beyond-length"),
-        ("13..14", "skipped-steps-beyond-length"),
+        ("13..14", "skipped-steps-after-end"),
     ],
 )
 def test_a_range_that_cannot_be_skipped_is_refused_and_nothing_written(

@@ -227,7 +227,7 @@ def test_an_epoch_may_have_no_step(tmp_path: Path) -> None:
         (9, "setting-out-of-range"),
         ("5..8", "skipped-steps-completed"),
         ("20..23", "skipped-steps-beyond-length"),
-        ("30..40", "skipped-steps-beyond-length"),
+        ("30..40", "skipped-steps-after-end"),
     ],
 )
 def test_what_cannot_be_skipped_is_refused(value: Any, code: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from surefoot.train.changed_settings import (
     Wish,
     changeable,
     changes_of,
+    described,
     history_of,
     values_at,
     with_values,
@@ -128,3 +130,49 @@ def test_a_run_without_early_stopping_has_no_patience_to_change() -> None:
     (line,) = changes(Wish("early_stopping.patience", 3), early_stopping=rule)
     history = history_of(settings(early_stopping=rule), [line])
     assert [segment.settings.early_stopping.patience for segment in history] == [2, 3]  # type: ignore[union-attr]
+
+
+def test_a_rule_that_was_off_begins_again_with_the_parts_that_it_had() -> None:
+    rule = {"monitor": "max val/accuracy", "patience": 7, "min_delta": 0.0}
+    off = SettingChange(1, 5, "early_stopping", rule, None)
+    values = changeable(settings())
+    sizes = dataclasses.replace(batching(4, None), micro_batch_size=4)
+    with refused("rule-incomplete", example={"monitor": "max val/accuracy"}):
+        changes_of(
+            values,
+            [Wish("early_stopping.patience", 2)],
+            from_step=10,
+            sizes=sizes,
+            earlier=[off],
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("lr", ["optimizer.lr"]),
+        ("weight_decay", ["optimizer.weight_decay"]),
+        ("optimizer.name", []),
+        ("batchsize", ["batch_size"]),
+        ("seed", []),
+    ],
+)
+def test_a_setting_that_is_no_change_names_the_one_that_is_meant(
+    name: str, meant: list[str]
+) -> None:
+    with refused("setting-cannot-change", setting=name, meant=meant):
+        changes(Wish(name, 1))
+
+
+def test_a_rate_of_several_optimizers_means_each_of_them() -> None:
+    optimizers = {"one": sf.optim.adamw(lr=1e-3), "other": sf.optim.adamw(lr=1e-3)}
+    meant = ["optimizer.one.lr", "optimizer.other.lr"]
+    with refused("setting-cannot-change", meant=meant):
+        changes(Wish("lr", 1e-4), optimizer=optimizers)
+
+
+def test_a_micro_batch_size_that_stays_is_not_told() -> None:
+    line = SettingChange(1, 5, "batch_size", 8, 16, {"micro_batch_size": [8, 8]})
+    assert "micro_batch_size" not in described(line)
+    smaller = SettingChange(1, 5, "batch_size", 8, 12, {"micro_batch_size": [8, 6]})
+    assert "micro_batch_size" in described(smaller)

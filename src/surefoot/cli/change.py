@@ -1,14 +1,16 @@
 """`surefoot change RUN SETTING=VALUE`: change settings of a run that goes on. Imports no torch."""
 
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from surefoot.cli.options import RunOption, by_flag, find_run, only_options, target
 from surefoot.distributed.environment import placed
-from surefoot.errors import ConfigError
+from surefoot.errors import ConfigError, Remedy, Setting
 from surefoot.tracking.run_reader import is_running, newest_state
 
 
@@ -66,11 +68,31 @@ def change(arguments: list[str]) -> None:
         from surefoot.tools.change.change import wish_of
         from surefoot.tools.change.while_training import answer, ask_for_changes
 
-        wishes = [wish_of(text, because=options.because) for text in assignments]
-        for line in answer(run, ask_for_changes(run, wishes)):
+        with naming_assignments():
+            wishes = [wish_of(text, because=options.because) for text in assignments]
+            changes = ask_for_changes(run, wishes)
+        for line in answer(run, changes):
             print(line)
         return
     make_changes(run, assignments, because=options.because, writes=not options.dry_run)
+
+
+@contextmanager
+def naming_assignments() -> Iterator[None]:
+    """Let an error name settings as SETTING=VALUE, as far as they can change."""
+    try:
+        yield
+    except ConfigError as problem:
+        problem.remedies = tuple(_as_assignment(remedy) for remedy in problem.remedies)
+        raise
+
+
+def _as_assignment(remedy: Remedy) -> Remedy:
+    from surefoot.train.changed_settings import can_change, in_words
+
+    if not isinstance(remedy, Setting) or not can_change(remedy.name):
+        return remedy
+    return (f"{remedy.name}={shlex.quote(in_words(remedy.value))}",)
 
 
 def make_changes(
@@ -86,7 +108,9 @@ def make_changes(
     step = None
     if not writes and is_running(run):
         step, _ = newest_state(run)
-    plan = plan_changes(run, [wish_of(text, because=because) for text in assignments], step=step)
+    with naming_assignments():
+        wishes = [wish_of(text, because=because) for text in assignments]
+        plan = plan_changes(run, wishes, step=step)
     for line in plan.lines:
         print(line)
     if not plan.changes:
@@ -104,8 +128,9 @@ def go_back(run: Path, step: int, assignments: Sequence[str], *, because: str) -
 
     if placed(os.environ).rank != 0:
         return
-    wishes = [wish_of(text, because=because) for text in assignments]
-    plan = plan_going_back(run, step, wishes, because=because)
+    with naming_assignments():
+        wishes = [wish_of(text, because=because) for text in assignments]
+        plan = plan_going_back(run, step, wishes, because=because)
     for line in plan.lines:
         print(line)
     plan.write()

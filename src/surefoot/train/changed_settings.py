@@ -48,6 +48,7 @@ RULES: Mapping[str, type[EarlyStopping] | type[ReduceLROnPlateau]] = {
     "early_stopping": EarlyStopping,
     "plateau": ReduceLROnPlateau,
 }
+_RULE: Values = {"monitor": "min val/loss", "patience": 3}  # an example
 _SCHEDULE_NAMES = (SCHEDULE, f"{SCHEDULE}.name")
 STRETCH = "stretch"  # a wish for the schedule: the present one over the whole new length
 _NAME_OF_SHAPE = {"shape": "name"}  # in a schedule's dictionary, and for a user
@@ -81,6 +82,13 @@ class SegmentSettings:
     stretches: bool = False
     new_data: str = ""
     skips: str | None = None
+
+
+def can_change(name: str) -> bool:
+    """Return True for a setting that a journal can name, of this run or another."""
+    whole, _, part = name.partition(".")
+    of_whole = (SCHEDULE, "optimizer", "model", *RULES)
+    return name in PLAIN or (whole in of_whole and part != "")
 
 
 # --- of settings ----------------------------------------------------------------------------------
@@ -235,23 +243,30 @@ def _rule(name: str, described: Any) -> EarlyStopping | ReduceLROnPlateau:
     if not isinstance(described, Mapping):
         meaning = f"a rule, such as {name}.monitor='min val/loss' {name}.patience=3, or off"
         raise out_of_range(name, described, meaning)
-    missing = [part for part in ("monitor", "patience") if part not in described]
-    if missing:
-        example = "'min val/loss'" if missing[0] == "monitor" else "3"
-        raise ConfigError(
-            "rule-incomplete",
-            problem=f"{name} has no {' and no '.join(missing)}",
-            remedy=f"add {name}.{missing[0]}={example}",
-            setting=name,
-            value=dict(described),
-            missing=missing,
-        )
+    _refuse_incomplete(name, described)
     unknown = set(described) - {field.name for field in fields(kind)}
     if unknown:
         raise _cannot_change(
             f"{name}.{min(unknown)}", [f"{name}.{each.name}" for each in fields(kind)]
         )
     return kind(**described)
+
+
+def _refuse_incomplete(name: str, described: Values, *, before: Values = _RULE) -> None:
+    """Raise `ConfigError` if a rule has too few parts. The error names those of the rule before."""
+    missing = [part for part in ("monitor", "patience") if part not in described]
+    if missing:
+        values = {**_RULE, **before}
+        parts = [f"{name}.{part}={shlex.quote(in_words(values[part]))}" for part in missing]
+        raise ConfigError(
+            "rule-incomplete",
+            problem=f"{name} has no {' and no '.join(missing)}",
+            remedy=f"add {' '.join(parts)}",
+            setting=name,
+            value=dict(described),
+            missing=missing,
+            example={part: values[part] for part in missing},
+        )
 
 
 def schedule_of(described: Mapping[str, Any]) -> AnySchedule:
@@ -397,7 +412,7 @@ def changes_of(
     names_schedule = any(wish.setting in _SCHEDULE_NAMES for wish in wishes)
     changes: list[SettingChange] = []
     for wish in _with_whole_weights(
-        values, _with_whole_rules(values, _with_whole_schedules(values, wishes))
+        values, _with_whole_rules(values, _with_whole_schedules(values, wishes), earlier)
     ):
         name = wish.setting
         if name not in values or _is_optimizer_name(name):
@@ -524,8 +539,12 @@ def _with_whole_schedules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     return [*others, Wish("schedule", described | {"warmup": 0} | parts, because)]
 
 
-def _with_whole_rules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
-    """Return the wishes with those for parts of a rule put together: one for the rule."""
+def _with_whole_rules(
+    values: Values, wishes: Sequence[Wish], earlier: Iterable[SettingChange]
+) -> list[Wish]:
+    """Return the wishes with those for parts of a rule put together: one for the rule. Raises
+    `ConfigError` with the parts of the last rule if the present one has too few.
+    """
     parts: dict[str, dict[str, Any]] = {}
     because: dict[str, str] = {}
     others = []
@@ -538,8 +557,20 @@ def _with_whole_rules(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
         parts.setdefault(name, {})[part] = wish.value
         because[name] = because.get(name) or wish.because
     for name, of_rule in parts.items():
-        others.append(Wish(name, {**(values.get(name) or {}), **of_rule}, because[name]))
+        rule = {**(values.get(name) or {}), **of_rule}
+        _refuse_incomplete(name, rule, before=_last_rule(name, earlier))
+        others.append(Wish(name, rule, because[name]))
     return others
+
+
+def _last_rule(name: str, lines: Iterable[SettingChange]) -> Values:
+    """Return the last rule that a run had by its journal, or {}."""
+    last: Values = {}
+    for line in in_effect(lines):
+        for rule in line.values.get(name, ()):
+            if isinstance(rule, Mapping):
+                last = rule
+    return last
 
 
 def _with_whole_weights(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
@@ -659,12 +690,18 @@ def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
 
     of_run = {field.name: field.metadata["role"] for field in fields(RunSettings)}
     role = of_run.get(name)
-    meant = None if role else closest(name, known)
+    meant: list[str] = []
+    if role is None and not _is_optimizer_name(name):
+        meant = [each for each in known if each.rpartition(".")[2] == name]
+        near = closest(name, known)
+        if not meant and near is not None:
+            meant = [near]
     remedy: list[Remedy] = []
-    if meant is not None:
-        remedy.append(f"did you mean {meant}?")
+    if meant:
+        remedy.append(f"did you mean {' or '.join(meant)}?")
     if role in (None, "identity"):
-        remedy.append(FROM_ITS_WEIGHTS)
+        if not meant or "." in name:
+            remedy.append(FROM_ITS_WEIGHTS)
     else:
         remedy.append(("a resume takes another value without a change:", Setting(name, "VALUE")))
     return ConfigError(
@@ -674,6 +711,7 @@ def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
         remedy=remedy,
         setting=name,
         names=known,
+        meant=meant,
     )
 
 
@@ -738,7 +776,7 @@ def described(change: SettingChange) -> str:
     chosen = " (auto)" if [*change.origins][1:] == ["auto"] else ""
     parts = [f"{change.setting} {in_words(change.was)} -> {in_words(change.now)}{chosen}"]
     if change.setting == SKIP_STEPS:
-        parts = [skipping_in_words(change.now)]
+        parts = [skipping_in_words(change.was, change.now)]
     elif change.stretches:
         parts = [f"schedule {in_words(change.was)} is stretched over the whole run"]
     elif change.begins_schedule and _in_full(change.was) == _in_full(change.now):
@@ -746,5 +784,6 @@ def described(change: SettingChange) -> str:
     elif change.was == change.now:
         parts = [f"{change.setting} stays {in_words(change.now)}"]
     for name, (was, now) in change.follows.items():
-        parts.append(f"{name} {in_words(was)} -> {in_words(now)}")
+        if was != now:
+            parts.append(f"{name} {in_words(was)} -> {in_words(now)}")
     return f"change {change.number}, from step {change.from_step} on: {', '.join(parts)}{reason}"

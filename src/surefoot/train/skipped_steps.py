@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefoot.config.setting_change import SettingChange, in_effect
-from surefoot.errors import ConfigError, out_of_range
+from surefoot.errors import ConfigError, Setting, out_of_range
 
 SKIP_STEPS = "skip_steps"
 _RANGE = re.compile(r"([0-9][0-9_]*)\s*\.\.\s*([0-9][0-9_]*)")
@@ -57,19 +57,27 @@ def changes_of_skips(
         wanted = _merged([*to_come, *new])
     if wanted == to_come:
         return []
+    present = _begins(to_come)
+    begins = _begins(wanted) or {step: None}
+    # the lines before this step stay, and the first new one supersedes the others
+    first = min(begin for begin, now in begins.items() if present.get(begin, "") != now)
     is_skipping = any(step in each for each in known)
-    begins: dict[int, str | None] = {}
-    if to_come:
-        begins[step] = None  # supersedes the lines that are to come
-    for each in wanted:
-        begins[each.start] = _in_words(each)
-        begins[each.stop] = None
     was = _in_words(to_come[0]) if is_skipping else None
     lines = []
     for begin, now in sorted(begins.items()):
-        lines.append(SettingChange(0, begin, SKIP_STEPS, was, now, because=because))
+        if begin >= first:
+            lines.append(SettingChange(0, begin, SKIP_STEPS, was, now, because=because))
         was = now
     return lines
+
+
+def _begins(ranges: Sequence[range]) -> dict[int, str | None]:
+    """Return what holds from each step on at which a range begins or has ended."""
+    begins: dict[int, str | None] = {}
+    for each in ranges:
+        begins[each.start] = _in_words(each)
+        begins[each.stop] = None
+    return begins
 
 
 def end_of_range(changes: Sequence[SettingChange], *, step: int) -> list[SettingChange]:
@@ -91,9 +99,11 @@ def skipped_count(changes: Sequence[SettingChange], *, after: int, until: int) -
     return sum(max(0, min(each.stop, until) - max(each.start, after)) for each in _ranges(changes))
 
 
-def in_words(value: Any) -> str:
+def in_words(was: Any, now: Any) -> str:
     """Return what a line of the journal does to the steps from there on."""
-    return "no step is skipped" if value is None else f"steps {value} are skipped"
+    if now is not None:
+        return f"steps {now} are skipped"
+    return "no step is skipped" if was is None else f"steps are made again, after {was}"
 
 
 def _ranges(changes: Sequence[SettingChange]) -> list[range]:
@@ -144,12 +154,20 @@ def _refuse_out_of_run(each: range, *, step: int, steps: int) -> None:
             value=_in_words(each),
             step=step,
         )
+    if each.start >= steps:
+        raise ConfigError(
+            "skipped-steps-after-end",
+            problem=f"skip_steps = {_in_words(each)}: the run ends with step {steps:,}",
+            setting=SKIP_STEPS,
+            value=_in_words(each),
+            steps=steps,
+        )
     if each.stop >= steps:
         raise ConfigError(
             "skipped-steps-beyond-length",
             problem=f"skip_steps = {_in_words(each)}: the run has {steps:,} steps",
             reason="a step must follow; to leave out the last ones, make the run shorter",
-            remedy=f"change its length: surefoot change RUN length='{each.start} steps'",
+            remedy=Setting("length", f"{each.start} steps"),
             setting=SKIP_STEPS,
             value=_in_words(each),
             steps=steps,

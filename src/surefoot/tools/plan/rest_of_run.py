@@ -23,6 +23,7 @@ from surefoot.train.recorded_settings import (
     read_recorded_settings,
     values_by_step,
 )
+from surefoot.train.skipped_steps import SKIP_STEPS
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class RestOfRun:
             return ["only its program knows it"]
         marked = {self.step: "next", self.length - 1: "last"}
         for change in self.to_come:
-            marked.setdefault(change.from_step, "changed")
+            if change.setting != SKIP_STEPS:
+                marked.setdefault(change.from_step, "changed")
         rows = []
         for step, what in sorted(marked.items()):
             (rate,) = self.course.rates([step])
