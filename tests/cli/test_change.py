@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import surefoot as sf
+from identities.changed_runs import run_in
 from refused import refused
 from surefoot.cli.main import _verb
 from surefoot.config.setting_change import SettingChange
+from surefoot.errors import Command
 from surefoot.tracking.change_journal import append_changes, read_changes
 
 
@@ -312,3 +314,49 @@ def test_what_an_error_says_to_try_can_be_typed(
         (assignment,) = shlex.split(str(words_to_type))
         command("change", str(run), assignment, "--dry-run")
     assert read_changes(run) == ()
+
+
+# --- a run of a script ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_script(tmp_path: Path) -> Path:
+    run_in(tmp_path / "run", stop_after="8 steps", save_every="4 steps").train()
+    return tmp_path / "run"
+
+
+def first_line(*words: str) -> list[str]:
+    """Return the words of the first line that the refusal of a script's run says to type."""
+    with refused("run-of-script") as caught:
+        command("resume", *words)
+    line, then, *_ = caught.value.remedies
+    assert isinstance(line, Command)
+    assert isinstance(then, Command)  # the script
+    return shlex.split(line.line)
+
+
+def test_a_resume_of_a_script_with_changes_names_the_command_that_makes_them(
+    of_script: Path,
+) -> None:
+    changes = ["--change", "optimizer.lr=1e-4", "--change=clip=norm 0.5"]
+    length = ["--length", "4 epochs", "--because", "a test"]
+    _, *words = first_line(str(of_script), *changes, *length)
+    command(*words)
+    lines = [(line.setting, line.because) for line in read_changes(of_script)]
+    assert sorted(lines) == [(name, "a test") for name in ("clip", "length", "optimizer.lr")]
+
+
+def test_a_resume_of_a_script_that_goes_back_names_the_call_that_does(of_script: Path) -> None:
+    words = ["--from-step", "4", "--change", "optimizer.lr=1e-4", "--skip-steps", "10..11"]
+    python, flag, code = first_line(str(of_script), *words, "--because", "a test")
+    assert (python, flag) == ("python", "-c")
+    exec(code, {})
+    lines = [(line.setting, line.from_step) for line in read_changes(of_script)]
+    assert lines == [("step", 4), ("optimizer.lr", 4), ("skip_steps", 9), ("skip_steps", 11)]
+
+
+def test_a_resume_of_a_script_alone_names_the_script(of_script: Path) -> None:
+    with refused("run-of-script") as caught:
+        command("resume", str(of_script))
+    commands = [each for each in caught.value.remedies if isinstance(each, Command)]
+    assert len(commands) == 1

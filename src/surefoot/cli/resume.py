@@ -1,8 +1,12 @@
 """`surefoot resume RUN`: resume a run from its newest intact checkpoint."""
 
-from collections.abc import Sequence
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import UseAppendAction
 
@@ -25,6 +29,7 @@ from surefoot.config import toml
 from surefoot.config.paths import file_text
 from surefoot.config.setting import names_of
 from surefoot.config.train_settings import TrainSettings
+from surefoot.errors import Command, ConfigError
 from surefoot.program import read_program
 from surefoot.tracking.run_reader import read_sessions
 from surefoot.train.skipped_steps import SKIP_STEPS
@@ -59,7 +64,8 @@ class Resume(BecauseOption, AcceptChange, AlertOption, Several, RunOption):
 def resume(arguments: list[str]) -> None:
     """Run `surefoot resume`: continue a run from its newest intact checkpoint."""
     run = find_run(target(Resume, arguments, verb="resume"))
-    program, in_file = read_program(run, resuming=True)
+    with _naming_changes_of_script(run, arguments):
+        program, in_file = read_program(run, resuming=True)
     if not (run / "checkpoints").is_dir():
         from surefoot.checkpoint.store import without_checkpoint
 
@@ -109,6 +115,57 @@ def resume(arguments: list[str]) -> None:
             alerts=options,
             only=run,
         )
+
+
+@contextmanager
+def _naming_changes_of_script(run: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Let the refusal of a script's run first name the command that changes it as the arguments
+    say.
+    """
+    try:
+        yield
+    except ConfigError as problem:
+        if problem.code == "run-of-script":
+            problem.remedies = (*_before_script(run, arguments), *problem.remedies)
+        raise
+
+
+def _before_script(run: Path, arguments: Sequence[str]) -> list[Command]:
+    """Return the command that does what the arguments want with a run of a script, before the script
+    is started again.
+    """
+    from surefoot.tools.change.change import wish_of
+
+    assignments: list[str] = []
+    for flag, (typed, *words) in by_flag(arguments)[1:]:
+        _, equals, value = typed.partition("=")
+        values = [value] if equals else words
+        if flag == "change":
+            assignments += values
+        elif flag in (SKIP_STEPS, "length"):
+            assignments.append(f"{flag}={' '.join(values)}")
+    because = flag_text(arguments, "because") or ""
+    step = flag_text(arguments, "from_step")
+    if step is not None and step.isdecimal():
+        settings = []
+        for wish in map(wish_of, assignments):
+            settings.append(f"{_in_python(wish.setting)}: {_in_python(wish.value)}")
+        passed = [step, _in_python(because)]
+        if settings:
+            passed.append(f"**{{{', '.join(settings)}}}")
+        call = f"sf.load({_in_python(str(run))}).go_back({', '.join(passed)})"
+        return [Command(shlex.join(["python", "-c", f"import surefoot as sf; {call}"]))]
+    if not assignments:
+        return []
+    line = ["surefoot", "change", str(run), *assignments]
+    if because:
+        line += ["--because", because]
+    return [Command(shlex.join(line))]
+
+
+def _in_python(value: Any) -> str:
+    """Return a value as Python code; a shell needs no quotes within its text."""
+    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _beginning(run: Path, *, but: Sequence[str]) -> list[str]:
