@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 import surefoot as sf
-from identities.changed_runs import CHANGED_AT, LAST, assert_same_end, run_in
+from identities.changed_runs import CHANGED_AT, LAST, assert_same_end, data, run_in
 from rank_processes import forks, on_ranks
 from refused import refused
 from surefoot.cli.main import _verb
@@ -163,6 +163,22 @@ def test_a_start_names_the_line_that_takes_a_change_back(
     run_in(stopped, **SETTINGS).train()
     assert_same_end(unchanged(tmp_path / "unchanged"), stopped)
     assert [change.from_step for change in read_changes(stopped)] == [CHANGED_AT, CHANGED_AT]
+
+
+def test_a_first_evaluation_without_the_monitored_score_names_the_line(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "splits": {"val": sf.Split(data(20, seed=1))}}
+    settings["evaluate_every"] = "6 steps"
+    run_in(tmp_path, stop_after=f"{CHANGED_AT} steps", **settings).train()
+    rule = {"early_stopping.monitor": "min val/other", "early_stopping.patience": 2}
+    sf.load(tmp_path).change(**rule)
+    with refused("score-unknown") as caught:
+        run_in(tmp_path, **settings).train()
+    ((_, command),) = caught.value.remedies
+    assert isinstance(command, Command)
+    _verb(shlex.split(command.line)[1:])
+    run = run_in(tmp_path, **settings)
+    run.train()
+    assert run.state.step == LAST
 
 
 def test_a_start_names_no_line_of_another_setting(tmp_path: Path) -> None:

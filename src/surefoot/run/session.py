@@ -153,8 +153,7 @@ class Session:
                 messages.warn(contract.warning)
             self.parts.make_ready()
         except BaseException as problem:
-            if self.parts.directory is not None:
-                name_way_back(problem, self.parts.directory.shown)
+            self._name_way_back(problem)
             try:
                 crash_report.tell_others(problem, self.parts)
             finally:
@@ -218,6 +217,10 @@ class Session:
         if self.journal.board is not None or self.journal.trackers:
             self._show_changes()
 
+    def _name_way_back(self, problem: BaseException | None) -> None:
+        if problem is not None and self.parts.directory is not None:
+            name_way_back(problem, self.parts.directory.shown)
+
     def _show_changes(self) -> None:
         """Show in TensorBoard and trackers the changes of settings with which this session begins."""
         from surefoot.tracking.shown import record_of
@@ -233,6 +236,7 @@ class Session:
         resources.
         """
         parts = self.parts
+        self._name_way_back(problem)
         try:
             crash_report.tell_others(problem, parts)
             if problem is None or isinstance(problem, GeneratorExit):

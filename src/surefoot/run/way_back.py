@@ -20,8 +20,8 @@ _OF_PROGRAM = "changed-setting-differs"  # the program has another value than th
 
 
 def name_way_back(problem: BaseException, shown: str | Path | None) -> None:
-    """Let the error of a start name the line that takes back a change, if it is about a setting that
-    changes there, and no saved step has had the change. `shown` is the run's directory.
+    """Let the error of a session name the line that takes back a change, if it is about a setting that
+    changes at its start, and no saved step has had the change. `shown` is the run's directory.
     """
     if shown is None or not isinstance(problem, ConfigError | OtherModelError):
         return
@@ -34,7 +34,7 @@ def name_way_back(problem: BaseException, shown: str | Path | None) -> None:
     taking_back: list[str] = []
     for change in _changes_at_start(Path(shown)):
         if any(name.partition(".")[0] == whole for name in change.names):
-            taking_back += assignments({change.setting: None}, {change.setting: change.was})
+            taking_back += assignments({change.setting: change.now}, {change.setting: change.was})
     if taking_back:
         line = f"surefoot change {shlex.quote(str(shown))} {shlex.join(taking_back)}"
         problem.remedies = (("to take its change back:", Command(line)),)
