@@ -136,6 +136,36 @@ def test_a_finished_run_goes_back(run: Path) -> None:
     assert sf.load(run).status == "finished"
 
 
+@pytest.mark.parametrize("step", [9, 4, 0])
+def test_a_finished_run_that_went_back_is_stopped_at_its_checkpoint(step: int, run: Path) -> None:
+    command("resume", str(run))
+    saved = sf.load(run)
+    saved.go_back(step)
+    assert (saved.step, saved.status) == (saved.checkpoints[-1], "stopped")
+    assert saved.step <= step
+    command("resume", str(run), "--stop-after", f"{step + 1} steps")
+    assert (saved.step, saved.status) == (step + 1, "stopped")
+    command("resume", str(run))
+    assert (saved.step, saved.status) == (LAST, "finished")
+
+
+def test_a_run_that_goes_back_twice_is_stopped_at_its_checkpoint(run: Path) -> None:
+    command("resume", str(run))
+    saved = sf.load(run)
+    saved.go_back(9, "no good")
+    saved.go_back(9, "no good either")  # which leaves no checkpoint
+    assert (saved.step, saved.status) == (saved.checkpoints[-1], "stopped")
+
+
+def test_a_kill_before_the_branch_is_left_does_not_hide_that_the_run_went_back(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("resume", str(run))
+    monkeypatch.setattr("surefoot.tools.change.go_back.leave_branches", lambda run: None)
+    sf.load(run).go_back(4)
+    assert (sf.load(run).step, sf.load(run).status) == (4, "stopped")
+
+
 def test_a_run_that_went_back_is_changed_resumed_replayed_and_verified(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

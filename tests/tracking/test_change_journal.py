@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 import surefoot as sf
+from surefoot.checkpoint.filesystem import DISK
 from surefoot.config.setting_change import SettingChange
-from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
+from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes, take_back
 
 LR = SettingChange(0, 10, "optimizer.lr", 0.01, 0.001, because="spikes")
 CLIP = SettingChange(0, 20, "clip", "off", "norm 1.0")
@@ -50,6 +53,29 @@ def test_a_last_line_that_was_not_written_whole_counts_as_never_written(
 
     append_changes(run, [CLIP])
     assert [change.number for change in read_changes(run)] == [1, 2]
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_lines_that_are_taken_back_leave_the_others_as_they_were(keep: int, run: Path) -> None:
+    before = read_changes(run)
+    take_back(run, keep=keep)
+    assert read_changes(run) == before[:keep]
+    append_changes(run, [CLIP])
+    assert [change.number for change in read_changes(run)] == [*range(1, keep + 2)]
+
+
+def test_a_kill_before_the_disk_has_what_is_taken_back_leaves_a_readable_journal(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_changes(run)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(DISK, "flush", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        take_back(run, keep=1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert read_changes(run) == before[:1]
 
 
 def test_zeros_after_a_power_loss_are_no_line(run: Path) -> None:

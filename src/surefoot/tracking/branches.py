@@ -8,7 +8,7 @@ the run has passed them; the records stay.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,21 @@ def leave_branches(run: Path) -> None:
             _move(checkpoint, branch / "checkpoints")
     except OSError as problem:
         raise run_file_not_written(run / BRANCHES, problem) from problem
+
+
+def is_at_branching(run: Path, lines: Sequence[SettingChange]) -> bool:
+    """Return True if a run has gone back by the lines of its journal, and nobody has trained it
+    since: its records are still those of the branch that it has left.
+    """
+    backs = [line for line in lines if line.goes_back]
+    if not backs:
+        return False
+    # a kill has cut off `leave_branches`
+    if next(_left_checkpoints(run, lines), None) is not None:
+        return True
+    records = _size_of(run / "metrics.jsonl")
+    copies = [_size_of(run / BRANCHES / str(back.number) / "metrics.jsonl") for back in backs]
+    return records > 0 and records in copies  # a session begins with another record
 
 
 def left_steps(run: Path) -> dict[Path, int]:
@@ -86,7 +101,12 @@ def left_branches(run: Path) -> LeftBranches:
     return LeftBranches(left_steps(run))
 
 
-def _left_checkpoints(run: Path, lines: tuple[SettingChange, ...]) -> Iterator[tuple[Path, int]]:
+def _size_of(file: Path) -> int:
+    """Return the size of a file in bytes, or 0 without a file."""
+    return file.stat().st_size if file.is_file() else 0
+
+
+def _left_checkpoints(run: Path, lines: Sequence[SettingChange]) -> Iterator[tuple[Path, int]]:
     """Yield the checkpoints of branches that the run has left, and the numbers of the lines by which
     it left them.
     """

@@ -105,6 +105,7 @@ class RunRecords:
             case "data_check":
                 self.data = record
             case "resume":
+                self.last_step = step  # events of later steps, which the run has left, stay
                 self.resumed.append(step)
                 self._tell(RunEvent(step, f"resumed after step {step:,}", resumed=True))
             case "event" if isinstance(record.get("event"), str):

@@ -45,8 +45,10 @@ class Headline:
 
 def state_of(run: ReportedRun) -> State:
     """Return how a run ended, or that it is running. A run that recorded no end and has no process
-    is dead.
+    is dead. One that went back to an earlier step is stopped there.
     """
+    if run.went_back:
+        return "stopped"
     records = run.records
     words = (records.ended_by or "").split()
     outcome = words[0].rstrip(":") if words else ""
@@ -133,6 +135,8 @@ def _how_it_ended(run: ReportedRun, state: State) -> str:
             left = f", {format_value(left_s, 'seconds')} left" if left_s else ""
             return f"running: {step}{left}"
         case "stopped":
+            if run.went_back:
+                return f"went back to {step}"
             if event and " at step " in event:
                 return event
             return f"{event or 'stopped'} at {step}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from surefoot.config.setting_change import in_effect
 from surefoot.tools.report.curves import Curve, curve_of
 from surefoot.tools.report.followed import FollowedRun
-from surefoot.tracking.branches import BRANCHES
+from surefoot.tracking.branches import BRANCHES, is_at_branching
 from surefoot.tracking.jsonl import read_records
 from surefoot.tracking.record import BY_OPTIMIZER, OWN
 from surefoot.tracking.run_reader import (
@@ -98,9 +98,18 @@ class ReportedRun:
                 branches.append(LeftBranch(change.number, losses))
         return tuple(branches[-_MOST_LEFT:])
 
+    @cached_property
+    def went_back(self) -> bool:
+        """True if the run has gone back to an earlier step, from which nobody has trained it."""
+        return not self.running and is_at_branching(self.files.path, self.files.changes)
+
     @property
     def last_step(self) -> int:
-        """The last step that is known to be complete, from the records or the newest checkpoint."""
+        """The last step that is known to be complete, from the records or the newest checkpoint.
+        That of the checkpoint if the run has gone back: the records have steps that it has left.
+        """
+        if self.went_back:
+            return self.files.step
         return self.records.completed_step(self.files.step)
 
     @property
