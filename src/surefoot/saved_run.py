@@ -504,9 +504,11 @@ class SavedRun:
         """
         from surefoot.checkpoint.store import without_checkpoint
         from surefoot.tools.replay.replay import replay_step
+        from surefoot.tracking.run_reader import journal_of, newest_state
 
         if not self.checkpoints:
             raise without_checkpoint(self.path)
+        journal_of(self.path, *newest_state(self.path))  # else the step may have other settings
         run = self.rebuild(one_process=True, step=step)
         with nullcontext() if self.built is None else run.parts.snapshot():
             return replay_step(run.parts, step, samples=samples, say=say, path=self.path)

@@ -77,6 +77,8 @@ def diagnose(arguments: list[str]) -> None:
         print(text, file=sys.stderr)
 
     history = history_in(run)
+    for problem in history.described.problems:
+        print(f"warning: {problem}", file=sys.stderr)
     all_verdicts = verdicts(history, broken=warn)
     findings = worst_first(all_verdicts)
     if options.json:

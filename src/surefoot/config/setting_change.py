@@ -157,3 +157,18 @@ def left_by(
             if had_superseded or step > line.from_step:
                 return line.number
     return None
+
+
+def is_journal_of(
+    recorded: Mapping[str, Any] | None, step: int, changes: Sequence[SettingChange]
+) -> bool:
+    """Return True if a checkpoint of a step may belong to a run with these changes. `recorded` has
+    the number and the hash of the last one that its steps had.
+    """
+    number = 0 if recorded is None else int(recorded["number"])
+    if number > len(changes) or left_by(recorded, step, changes) is not None:
+        return False
+    if number and recorded is not None and changes[number - 1].sha256 != recorded["sha256"]:
+        return False
+    # later ones begin where the checkpoint ends: else its steps would have had them
+    return all(change.from_step >= step for change in changes[number:])

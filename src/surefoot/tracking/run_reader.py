@@ -24,7 +24,7 @@ from surefoot.checkpoint.manifest import FORMATS, MANIFEST, STATE, from_bytes
 from surefoot.checkpoint.state_json import SavedState, misshapen, parse_state, typed_state
 from surefoot.config.behavior import behavior_of, known_behavior, newest_behavior
 from surefoot.config.paths import open_regular, printable, read_regular
-from surefoot.config.setting_change import SettingChange, left_by
+from surefoot.config.setting_change import SettingChange, is_journal_of, left_by
 from surefoot.config.toml import origins, program, values
 from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tracking.change_journal import CHANGES, read_changes
@@ -134,11 +134,30 @@ def read_run(path: Path) -> RunFiles:
         config = read_settings(path)
     with reading("environment.json"):
         sessions = read_sessions(path)
+    step, state = newest_state(path)
     changes: tuple[SettingChange, ...] = ()
     with reading(CHANGES):
         changes = read_changes(path)
-    step, state = newest_state(path)
+        journal_of(path, step, state)
     return RunFiles(path, config, sessions, _crashes(path), step, state, tuple(problems), changes)
+
+
+def journal_of(run: Path, step: int, state: SavedState | None) -> tuple[SettingChange, ...]:
+    """Return the journal of a run, whose newest checkpoint has `step` and `state`. Raises
+    `CheckpointError` for an edited journal, and for one that lacks a change which the checkpoint
+    has had.
+    """
+    changes = read_changes(run)
+    if state is not None and not is_journal_of(state.changes, step, changes):
+        raise CheckpointError(
+            "journal-of-another-checkpoint",
+            problem=f"the newest checkpoint of {run}, of step {step}, was saved after other changes"
+            f" than {CHANGES} has",
+            reason="the journal says which settings the run had at which step",
+            remedy="restore the file from a copy of the run",
+            number=0 if state.changes is None else state.changes["number"],
+        )
+    return changes
 
 
 def read_settings(path: Path) -> Settings:

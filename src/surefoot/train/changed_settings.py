@@ -26,7 +26,6 @@ from surefoot.config.setting_change import (
     SettingChange,
     at_beginning,
     in_effect,
-    left_by,
 )
 from surefoot.config.train_settings import TrainSettings, problem_of_value
 from surefoot.errors import Command, ConfigError, Remedy, Setting, out_of_range
@@ -333,21 +332,6 @@ def history_of(
         )
         history.append(segment)
     return tuple(history)
-
-
-def is_journal_of(
-    recorded: Mapping[str, Any] | None, step: int, changes: Sequence[SettingChange]
-) -> bool:
-    """Return True if a checkpoint of a step may belong to a run with these changes. `recorded` has
-    the number and the hash of the last one that its steps had.
-    """
-    number = 0 if recorded is None else int(recorded["number"])
-    if number > len(changes) or left_by(recorded, step, changes) is not None:
-        return False
-    if number and recorded is not None and changes[number - 1].sha256 != recorded["sha256"]:
-        return False
-    # later ones begin where the checkpoint ends: else its steps would have had them
-    return all(change.from_step >= step for change in changes[number:])
 
 
 def _in_full(value: Any) -> Any:

@@ -16,7 +16,7 @@ from surefoot.checkpoint.reader import interprets
 from surefoot.checkpoint.snapshot import Snapshot
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
 from surefoot.config.durations import Length
-from surefoot.config.setting_change import SCHEDULE, SettingChange, began_since
+from surefoot.config.setting_change import SCHEDULE, SettingChange, began_since, is_journal_of
 from surefoot.config.tree import flat
 from surefoot.data.data_values import DataValues
 from surefoot.data.pipeline import DataPipeline
@@ -29,7 +29,6 @@ from surefoot.optim.group_rates import recorded_rates
 from surefoot.tracking.change_journal import CHANGES
 from surefoot.tracking.console import WIDTH, Screen, TextLog
 from surefoot.tracking.run_directory import RunDirectory, machine
-from surefoot.train.changed_settings import is_journal_of
 from surefoot.train.compile import Layout
 from surefoot.train.loop import State, Task
 from surefoot.train.meter import Meter

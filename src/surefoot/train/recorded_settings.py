@@ -19,8 +19,13 @@ from surefoot.optim.lr_multipliers import FROZEN, is_frozen
 from surefoot.schedules.curves import SHAPES, Factors
 from surefoot.schedules.joined import AnySchedule
 from surefoot.schedules.lr_schedule import constant
-from surefoot.tracking.change_journal import read_changes
-from surefoot.tracking.run_reader import RunFiles, SessionEntry, newest_state, read_sessions
+from surefoot.tracking.run_reader import (
+    RunFiles,
+    SessionEntry,
+    journal_of,
+    newest_state,
+    read_sessions,
+)
 from surefoot.train.changed_settings import (
     PLAIN,
     RULES,
@@ -259,9 +264,10 @@ def recorded_settings(files: RunFiles) -> RecordedSettings:
 
 def read_recorded_settings(run: Path) -> RecordedSettings:
     """Return the settings of a run. Raises `CheckpointError` for an edited journal."""
-    _, state = newest_state(run)
+    step, state = newest_state(run)
     identity: Mapping[str, Any] = {} if state is None else state.identity
-    return RecordedSettings(values_of_program(run, identity), read_changes(run), identity)
+    changes = journal_of(run, step, state)
+    return RecordedSettings(values_of_program(run, identity), changes, identity)
 
 
 def settings_at(run: Path, step: int) -> dict[str, Any]:

@@ -22,13 +22,12 @@ from surefoot.tools.change.data_change import change_of_data
 from surefoot.tools.change.frozen_parts import refuse_unknown_parts
 from surefoot.tools.change.preview import are_equal, preview
 from surefoot.tracking.change_journal import CHANGES, append_changes, read_changes
-from surefoot.tracking.run_reader import is_running, newest_state, run_file_not_written
+from surefoot.tracking.run_reader import is_running, journal_of, newest_state, run_file_not_written
 from surefoot.train.changed_settings import (
     RULES,
     Wish,
     changes_of,
     described,
-    is_journal_of,
     rules_from,
     schedule_line,
 )
@@ -156,16 +155,7 @@ def plan_changes(run: Path, wishes: Sequence[Wish], *, step: int | None = None) 
             problem=f"{run} has no readable checkpoint, from which a change could hold",
             run=str(run),
         )
-    earlier = read_changes(run)
-    if not is_journal_of(state.changes, saved_step, earlier):
-        raise CheckpointError(
-            "journal-of-another-checkpoint",
-            problem=f"the newest checkpoint of {run}, of step {saved_step}, was saved after other changes than"
-            f" {CHANGES} has",
-            reason="the journal says which settings the run had at which step",
-            remedy="restore the file from a copy of the run",
-            number=0 if state.changes is None else state.changes["number"],
-        )
+    earlier = journal_of(run, saved_step, state)
     # a run that went back to a later step than that of its checkpoint changes from there on
     backs = [change.from_step for change in in_effect(earlier) if change.goes_back]
     plan = plan_from(run, wishes, step=max([step, *backs]), state=state, earlier=earlier)

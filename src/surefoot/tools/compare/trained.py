@@ -23,10 +23,15 @@ from surefoot.config.setting_change import SettingChange, in_effect
 from surefoot.errors import CheckpointError, ConfigError
 from surefoot.tools.compare.statistics import ScoreDifference
 from surefoot.tools.compare.variants import Direction, Variant
-from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record, scores_in
-from surefoot.tracking.run_reader import RunFiles, read_settings, read_state
+from surefoot.tracking.run_reader import (
+    RunFiles,
+    journal_of,
+    newest_state,
+    read_settings,
+    read_state,
+)
 from surefoot.tracking.run_reader import read_run as read_run_files
 from surefoot.train.recorded_settings import values_by_step
 
@@ -146,7 +151,8 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         targets.append(record.get("targets", 0.0) - record.get("starting_targets", 0.0))
     settings = read_settings(path) if (path / "config.toml").is_file() else None
     last_step = max([step for step, _ in [*times, *scores]], default=0)
-    changes = [each for each in in_effect(read_changes(path)) if each.from_step < last_step]
+    journal = journal_of(path, *newest_state(path))
+    changes = [change for change in in_effect(journal) if change.from_step < last_step]
     at_beginning = {} if settings is None else dict(settings.flat)
     for name, values in values_by_step(changes).items():
         if name in at_beginning:  # a later session may have written another value

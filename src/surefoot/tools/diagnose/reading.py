@@ -62,6 +62,7 @@ def description_of(run: Path, step: int = 0) -> RunDescription:
         processors=last_session.get("processors"),
         memory_bytes=last_session.get("memory_bytes"),
         saved_step=files.step,
+        problems=files.problems,
     )
     state = files.state
     if state is None:  # no checkpoint can be read

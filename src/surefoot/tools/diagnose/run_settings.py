@@ -58,6 +58,7 @@ class RunDescription:
     processors: int | None = None
     memory_bytes: int | None = None  # the machine's memory
     saved_step: int = 0  # step of the newest checkpoint, which may be ahead of the records
+    problems: tuple[str, ...] = ()  # a line about each file that cannot be read
     keeps_best: bool = True
     # direction and name of the score that chooses the best checkpoint
     monitored: tuple[str, str] | None = None

@@ -22,8 +22,14 @@ from surefoot.errors import CheckpointError, ConfigError, first_line
 from surefoot.tools.verify import metrics_log as logs
 from surefoot.tools.verify.metrics_log import FILE, Log, Noted
 from surefoot.tools.verify.verdict import Problem
-from surefoot.tracking.change_journal import CHANGES, read_changes
-from surefoot.tracking.run_reader import SessionEntry, read_sessions, read_settings
+from surefoot.tracking.change_journal import CHANGES
+from surefoot.tracking.run_reader import (
+    SessionEntry,
+    journal_of,
+    newest_state,
+    read_sessions,
+    read_settings,
+)
 from surefoot.train.run_identity import differences, printed_through, with_changed
 
 _MAY_CHANGE = ("length", "init_from")  # identity settings that may change between sessions
@@ -98,14 +104,17 @@ def check_files(path: Path) -> Files:
         sessions = []  # the damaged file had further sessions
     notes = []
     changes: Sequence[SettingChange] = ()
+    has_journal = True
     try:
-        changes = read_changes(path)
+        changes = journal_of(path, *newest_state(path))
     except CheckpointError as problem:
+        has_journal = False
         problems.append(Problem("damaged", first_line(problem), file=CHANGES))
     if checkpoints:
         newest = checkpoints[max(checkpoints)]
         with interpreted(newest.path):
-            problems += _other_runs(checkpoints, changes)
+            if has_journal:  # else it is not known what changed on the way
+                problems += _other_runs(checkpoints, changes)
             problems += _wrong_sessions(checkpoints, sessions, log)
             problems += _script(path, newest, changes)
             notes += _other_scores(checkpoints)
