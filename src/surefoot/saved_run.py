@@ -209,18 +209,20 @@ class SavedRun:
         return plan.lines
 
     @at_boundary
-    def go_back(self, step: int, because: str = "", **settings: Any) -> None:
-        """Go back to the state after `step` steps, as `surefoot resume RUN --from-step` does, and
-        change settings from there on: `go_back(1000, "it spikes", **{"optimizer.lr": 1e-4})`. The
-        run goes on when it is trained again; until then its records have the steps after `step`.
-        Raises `ConfigError` for a run that trains, for a step that it does not have, and for a
+    def go_back(self, step: int, because: str = "", **settings: Any) -> list[str]:
+        """Go back to the state after `step` steps, as `surefoot change RUN --from-step` does, and
+        change settings from there on: `go_back(1000, "it spikes", **{"optimizer.lr": 1e-4})`.
+        Returns lines about what it does. The run goes on when it is trained again; until then its
+        records have the steps after `step`. Raises `ConfigError` for a run that trains, for a step that it does not have, and for a
         setting as `change` does, and `CheckpointError` if no checkpoint up to the step is intact.
         """
         from surefoot.tools.change.go_back import plan_going_back
         from surefoot.train.changed_settings import Wish
 
         wishes = [Wish(name, value, because) for name, value in settings.items()]
-        plan_going_back(self._directory(), step, wishes, because=because).write()
+        plan = plan_going_back(self._directory(), step, wishes, because=because)
+        plan.write()
+        return plan.lines
 
     @at_boundary
     def records(self, kind: str | None = None) -> list[Record]:

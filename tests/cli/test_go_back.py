@@ -221,3 +221,20 @@ def test_the_page_draws_what_was_left_in_grey(run: Path) -> None:
     )
     marks = [mark.title for mark in loss.marks if mark.x == 4]
     assert any("back from step 9" in title for title in marks)
+
+
+def test_change_goes_back_without_training(run: Path) -> None:
+    command("change", str(run), "--from-step", "4", "optimizer.lr=1e-4", "--dry-run")
+    before = read_changes(run)
+    assert not any(change.goes_back for change in before)
+
+    command("change", str(run), "--from-step", "4", "optimizer.lr=1e-4", "--because", "it spikes")
+    lines = read_changes(run)[len(before) :]
+    assert [(line.setting, line.from_step, line.because) for line in lines] == [
+        ("step", 4, "it spikes"),
+        ("optimizer.lr", 4, "it spikes"),
+    ]
+    assert sf.load(run).settings_at(4)["optimizer.lr"] == 1e-4
+
+    command("resume", str(run))
+    assert sf.load(run).step == LAST

@@ -44,8 +44,12 @@ class Change(BecauseOption, RunOption):
       surefoot change runs/mine length="30 epochs" batch_size=128
       surefoot change runs/mine schedule.name=wsd schedule.cooldown=10%
       surefoot change runs/mine data="next epoch" --because "more pictures"
+      surefoot change runs/mine --from-step 1000 optimizer.lr=1e-4
     """
 
+    from_step: int | None = None
+    """Go back to the state after so many steps first, as surefoot resume --from-step does. Changes
+    from that step on hold no longer, and no SETTING=VALUE is needed."""
     dry_run: bool = False
     """Print what the change would do, and write nothing."""
 
@@ -58,6 +62,15 @@ def change(arguments: list[str]) -> None:
     only_run = [name, *chain.from_iterable(group for _, group in flags)]
     options = only_options(Change, only_run, verb="change")
     run = find_run(options.run)
+    if options.from_step is not None:
+        go_back(
+            run,
+            options.from_step,
+            assignments,
+            because=options.because,
+            writes=not options.dry_run,
+        )
+        return
     if not assignments:
         raise ConfigError(
             "change-without-setting",
@@ -119,7 +132,9 @@ def make_changes(
         plan.write()
 
 
-def go_back(run: Path, step: int, assignments: Sequence[str], *, because: str) -> None:
+def go_back(
+    run: Path, step: int, assignments: Sequence[str], *, because: str, writes: bool = True
+) -> None:
     """Print what going back to a step does to a run, with changes from there on, and do it. In a
     process of several, rank 0 does.
     """
@@ -133,4 +148,5 @@ def go_back(run: Path, step: int, assignments: Sequence[str], *, because: str) -
         plan = plan_going_back(run, step, wishes, because=because)
     for line in plan.lines:
         print(line)
-    plan.write()
+    if writes:
+        plan.write()

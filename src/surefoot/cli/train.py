@@ -95,7 +95,11 @@ def _journal_of_another(file: Path, run_dir: str | Path | None) -> Iterator[None
         raise ConfigError(
             "journal-without-directory",
             problem="--changes needs a directory of a run, with a fixed name",
-            remedy=Setting("run_dir", "DIR"),
+            reason="only a setting run_dir of the program names one before it is executed",
+            remedy=[
+                Setting("run_dir", "DIR"),
+                f"copy {file} to {CHANGES} in the new directory before the run begins",
+            ],
             setting="run_dir",
         )
     if placed(os.environ).rank != 0:
