@@ -157,3 +157,10 @@ def test_neither_torch_nor_the_program_is_loaded(changed: Path) -> None:
         "assert not {'torch', 'surefoot.recipes.images.recipe'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, "plan", str(changed)], check=True)
+
+
+def test_the_origins_of_a_recipe_are_those_of_its_file(changed: Path) -> None:
+    origins = read_rest(changed).origins
+    assert origins["clip"] == "default"
+    assert origins["length"] == "flag"
+    assert origins["precision"] in ("auto", "default")

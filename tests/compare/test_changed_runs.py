@@ -9,7 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+import surefoot as sf
 from surefoot.cli.main import _verb
 from surefoot.config.setting_change import SettingChange
 from surefoot.tools.compare.trained import read_run
@@ -116,3 +118,32 @@ def test_the_page_of_several_runs_has_the_changed_settings(runs: Path) -> None:
     assert [value.split()[0] for value in rows["optimizer.lr"]] == ["0.003", "0.0001", "0.0001"]
     assert [value.split()[0] for value in rows["batch_size"]] == ["8", "8", "16"]
     assert "length" not in rows
+
+
+def test_a_setting_of_the_beginning_is_compared_as_its_file_has_it(tmp_path: Path) -> None:
+    inputs = torch.randn(64, 2)
+
+    def train(run_dir: Path) -> None:
+        sf.Run(
+            model=lambda: torch.nn.Linear(2, 1),
+            loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+            train_data=(inputs, inputs.sum(1, keepdim=True)),
+            optimizer=sf.optim.adamw(lr=1e-2),
+            schedule=sf.schedules.cosine("10%"),
+            batch_size=8,
+            length="20 steps",
+            run_dir=run_dir,
+            console=False,
+            report=False,
+        ).train()
+
+    train(tmp_path / "plain")
+    train(tmp_path / "longer")
+    sf.load(tmp_path / "longer").change(length="30 steps", **{"schedule.name": "linear"})
+    train(tmp_path / "longer")
+
+    before = read_run(tmp_path / "plain").settings
+    after = read_run(tmp_path / "longer").settings
+    names = [name for name in before if name.startswith("schedule.")]
+    assert names
+    assert {name: after.get(name) for name in names} == {name: before[name] for name in names}

@@ -474,3 +474,14 @@ def test_a_finished_run_takes_more_data_with_a_longer_length(tmp_path: Path) -> 
     run = run_in(tmp_path, MANY, length="2 epochs")
     run.train()
     assert run.state.step == 15 + -(-2 * MANY // 8)
+
+
+def test_the_data_of_before_are_refused_with_the_step_from_which_it_has_others(
+    tmp_path: Path,
+) -> None:
+    changed_run(tmp_path, "at once").train()
+    with pytest.raises(sf.CheckpointError) as refusal:
+        run_in(tmp_path).train()
+    assert refusal.value.code == "data-changed"
+    assert all(line.startswith("data.") for line in refusal.value.fields["changes"])
+    assert any(f"since step {AT}" in str(remedy) for remedy in refusal.value.remedies)

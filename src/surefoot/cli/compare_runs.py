@@ -236,7 +236,7 @@ def compare_existing(options: Compare) -> None:
         if unlike:
             notes.append(f"{path}: {_settings_of(run, unlike[:_DIFFERENT])}")
     for path, run in zip(paths, runs, strict=True):
-        notes += [f"{path}: {text}" for text in _unlike_changes(run, runs)]
+        notes += [f"{path}: {text}" for text in (*run.problems, *_unlike_changes(run, runs))]
     _refuse_equal_seeds(compared_runs)
     if len(unlike) > _DIFFERENT:
         notes.append(

@@ -17,7 +17,7 @@ from surefoot.checkpoint.format import Checkpoint
 from surefoot.checkpoint.module_state import OtherModelError
 from surefoot.checkpoint.reader import interprets
 from surefoot.config.accepted_changes import ANOTHER_RUN, FROM_ITS_WEIGHTS
-from surefoot.config.data_change import AT_ONCE, ORDERS
+from surefoot.config.data_change import AT_ONCE, ORDERS, data_changes
 from surefoot.config.paths import look_at
 from surefoot.config.setting_change import DATA, SettingChange
 from surefoot.config.toml import with_choices
@@ -439,6 +439,9 @@ def _naming_commands(directory: RunDirectory, parts: RunComponents) -> Iterator[
                 line = f"surefoot change {shlex.quote(str(directory.shown))} {shlex.join(wishes)}"
                 remedies.append(("to change it from here on:", Command(line)))
         if _is_of_data(problem) and parts.plan.identity["data"]["plan"]["order"] in ORDERS:
+            had = data_changes(parts.changes)
+            if had:
+                remedies.append(f"give it the data that it has had since step {max(had)}")
             shown = shlex.quote(str(directory.shown))
             line = f"surefoot change {shown} data='{AT_ONCE}' --because 'more data'"
             remedies.append(("to go on with these data:", Command(line)))

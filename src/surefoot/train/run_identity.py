@@ -262,7 +262,10 @@ def refuse_other_data(saved: Described, now: Described, *, where: str, step: int
     changes = differences({"data": data_before}, {"data": data_now})
     if not any(line.split()[0].endswith(_WHICH_DATA) for line in changes):
         return
-    all_changes = user_changes(saved, now)
+    all_changes = []
+    for line in user_changes(saved, now):
+        if not line.startswith(_FOLLOWING["data"]):
+            all_changes.append(line)
     reasons = [*shortened(all_changes, _NAMED), *_cure_of_pictures(changes, saved)]
     remedies: list[Remedy] = [ANOTHER_RUN]
     if has_same_samples(saved, now):

@@ -27,8 +27,6 @@ from surefoot.tracking.jsonl import records
 from surefoot.tracking.record import Record, scores_in
 from surefoot.tracking.run_reader import (
     RunFiles,
-    journal_of,
-    newest_state,
     read_settings,
     read_state,
 )
@@ -56,6 +54,7 @@ class Trained:
     store: Store | None = None
     of_script: bool = False  # no command can build it again
     changes: tuple[SettingChange, ...] = ()
+    problems: tuple[str, ...] = ()  # a line about each of its files that cannot be read
 
     @property
     def training_s(self) -> float:
@@ -122,13 +121,14 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
     metrics = path / "metrics.jsonl"
     lines = records(metrics) if metrics.is_file() else []
     scored = [record for record in lines if record["kind"] == "eval"]
+    files = read_run_files(path)
     watch: tuple[Direction, str] | None
     if metric is not None:
         watch = parse_score(metric)
         if scored:
             refuse_missing_score(watch, scored[-1], of=path)
     else:
-        watch = watched(read_run_files(path)) or _first_loss(scored)
+        watch = watched(files) or _first_loss(scored)
     scores = []
     if watch is not None:
         _, name = watch
@@ -151,11 +151,11 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         targets.append(record.get("targets", 0.0) - record.get("starting_targets", 0.0))
     settings = read_settings(path) if (path / "config.toml").is_file() else None
     last_step = max([step for step, _ in [*times, *scores]], default=0)
-    journal = journal_of(path, *newest_state(path))
-    changes = [change for change in in_effect(journal) if change.from_step < last_step]
+    changes = [change for change in in_effect(files.changes) if change.from_step < last_step]
     at_beginning = {} if settings is None else dict(settings.flat)
     for name, values in values_by_step(changes).items():
-        if name in at_beginning:  # a later session may have written another value
+        later = [value for _, value in values[1:]]
+        if at_beginning.get(name) in later:  # as a later session has written it
             at_beginning[name] = values[0][1]
     return Trained(
         settings=at_beginning,
@@ -168,6 +168,7 @@ def read_run(path: Path, *, metric: str | None = None) -> Trained:
         store=Store(path / "checkpoints"),
         of_script=settings is not None and settings.script,
         changes=tuple(changes),
+        problems=files.problems,
     )
 
 

@@ -151,10 +151,7 @@ def read_rest(run: Path) -> RestOfRun:
 
 def _origins(run: Path, changes: Sequence[SettingChange]) -> dict[str, str]:
     """Return where the settings come from that were not changed, as far as its files say so."""
-    origins: dict[str, str] = {}
+    origins = origins_of_present(run, changes)
     with suppress(OSError, ValueError, ConfigError):
-        origins |= read_settings(run).origins
-    for name, origin in origins_of_present(run, changes).items():
-        if origin != "changed":
-            origins[name] = origin
-    return origins
+        origins |= read_settings(run).origins  # which knows presets and flags
+    return {name: origin for name, origin in origins.items() if origin != "changed"}
