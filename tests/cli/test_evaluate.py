@@ -224,9 +224,9 @@ def test_gpt_tints_held_out_text_with_the_losses_that_its_evaluation_has(here: T
     tokens = np.frombuffer(text, dtype=np.uint8)
     first = find_tokens(tokens, windows.arrays[0], window=context)
     numbers = np.arange(first, first + (len(tokens) - 1) // context)
-    inputs, targets = windows.gather(numbers, np.zeros(1, dtype=np.int64))
+    inputs, targets, documents = windows.gather(numbers, np.zeros(1, dtype=np.int64))
     with torch.no_grad():
-        logits = run.state.models["model"].eval()(inputs)
+        logits = run.state.models["model"].eval()(inputs, documents=documents)
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none"
     )

@@ -159,7 +159,7 @@ def test_flex_attention_computes_the_same(
     tokens_BT, documents_BT = window()
     expected = model(tokens_BT, documents=documents_BT)
 
-    monkeypatch.setattr(masks, "_is_on_cpu", lambda tensor: False)
+    monkeypatch.setattr(masks, "_is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(masks, "_compiled", lambda function: function)
     mask = document_mask(documents_BT, channels=32, drop_fraction=0.0)
     assert not isinstance(mask, Tensor)

@@ -63,7 +63,7 @@ def document_mask(
     """
     batch, time = documents_BT.shape
     has_kernel = not drop_fraction and channels >= _LEAST_CHANNELS
-    if has_kernel and not _is_on_cpu(documents_BT):
+    if has_kernel and _is_on_gpu(documents_BT):
 
         def is_visible(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (documents_BT[row, query] == documents_BT[row, key])
@@ -86,8 +86,8 @@ def attention_in_blocks(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: Bl
     return y_BHTD
 
 
-def _is_on_cpu(tensor: Tensor) -> bool:
-    return tensor.is_cpu
+def _is_on_gpu(tensor: Tensor) -> bool:
+    return tensor.is_cuda
 
 
 @cache

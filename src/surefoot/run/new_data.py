@@ -16,7 +16,6 @@ from surefoot.config.order import Weighted, draws_as_many
 from surefoot.config.setting_change import DATA
 from surefoot.data.dataset_checks import fingerprint, is_stream
 from surefoot.data.mixture import Mixture
-from surefoot.data.orders import WeightedOrder
 from surefoot.data.pipeline import TrainData
 from surefoot.errors import CheckpointError, Command, ConfigError
 from surefoot.run.components import RunComponents
@@ -53,6 +52,8 @@ def refuse_data_of_later_steps(history: SettingsHistory, data: TrainData, *, run
         return
     given = fingerprint(data.dataset)
     if isinstance(data.order, Weighted):
+        from surefoot.data.orders import WeightedOrder  # which most runs do not need
+
         given["plan"] = WeightedOrder(0, data.order, batch_size=1).to_dict()
     differing = _differing(following.was, given)
     if differing:

@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from surefoot.config.accepted_changes import FROM_ITS_WEIGHTS
 from surefoot.config.averaging import average_of_average
 from surefoot.config.batch_size import Batching, batching
-from surefoot.config.closest import closest
 from surefoot.config.data_change import UNCHANGED
 from surefoot.config.mixture_weights import WEIGHTS, quotas
 from surefoot.config.ramps import ramp_of
@@ -28,7 +26,7 @@ from surefoot.config.setting_change import (
     in_effect,
 )
 from surefoot.config.train_settings import TrainSettings, problem_of_value
-from surefoot.errors import Command, ConfigError, Remedy, Setting, out_of_range
+from surefoot.errors import Command, ConfigError, Setting, out_of_range
 from surefoot.optim.lr_multipliers import FROZEN, frozen, frozen_patterns, with_frozen
 from surefoot.optim.optimizers import AVERAGING, OptimizerSpec, named
 from surefoot.schedules.curves import SHAPES
@@ -399,8 +397,8 @@ def changes_of(
         values, _with_whole_rules(values, _with_whole_schedules(values, wishes), earlier)
     ):
         name = wish.setting
-        if name not in values or _is_optimizer_name(name):
-            names = [each for each in values if not _is_optimizer_name(each)]
+        if name not in values or is_optimizer_name(name):
+            names = [each for each in values if not is_optimizer_name(each)]
             raise _cannot_change(name, [*names, "schedule.name"])
         was = values[name]
         if name == "schedule" and wish.value == STRETCH:
@@ -577,7 +575,7 @@ def _with_whole_weights(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
     return [*others, Wish(WEIGHTS, {**values[WEIGHTS], **weights}, because)]
 
 
-def _is_optimizer_name(setting: str) -> bool:
+def is_optimizer_name(setting: str) -> bool:
     return setting.startswith("optimizer.") and setting.endswith(".name")
 
 
@@ -670,32 +668,12 @@ def _cannot_change(name: str, names: Iterable[str]) -> ConfigError:
             remedy="write the rate of its groups in the body of the loop",
             setting=name,
         )
-    from surefoot.train.run_settings import RunSettings  # imports torch
-
-    of_run = {field.name: field.metadata["role"] for field in fields(RunSettings)}
-    role = of_run.get(name)
-    meant: list[str] = []
-    if role is None and not _is_optimizer_name(name):
-        meant = [each for each in known if each.rpartition(".")[2] == name]
-        near = closest(name, known)
-        if not meant and near is not None:
-            meant = [near]
-    remedy: list[Remedy] = []
-    if meant:
-        remedy.append(f"did you mean {' or '.join(meant)}?")
-    if role in (None, "identity"):
-        if not meant or "." in name:
-            remedy.append(FROM_ITS_WEIGHTS)
-    else:
-        remedy.append(("a resume takes another value without a change:", Setting(name, "VALUE")))
     return ConfigError(
         "setting-cannot-change",
         problem=f"{name} cannot change while this run goes on",
         reason=f"these settings can: {', '.join(known)}",
-        remedy=remedy,
         setting=name,
         names=known,
-        meant=meant,
     )
 
 
@@ -710,7 +688,7 @@ def assignments(before: Values, values: Values) -> list[str]:
     """
     typed: list[str] = []
     for name in {**before, **values}:
-        if _is_optimizer_name(name) and before.get(name) != values.get(name):
+        if is_optimizer_name(name) and before.get(name) != values.get(name):
             return typed  # another optimizer is another run
     for name, value in values.items():
         if name not in before or before[name] == value:

@@ -3,21 +3,23 @@ no torch, and executes nothing of the run's author.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from surefoot.checkpoint.state_json import SavedState
+from surefoot.config.accepted_changes import FROM_ITS_WEIGHTS
 from surefoot.config.batch_size import batching
 from surefoot.config.behavior import newest_behavior
+from surefoot.config.closest import closest
 from surefoot.config.data_change import data_changes
 from surefoot.config.durations import Length
 from surefoot.config.mixture_weights import SLOTS, WEIGHTS, first_of_next_block
 from surefoot.config.setting_change import DATA, SettingChange, in_effect
-from surefoot.errors import CheckpointError, Command, ConfigError
+from surefoot.errors import CheckpointError, Command, ConfigError, Remedy, Setting
 from surefoot.tools.change.data_change import change_of_data
 from surefoot.tools.change.frozen_parts import refuse_unknown_parts
 from surefoot.tools.change.preview import are_equal, preview
@@ -28,6 +30,7 @@ from surefoot.train.changed_settings import (
     Wish,
     changes_of,
     described,
+    is_optimizer_name,
     rules_from,
     schedule_line,
 )
@@ -180,7 +183,8 @@ def plan_from(
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
     other_wishes = [wish for wish in wishes if wish.setting != DATA]
-    changes = _wished(recorded, other_wishes, state, step, origins)
+    with _naming_way_out():
+        changes = _wished(recorded, other_wishes, state, step, origins)
     refuse_unknown_parts(run, changes, state)
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
@@ -230,6 +234,47 @@ def plan_from(
     if at_step is not None and WEIGHTS in names:
         lines += _lines_about_weights(at_step, step)
     return ChangePlan(run, with_data, lines, earlier, step)
+
+
+@contextmanager
+def _naming_way_out() -> Iterator[None]:
+    """Let the error about a setting that cannot change name the one that is meant, or another way to
+    its value.
+    """
+    try:
+        yield
+    except ConfigError as problem:
+        if problem.code == "setting-cannot-change":
+            meant = _names_meant(problem.fields["setting"], problem.fields["names"])
+            problem.fields["meant"] = meant
+            problem.remedies = tuple(_ways_out(problem.fields["setting"], meant))
+        raise
+
+
+def _names_meant(name: str, known: Sequence[str]) -> list[str]:
+    if name in _roles() or is_optimizer_name(name):
+        return []
+    of_parts = [each for each in known if each.rpartition(".")[2] == name]
+    near = closest(name, known)
+    if of_parts or near is None:
+        return of_parts
+    return [near]
+
+
+def _ways_out(name: str, meant: Sequence[str]) -> Iterator[Remedy]:
+    if meant:
+        yield f"did you mean {' or '.join(meant)}?"
+    role = _roles().get(name)
+    if role not in (None, "identity"):
+        yield ("a resume takes another value without a change:", Setting(name, "VALUE"))
+    elif not meant or "." in name:
+        yield FROM_ITS_WEIGHTS
+
+
+def _roles() -> dict[str, str]:
+    from surefoot.train.run_settings import RunSettings  # imports torch
+
+    return {field.name: field.metadata["role"] for field in fields(RunSettings)}
 
 
 def _wished(
