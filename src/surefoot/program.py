@@ -187,7 +187,6 @@ def program_again(
                 problem=f"{run} was built by a script, and only the script can rebuild it",
                 remedy=[
                     Command(script_command(run, command)),
-                    ("to change it before:", Command(f"surefoot change {run} SETTING=VALUE")),
                     "in the script, sf.load(run) has evaluate(), replay(step) and verify();"
                     f" elsewhere, load its weights: sf.load({str(run)!r}).load_model(model)",
                 ],

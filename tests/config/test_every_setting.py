@@ -20,6 +20,7 @@ from surefoot.config.setting import Declared
 from surefoot.config.tree import leaves
 from surefoot.errors import Setting
 from surefoot.recipes import finetune, gpt, images, translation
+from surefoot.tools.change.change import naming_way_out
 from surefoot.train.changed_settings import Wish, changeable, changes_of
 from surefoot.train.run_settings import RunSettings
 
@@ -60,7 +61,7 @@ def values_of_run(**settings: Any) -> dict[str, Any]:
 
 def refusal_of(name: str) -> sf.ConfigError:
     sizes = dataclasses.replace(batching(2, None), micro_batch_size=2)
-    with pytest.raises(sf.ConfigError) as refusal:
+    with pytest.raises(sf.ConfigError) as refusal, naming_way_out():
         changes_of(values_of_run(), [Wish(name, "other")], from_step=1, sizes=sizes)
     return refusal.value
 

@@ -1,12 +1,10 @@
 """`surefoot resume RUN`: resume a run from its newest intact checkpoint."""
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import UseAppendAction
 
@@ -134,8 +132,6 @@ def _before_script(run: Path, arguments: Sequence[str]) -> list[Command]:
     """Return the command that does what the arguments want with a run of a script, before the script
     is started again.
     """
-    from surefoot.tools.change.change import wish_of
-
     assignments: list[str] = []
     for flag, (typed, *words) in by_flag(arguments)[1:]:
         _, equals, value = typed.partition("=")
@@ -144,28 +140,14 @@ def _before_script(run: Path, arguments: Sequence[str]) -> list[Command]:
             assignments += values
         elif flag in (SKIP_STEPS, "length"):
             assignments.append(f"{flag}={' '.join(values)}")
-    because = flag_text(arguments, "because") or ""
-    step = flag_text(arguments, "from_step")
-    if step is not None and step.isdecimal():
-        settings = []
-        for wish in map(wish_of, assignments):
-            settings.append(f"{_in_python(wish.setting)}: {_in_python(wish.value)}")
-        passed = [step, _in_python(because)]
-        if settings:
-            passed.append(f"**{{{', '.join(settings)}}}")
-        call = f"sf.load({_in_python(str(run))}).go_back({', '.join(passed)})"
-        return [Command(shlex.join(["python", "-c", f"import surefoot as sf; {call}"]))]
-    if not assignments:
-        return []
     line = ["surefoot", "change", str(run), *assignments]
-    if because:
-        line += ["--because", because]
+    for name in ("from_step", "because"):
+        text = flag_text(arguments, name)
+        if text:
+            line += [f"--{name.replace('_', '-')}", text]
+    if not assignments and "--from-step" not in line:
+        return []
     return [Command(shlex.join(line))]
-
-
-def _in_python(value: Any) -> str:
-    """Return a value as Python code; a shell needs no quotes within its text."""
-    return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
 def _beginning(run: Path, *, but: Sequence[str]) -> list[str]:

@@ -183,7 +183,7 @@ def plan_from(
     wishes = with_auto(run, wishes)
     origins = origins_of_present(run, earlier)
     other_wishes = [wish for wish in wishes if wish.setting != DATA]
-    with _naming_way_out():
+    with naming_way_out():
         changes = _wished(recorded, other_wishes, state, step, origins)
     refuse_unknown_parts(run, changes, state)
     now = recorded.course()
@@ -237,7 +237,7 @@ def plan_from(
 
 
 @contextmanager
-def _naming_way_out() -> Iterator[None]:
+def naming_way_out() -> Iterator[None]:
     """Let the error about a setting that cannot change name the one that is meant, or another way to
     its value.
     """
