@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from refused import refused
 from surefoot.config.setting_change import SettingChange, in_effect
-from surefoot.train.skipped_steps import changes_of_skips, steps_in
+from surefoot.train.skipped_steps import changes_of_skips, end_of_range, skipped_count, steps_in
 
 LENGTH = 40
 RANGES = ("5..6", "9..12", "11..15", "20..20", "30..33")
@@ -64,4 +65,58 @@ def test_a_range_that_is_being_skipped_becomes_longer() -> None:
     journal = changes_of_skips("9..12", [], step=2, steps=LENGTH)
     lines = changes_of_skips("13..15", journal, step=10, steps=LENGTH)
     assert skipped_in([*journal, *lines]) == set(range(8, 15))
-    assert lines[-1].from_step == 15
+    assert [(line.from_step, line.was) for line in lines] == [(10, "11..12"), (15, "11..15")]
+
+
+def test_a_range_that_is_one_step_longer_is_added() -> None:
+    journal = changes_of_skips("9..12", [], step=2, steps=LENGTH)
+    for text in ("9..13", "8..13"):
+        journal += changes_of_skips(text, journal, step=2, steps=LENGTH)
+        assert skipped_in(journal) == set(steps_in(text))
+
+
+@pytest.mark.parametrize("step", [6, 7])
+def test_a_range_behind_which_the_run_is_has_no_new_line(step: int) -> None:
+    journal = changes_of_skips("5..6", [], step=2, steps=LENGTH)
+    lines = changes_of_skips("20..20", journal, step=step, steps=LENGTH)
+    assert [(line.from_step, line.was) for line in lines] == [(19, None), (20, "20..20")]
+
+
+def test_a_range_of_completed_steps_that_the_journal_has_is_not_refused() -> None:
+    journal = changes_of_skips("5..6", [], step=2, steps=LENGTH)
+    assert changes_of_skips("5..6", journal, step=20, steps=LENGTH) == []
+
+
+def test_going_back_into_a_range_keeps_its_end() -> None:
+    clip = SettingChange(0, 10, "clip", "off", "norm 1.0")
+    ranges = changes_of_skips("9..12", [], step=2, steps=LENGTH, because="damaged")
+    journal = [*ranges[:1], clip, *ranges[1:]]
+    for step in (9, 10, 11, 12):
+        (end,) = end_of_range(journal, step=step)
+        assert (end.from_step, end.was, end.now) == (12, "9..12", None)
+        assert end.because == "damaged"
+    for step in (7, 8, 13, 20):
+        assert end_of_range(journal, step=step) == []
+
+
+def test_skipped_steps_are_counted_between_two_steps() -> None:
+    journal = changes_of_skips("5..6, 9..12", [], step=2, steps=LENGTH)
+    skipped = skipped_in(journal)
+    for after, until in itertools.combinations(range(LENGTH), 2):
+        expected = len(skipped & set(range(after, until)))
+        assert skipped_count(journal, after=after, until=until) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("5..7", "skipped-steps-completed"),
+        (f"{LENGTH + 1}..{LENGTH + 2}", "skipped-steps-after-end"),
+        (f"{LENGTH}..{LENGTH}", "skipped-steps-beyond-length"),
+        (f"6..{LENGTH}", "skipped-steps-beyond-length"),
+    ],
+)
+def test_a_range_that_is_not_to_come_is_refused(text: str, code: str) -> None:
+    with refused(code, setting="skip_steps"):
+        changes_of_skips(text, [], step=5, steps=LENGTH)
+    assert changes_of_skips(f"6..{LENGTH - 1}", [], step=5, steps=LENGTH)
