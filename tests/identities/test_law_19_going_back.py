@@ -373,6 +373,22 @@ def test_the_same_going_back_is_not_made_again(left: Path, tmp_path: Path) -> No
     assert sf.load(run).checkpoints[-1] == BAD
 
 
+@pytest.mark.parametrize("others", [{}, {"length": "33 steps"}, {"optimizer.lr": 5e-3}])
+def test_the_same_going_back_that_stretches_the_schedule_is_not_made_again(
+    others: dict[str, Any], tmp_path: Path
+) -> None:
+    cosine: dict[str, Any] = {"schedule": sf.schedules.cosine("10%"), **SAVED}
+    run = tmp_path / "run"
+    run_in(run, stop_after=f"{BAD} steps", **cosine).train()
+    sf.load(run).change("longer", length="33 steps")
+    sf.load(run).go_back(BAD, "stretched", schedule="stretch", **others)
+    lines = read_changes(run)
+    sf.load(run).go_back(BAD, "stretched", schedule="stretch", **others)
+    assert read_changes(run) == lines
+    sf.load(run).go_back(BAD, "stretched", schedule="stretch", length="40 steps")
+    assert len(read_changes(run)) > len(lines)
+
+
 def test_crashes_of_the_left_branch_go_with_it(left: Path, tmp_path: Path) -> None:
     run = copied(left, tmp_path / "run")
     (run / "crash").mkdir(exist_ok=True)

@@ -186,10 +186,10 @@ def plan_from(
     with naming_way_out():
         changes = _wished(recorded, other_wishes, state, step, origins)
     refuse_unknown_parts(run, changes, state)
+    if changes_no_rate(recorded, changes, step=step):
+        changes = []
     now = recorded.course()
     then = replace(recorded, changes=(*earlier, *changes)).course()
-    if len(changes) == 1 and changes[0].stretches and are_equal(now, then, step):
-        changes = []
     steps = state.planned_steps if then is None else then.length.steps
     wish_for_data = _wish_for_data(wishes, changes, earlier, step=step)
     with_data = changes
@@ -275,6 +275,16 @@ def _roles() -> dict[str, str]:
     from surefoot.train.run_settings import RunSettings  # imports torch
 
     return {field.name: field.metadata["role"] for field in fields(RunSettings)}
+
+
+def changes_no_rate(
+    recorded: RecordedSettings, changes: Sequence[SettingChange], *, step: int
+) -> bool:
+    """Return True if the only change stretches a schedule, which already runs over the whole length."""
+    if len(changes) != 1 or not changes[0].stretches:
+        return False
+    then = replace(recorded, changes=(*recorded.changes, *changes))
+    return are_equal(recorded.course(), then.course(), step)
 
 
 def _wished(

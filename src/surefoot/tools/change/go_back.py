@@ -11,7 +11,7 @@ from surefoot.config.batch_size import batching
 from surefoot.config.ramps import ramps_of
 from surefoot.config.setting_change import SettingChange, going_back, in_effect, left_by
 from surefoot.errors import CheckpointError, ConfigError, first_line
-from surefoot.tools.change.change import plan_from, planned_before, write_lines
+from surefoot.tools.change.change import changes_no_rate, plan_from, planned_before, write_lines
 from surefoot.tracking.branches import BRANCHES, leave_branches
 from surefoot.tracking.change_journal import read_changes
 from surefoot.tracking.run_reader import is_running, newest_state
@@ -150,7 +150,8 @@ def _is_back(
         ):
             return False
     others = [wish for wish in with_auto(run, wishes) if wish.setting != SKIP_STEPS]
-    return not changes_of(present, others, from_step=step, sizes=sizes, earlier=changes)
+    other_changes = changes_of(present, others, from_step=step, sizes=sizes, earlier=changes)
+    return not other_changes or changes_no_rate(recorded, other_changes, step=step)
 
 
 def _checkpoint_up_to(
