@@ -85,6 +85,22 @@ def test_what_a_plateau_has_lowered_stays_lowered(tmp_path: Path) -> None:
             assert set(rates[CHANGED_AT:]) == {rates[CHANGED_AT]}
 
 
+def test_what_a_plateau_lowers_in_the_last_step_holds_in_a_longer_run(tmp_path: Path) -> None:
+    lengths: dict[str, Any] = {"plateau": PLATEAU, "length": "10 steps"}
+    scored(tmp_path / "changed", **lengths).train()
+    sf.load(tmp_path / "changed").change(length="14 steps")
+    run = scored(tmp_path / "changed", **lengths)
+    run.train()
+    given = given_the_journal_of(tmp_path / "changed", tmp_path / "given")
+    scored(given, **lengths).train()
+    assert_same_end(given, tmp_path / "changed", step=14)
+    rates = [record["lr"] for record in sf.load(given).records("train")]
+    assert rates == [record["lr"] for record in sf.load(run).records("train")]
+    factors = [record.get("lr_factor") for record in sf.load(given).records("eval")]
+    assert factors == [record.get("lr_factor") for record in sf.load(run).records("eval")]
+    assert sf.load(run).verify(steps="all").problems == []
+
+
 def test_a_rule_lives_on_unless_its_own_monitor_changes(tmp_path: Path) -> None:
     rules = [STOPPING, sf.EarlyStopping("min more/loss", patience=60)]
     scored(tmp_path, early_stopping=rules, best="max val/loss", stop_after="10 steps").train()

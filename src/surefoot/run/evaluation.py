@@ -241,7 +241,7 @@ class Evaluations:
                 self.state.lr_factor = feedback.standing.factor
             elif feedback.standing.factor != before:  # stored for an extended run
                 message = None
-        return {"lr_factor": self.state.lr_factor}, message
+        return {"lr_factor": feedback.standing.factor}, message
 
     def _score(self, by: str, text: str, values: Mapping[str, float]) -> float:
         score = parse_score(text)[1]
