@@ -8,7 +8,13 @@ import pytest
 
 from refused import refused
 from surefoot.config.setting_change import SettingChange, in_effect
-from surefoot.train.skipped_steps import changes_of_skips, end_of_range, skipped_count, steps_in
+from surefoot.train.skipped_steps import (
+    changes_of_skips,
+    end_of_range,
+    in_words,
+    skipped_count,
+    steps_in,
+)
 
 LENGTH = 40
 RANGES = ("5..6", "9..12", "11..15", "20..20", "30..33")
@@ -80,6 +86,23 @@ def test_a_range_behind_which_the_run_is_has_no_new_line(step: int) -> None:
     journal = changes_of_skips("5..6", [], step=2, steps=LENGTH)
     lines = changes_of_skips("20..20", journal, step=step, steps=LENGTH)
     assert [(line.from_step, line.was) for line in lines] == [(19, None), (20, "20..20")]
+
+
+@pytest.mark.parametrize("step", [6, 7])
+def test_where_no_range_is_to_come_none_changes_nothing(step: int) -> None:
+    journal = changes_of_skips("5..6", [], step=2, steps=LENGTH)
+    assert changes_of_skips(None, journal, step=step, steps=LENGTH) == []
+
+
+def test_a_range_within_another_adds_nothing() -> None:
+    lines = changes_of_skips("9..15, 10..12", [], step=2, steps=LENGTH)
+    assert [(line.from_step, line.now) for line in lines] == [(8, "9..15"), (15, None)]
+
+
+def test_what_a_line_does_is_said_of_three_kinds() -> None:
+    texts = {in_words(None, "5..6"), in_words("5..6", None), in_words(None, None)}
+    assert len(texts) == 3
+    assert [text for text in texts if "5..6" not in text] == [in_words(None, None)]
 
 
 def test_a_range_of_completed_steps_that_the_journal_has_is_not_refused() -> None:
