@@ -576,6 +576,7 @@ def _with_whole_weights(values: Values, wishes: Sequence[Wish]) -> list[Wish]:
 
 
 def is_optimizer_name(setting: str) -> bool:
+    """Return True for the setting that says which optimizer it is, or one of several."""
     return setting.startswith("optimizer.") and setting.endswith(".name")
 
 
