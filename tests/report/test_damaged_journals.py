@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,10 @@ def test_a_journal_that_is_not_the_one_of_the_checkpoint_is_named(
         saved.change(**{"optimizer.lr": 1e-3})
     with refused(code, sf.CheckpointError):
         saved.settings_at(9)
-    assert len(read_run(run).problems) == 1
+    (problem,) = read_run(run).problems
+    _verb(["compare", str(changed), str(run), "--out", str(tmp_path / "compared")])
+    notes = json.loads((tmp_path / "compared" / "comparison.json").read_text())["notes"]
+    assert f"{run}: {problem}" in notes
     assert len(history_in(run).described.problems) == 1
     assert len(read_reported_run(run).problems) == 1
     problems = saved.verify(windows=0).problems
