@@ -4,6 +4,7 @@ step).
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ from identities.changed_runs import (
 from rank_processes import forks
 from refused import refused
 from surefoot.checkpoint.reader import read
+from surefoot.errors import Command
 from surefoot.run.run import Run
 
 
@@ -408,6 +410,8 @@ def test_any_other_value_in_the_program_is_refused_with_the_line_to_type(tmp_pat
     assert problem.fields["value"] == 32
     assert problem.fields["at_beginning"] == 8
     assert problem.fields["at_present"] == 16
+    line = next(remedy.line for remedy in problem.remedies if isinstance(remedy, Command))
+    assert shlex.split(line) == ["surefoot", "change", str(tmp_path), "batch_size=32"]
 
 
 def test_a_rate_that_the_body_wrote_stays_as_a_factor_on_the_new_rate(tmp_path: Path) -> None:

@@ -137,7 +137,8 @@ def read_history(
     missing = ramps_to_write(ramps, changes, step=step)
     if not changes:
         return SettingsHistory(of_program, (), (SegmentSettings(0, settings),), ramps=missing)
-    segments = history_of(as_read, changes)
+    shown = str(rebuilt_run() or settings.run_dir)
+    segments = history_of(as_read, changes, shown=shown)
     last_begin = max(0, step - 1) if evaluation_due else step
     past = tuple(segment for segment in segments if segment.begin <= last_begin)
     to_come = segments[len(past) :]

@@ -286,12 +286,12 @@ def schedule_of(described: Mapping[str, Any]) -> AnySchedule:
 
 
 def history_of(
-    settings: "RunSettings", changes: Sequence[SettingChange]
+    settings: "RunSettings", changes: Sequence[SettingChange], *, shown: str = "RUN"
 ) -> tuple[SegmentSettings, ...]:
     """Return the settings of a run from each step on at which they changed.
 
     `settings` are those of the program: each has its value at the beginning or its value at
-    present. Raises `ConfigError` for another value.
+    present. `shown` is the run's directory. Raises `ConfigError` for another value.
     """
     of_program = changeable(settings)
     beginning = at_beginning(changes)
@@ -309,7 +309,7 @@ def history_of(
         )
         allowed = (_in_full(value), _in_full(at_present[name]))
         if not is_open and _in_full(of_program[name]) not in allowed:
-            raise _neither(name, of_program[name], value, at_present[name])
+            raise _neither(name, of_program[name], value, at_present[name], shown=shown)
     history = [SegmentSettings(0, with_values(settings, beginning))]
     for change in in_effect(changes):
         values = {name: now for name, (_, now) in change.values.items()}
@@ -340,13 +340,16 @@ def _in_full(value: Any) -> Any:
     return value
 
 
-def _neither(name: str, value: Any, at_beginning: Any, at_present: Any) -> ConfigError:
+def _neither(
+    name: str, value: Any, at_beginning: Any, at_present: Any, *, shown: str
+) -> ConfigError:
+    line = ["surefoot", "change", shown, *assignments({name: None}, {name: value})]
     return ConfigError(
         "changed-setting-differs",
         problem=f"{name} is {in_words(value)} in the program; it was {in_words(at_beginning)} at the"
         f" beginning of this run and is {in_words(at_present)} by its journal of changes",
         remedy=[
-            Command(f"surefoot change RUN {shlex.join(assignments({name: None}, {name: value}))}"),
+            Command(shlex.join(line)),
             ("leave the program as it was, or write", Setting(name, at_present)),
         ],
         setting=name,
