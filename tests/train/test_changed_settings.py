@@ -11,6 +11,7 @@ import surefoot as sf
 from refused import refused
 from surefoot.config.batch_size import batching
 from surefoot.config.setting_change import SettingChange
+from surefoot.tools.change.change import naming_way_out
 from surefoot.train.changed_settings import (
     Wish,
     changeable,
@@ -160,14 +161,14 @@ def test_a_rule_that_was_off_begins_again_with_the_parts_that_it_had() -> None:
 def test_a_setting_that_is_no_change_names_the_one_that_is_meant(
     name: str, meant: list[str]
 ) -> None:
-    with refused("setting-cannot-change", setting=name, meant=meant):
+    with refused("setting-cannot-change", setting=name, meant=meant), naming_way_out():
         changes(Wish(name, 1))
 
 
 def test_a_rate_of_several_optimizers_means_each_of_them() -> None:
     optimizers = {"one": sf.optim.adamw(lr=1e-3), "other": sf.optim.adamw(lr=1e-3)}
     meant = ["optimizer.one.lr", "optimizer.other.lr"]
-    with refused("setting-cannot-change", meant=meant):
+    with refused("setting-cannot-change", meant=meant), naming_way_out():
         changes(Wish("lr", 1e-4), optimizer=optimizers)
 
 
