@@ -10,7 +10,9 @@ import pytest
 import surefoot as sf
 from refused import refused
 from surefoot.cli.main import _verb
+from surefoot.tools.change.change import plan_changes
 from surefoot.tracking.change_journal import read_changes
+from surefoot.train.changed_settings import Wish
 
 LAST = 12
 STOPPED = 8
@@ -137,3 +139,18 @@ def test_a_command_that_goes_back_and_skips_steps_may_be_repeated(run: Path) -> 
     command(*words)
     assert read_changes(run) == journal
     assert steps(run) == [*range(1, 7), *range(9, LAST + 1)]
+
+
+def test_a_command_with_another_range_goes_back_once_more(run: Path) -> None:
+    words = ["resume", str(run), "--from-step", "5", "--stop-after", "6 steps"]
+    command(*words, "--skip-steps", "7..8")
+    command(*words, "--skip-steps", "7..9")
+    backs = [change for change in read_changes(run) if change.goes_back]
+    assert [back.from_step for back in backs] == [5, 5]
+    command("resume", str(run))
+    assert steps(run) == [*range(1, 7), *range(10, LAST + 1)]
+
+
+def test_a_range_waits_for_no_epoch(run: Path) -> None:
+    plan = plan_changes(run, [Wish("skip_steps", "10..11", "")])
+    assert not any(line.startswith("skip_steps changes") for line in plan.lines)
