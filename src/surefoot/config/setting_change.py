@@ -108,7 +108,7 @@ def began_since(
     """Return the changes that steps before a checkpoint of `step` did not have. `recorded` has the
     number of the last one that they had.
     """
-    number = 0 if recorded is None else int(recorded["number"])
+    number = 0 if recorded is None else int(recorded.get("number", 0))
     return [
         change
         for change in in_effect(changes)
@@ -165,10 +165,10 @@ def is_journal_of(
     """Return True if a checkpoint of a step may belong to a run with these changes. `recorded` has
     the number and the hash of the last one that its steps had.
     """
-    number = 0 if recorded is None else int(recorded["number"])
+    number = 0 if recorded is None else int(recorded.get("number", 0))
     if number > len(changes) or left_by(recorded, step, changes) is not None:
         return False
-    if number and recorded is not None and changes[number - 1].sha256 != recorded["sha256"]:
+    if number and recorded is not None and changes[number - 1].sha256 != recorded.get("sha256"):
         return False
     # later ones begin where the checkpoint ends: else its steps would have had them
     return all(change.from_step >= step for change in changes[number:])
