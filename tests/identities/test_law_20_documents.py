@@ -14,15 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from identities.shared_windows import (
+    LENGTHS,
+    SECOND,
+    THIRD,
+    VOCABULARY,
+    WINDOW,
+    window,
+    with_others,
+)
 from surefoot.models import documents as masks
 from surefoot.models.documents import document_mask
 from surefoot.models.gpt_layers import GPTConfig
 
-VOCABULARY = 30
-LENGTHS = [40, 1, 23, 32]
-CONTEXT = sum(LENGTHS)
-SECOND = slice(40, 41)
-THIRD = slice(41, 64)
 FAMILIES: dict[str, dict[str, Any]] = {
     "plain": {},
     "embeddings that look back": {
@@ -45,24 +49,10 @@ in_each_dtype = pytest.mark.parametrize(
 def gpt(family: str, dtype: torch.dtype, **settings: Any) -> sf.models.GPT:
     sizes = {"layers": 2, "heads": 2, "width": 64} | FAMILIES[family] | settings
     torch.manual_seed(0)
-    model = sf.models.GPT(GPTConfig(context=CONTEXT, vocab_size=VOCABULARY, **sizes))
+    model = sf.models.GPT(GPTConfig(context=WINDOW, vocab_size=VOCABULARY, **sizes))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     return model.to(dtype)
-
-
-def window(seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens_BT = torch.randint(VOCABULARY, (2, CONTEXT), generator=generator)
-    documents_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-    return tokens_BT, documents_T.expand(2, -1)
-
-
-def with_others(tokens_BT: Tensor, kept: slice) -> Tensor:
-    """Return the window with other documents around the one that is kept."""
-    others_BT, _ = window(seed=1)
-    others_BT[:, kept] = tokens_BT[:, kept]
-    return others_BT
 
 
 def apart(model: nn.Module, tokens_BT: Tensor) -> Tensor:

@@ -12,6 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import surefoot as sf
+from identities.shared_windows import (
+    LENGTHS,
+    SECOND,
+    THIRD,
+    VOCABULARY,
+    window,
+    with_others,
+)
 from surefoot.models import document_arguments, keeps_documents_apart
 from surefoot.recipes.finetune.config import Lora
 from surefoot.recipes.finetune.models import quiet, tuned_model
@@ -23,11 +31,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )
 
-VOCABULARY = 30
-LENGTHS = [40, 1, 23, 32]
-WINDOW = sum(LENGTHS)
-SECOND = slice(40, 41)
-THIRD = slice(41, 64)
 GEMMA = LLAMA | {"head_dim": 8, "sliding_window": 16}
 APART = {
     "gpt2": FAMILIES["gpt2"],
@@ -65,20 +68,6 @@ def language_model(
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1)
     return model.to(dtype).eval()
-
-
-def window(seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    tokens_BT = torch.randint(VOCABULARY, (2, WINDOW), generator=generator)
-    documents_T = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-    return tokens_BT, documents_T.expand(2, -1)
-
-
-def with_others(tokens_BT: Tensor, kept: slice) -> Tensor:
-    """Return the window with other documents around the one that is kept."""
-    others_BT, _ = window(seed=1)
-    others_BT[:, kept] = tokens_BT[:, kept]
-    return others_BT
 
 
 def packed(model: Any, tokens_BT: Tensor, documents_BT: Tensor) -> Tensor:
