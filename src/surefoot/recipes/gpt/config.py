@@ -84,10 +84,11 @@ class Model:
     """
     mlp_width: int | None = None
     """llama: hidden units of an MLP. Default: 8/3 of the width."""
-    rope_theta: float = 10_000.0
-    """llama: base of the rotary positions; Llama 3 has 500,000."""
-    norm_eps: float = 1e-6
-    """llama: value added to the mean square in RMS norms; Llama 2 and 3 have 1e-5."""
+    rope_theta: float | None = None
+    """llama: base of the rotary positions; Llama 3 has 500,000. Default: 10,000."""
+    norm_eps: float | None = None
+    """llama: value added to the mean square in RMS norms; Llama 2 and 3 have 1e-5. Default: 1e-6.
+    """
 
 
 @ordered
